@@ -1,0 +1,90 @@
+# make demo, make test: the first two things to type. Everything is installed into .venv.
+#   make test TORCH=2.15.0 TORCH_INDEX=https://...    another torch
+SHELL := bash
+PYTHON ?= python3
+TORCH ?= 2.13.0
+TORCH_INDEX ?=
+JOBS ?= $(shell nproc)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+SEEDS ?= 10000
+KILLS ?= 200
+SANITIZERS ?= address,undefined thread
+PYTEST := $(BIN)/pytest
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+NATIVE := $(shell find native bindings -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
+
+.PHONY: setup test demo tables soak sanitize lint format sim clean native-test
+.DELETE_ON_ERROR:
+
+setup: $(STAMPS)/package-$(TORCH)
+
+$(STAMPS)/venv:
+	scripts/check_machine.sh $(PYTHON)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "cmake>=3.18" ninja
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/torch-$(TORCH): $(STAMPS)/venv
+	$(BIN)/python scripts/install_torch.py $(TORCH) $(TORCH_INDEX)
+	@rm -f $(STAMPS)/torch-* $(STAMPS)/package-* && touch $@
+
+# Without isolation: with this environment's torch, cmake and ninja, so that the next build only compiles what changed.
+$(STAMPS)/package-$(TORCH): $(STAMPS)/torch-$(TORCH) pyproject.toml CMakeLists.txt $(NATIVE)
+	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
+	    $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[test,plot]'
+	@touch $@
+
+test: setup native-test
+	$(PYTEST) -q
+
+# The C++ unit tests have their own build folder: the package is built without them.
+native-test: setup
+	@PATH="$(CURDIR)/$(BIN):$$PATH" && \
+	cmake -S . -B build/unit -G Ninja -DFTCOMM_TESTS=ON -DFTCOMM_TORCH=OFF -DCMAKE_BUILD_TYPE=Release >build/unit.log 2>&1 && \
+	cmake --build build/unit --target ftcomm-unit -j $(JOBS) >>build/unit.log 2>&1 || { cat build/unit.log; exit 1; }
+	@find build/unit -name ftcomm-unit -type f -exec {} \; -quit
+
+demo: setup
+	$(BIN)/python examples/demo.py
+
+tables: setup
+	$(PYTEST) -q -m table
+
+soak: setup
+	FTCOMM_SOAK_KILLS=$(KILLS) $(PYTEST) -q -m soak
+
+sim: setup
+	$(BIN)/ftcomm sim --seeds $(SEEDS)
+
+# Unit tests and simulator under each set of sanitizers.
+sanitize: setup
+	@export PATH="$(CURDIR)/$(BIN):$$PATH"; set -e; for which in $(SANITIZERS); do \
+	    folder=build/sanitize-$${which//,/-}; \
+	    cmake -S . -B $$folder -G Ninja -DFTCOMM_TESTS=ON -DFTCOMM_TORCH=OFF -DFTCOMM_SANITIZE=$$which -DCMAKE_BUILD_TYPE=RelWithDebInfo; \
+	    cmake --build $$folder -j $(JOBS); \
+	    "$$(find $$folder -name ftcomm-unit -type f)"; \
+	    "$$(find $$folder -name ftcomm-sim -type f)" --seeds 200; \
+	done
+
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
+	$(BIN)/python -m pip install --quiet ruff mypy types-cffi clang-format
+	@touch $@
+
+lint: setup $(STAMPS)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	find native bindings \( -name '*.cc' -o -name '*.h' \) -print0 | xargs -0 $(BIN)/clang-format --dry-run --Werror
+
+format: $(STAMPS)/dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find native bindings \( -name '*.cc' -o -name '*.h' \) -print0 | xargs -0 $(BIN)/clang-format -i
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,118 @@
+// Starting operations in order: at once, or behind those whose data is still on its way from a device.
+#include "backend.h"
+
+#include <signal.h>
+
+#include <utility>
+
+namespace ftcomm_torch {
+namespace {
+
+std::vector<at::Tensor> defined_ones(const std::vector<at::Tensor>& tensors) {
+    std::vector<at::Tensor> out;
+    for (const auto& tensor : tensors) {
+        if (tensor.defined()) out.push_back(tensor);
+    }
+    return out;
+}
+
+}  // namespace
+
+FtBackend::FtBackend(std::shared_ptr<JobRef> job, std::uint64_t id, std::string name, std::vector<std::int32_t> slots,
+                     int rank, int policy, double timeout)
+    : Backend(rank, static_cast<int>(slots.size())),
+      job_(std::move(job)),
+      id_(id),
+      name_(std::move(name)),
+      slots_(std::move(slots)),
+      policy_(policy),
+      timeout_(timeout) {
+    const int code = job_->with([&](ft_job* j) {
+        return ft_comm_create(j, id_, name_.c_str(), slots_.data(), static_cast<std::int32_t>(slots_.size()), policy_, timeout);
+    });
+    if (code != FT_OK) std::rethrow_exception(last_error(code));
+    job_->attach();
+}
+
+FtBackend::~FtBackend() { close_comm(/*tell=*/false); }
+
+Call FtBackend::collective(std::int32_t kind, std::chrono::milliseconds timeout) const {
+    Call call;
+    call.op.kind = kind;
+    call.op.factor = 1.0;
+    const double own = seconds(timeout);
+    call.op.timeout = own > 0 ? own : timeout_.load();
+    return call;
+}
+
+FtBackend::WorkPtr FtBackend::launch(std::shared_ptr<Operation> operation, c10d::OpType type, const char* title,
+                                     const Tensors& inputs) {
+    auto work = c10::make_intrusive<FtWork>(operation, getRank(), type, title,
+                                            std::optional<std::vector<at::Tensor>>(defined_ones(inputs)));
+    operation->on_error = [last_error = last_error_](int code) { *last_error = code; };
+    if (!operation->done()) submit(operation);
+    std::lock_guard<std::mutex> lock(order_);
+    if (coalesced_) coalesced_->push_back(work);
+    return work;
+}
+
+void FtBackend::post(Operation& operation) {
+    const int code = job_->with([&](ft_job* job) {
+        if (closed_) return static_cast<int>(FT_CLOSED);
+        operation.sequence = ft_comm_seq(job, id_);
+        operation.post(job, id_);
+        return static_cast<int>(FT_OK);
+    });
+    if (code != FT_OK) {
+        operation.fail(own_error(FT_CLOSED, operation.name + ": process group " + name_ +
+                                                " is closed (destroy_process_group was called, or the job ended)"));
+    }
+}
+
+void FtBackend::submit(const std::shared_ptr<Operation>& operation) {
+    std::lock_guard<std::mutex> lock(order_);
+    if (!operation->needs_lane() && !lane_busy_) {
+        post(*operation);
+        return;
+    }
+    lane_queue_.push_back(operation);
+    lane_busy_ = true;
+    if (!lane_thread_.joinable()) {
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        lane_thread_ = std::thread([this] { lane(); });
+        pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    }
+    lane_wake_.notify_one();
+}
+
+// Only the wait for the device is outside the lock; nobody else posts while the lane is busy.
+void FtBackend::lane() {
+    std::unique_lock<std::mutex> lock(order_);
+    while (true) {
+        while (lane_queue_.empty()) {
+            lane_busy_ = false;
+            if (lane_stop_) return;
+            lane_wake_.wait(lock);
+        }
+        auto operation = lane_queue_.front();
+        lane_queue_.pop_front();
+        lock.unlock();
+        std::exception_ptr error;
+        try {
+            operation->await_inputs();
+        } catch (const std::exception& e) {
+            error = own_error(FT_SYSTEM, operation->name + ": copying from the device failed: " + e.what());
+        }
+        if (error) {
+            operation->fail(error);
+        } else {
+            post(*operation);
+        }
+        operation = nullptr;
+        lock.lock();
+    }
+}
+
+}  // namespace ftcomm_torch

@@ -1,0 +1,89 @@
+// What Python sees of the extension; ftcomm/torch/ is its only user.
+#include <pybind11/functional.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/utils/pybind.h>
+
+#include "backend.h"
+
+namespace py = pybind11;
+using namespace ftcomm_torch;
+
+namespace {
+
+std::vector<int> set_bits(const std::vector<std::uint8_t>& flags) {
+    std::vector<int> ranks;
+    for (std::size_t i = 0; i < flags.size(); ++i) {
+        if (flags[i] != 0) ranks.push_back(static_cast<int>(i));
+    }
+    return ranks;
+}
+
+// (contributors, [(offset, count, contributors)], epoch), or None for a Work that is no finished operation of ours.
+py::object outcome(const c10::intrusive_ptr<c10d::Work>& work) {
+    auto* own = dynamic_cast<FtWork*>(work.get());
+    if (own == nullptr || !own->operation().done() || own->operation().error()) return py::none();
+    py::list pieces;
+    for (const auto& piece : own->operation().pieces()) {
+        pieces.append(py::make_tuple(piece.offset, piece.count, py::tuple(py::cast(set_bits(piece.flags)))));
+    }
+    return py::make_tuple(py::tuple(py::cast(set_bits(own->operation().contributors()))), pieces, own->operation().epoch());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+    // The base classes are registered by torch itself.
+    py::module_::import("torch.distributed");
+
+    m.attr("torch_version") = FTCOMM_TORCH_VERSION;
+
+    py::class_<JobRef, std::shared_ptr<JobRef>>(m, "JobRef")
+        .def(py::init([](std::uintptr_t job, py::function on_unused) {
+                 auto holder = std::shared_ptr<py::function>(new py::function(std::move(on_unused)), [](py::function* f) {
+                     py::gil_scoped_acquire gil;
+                     delete f;
+                 });
+                 return std::make_shared<JobRef>(reinterpret_cast<ft_job*>(job), [holder] {
+                     py::gil_scoped_acquire gil;
+                     try {
+                         (*holder)();
+                     } catch (py::error_already_set& e) {
+                         e.discard_as_unraisable("ftcomm: leaving the job");
+                     }
+                 });
+             }),
+             py::arg("job"), py::arg("on_unused"))
+        .def("retire", &JobRef::retire, py::call_guard<py::gil_scoped_release>())
+        .def_property_readonly("closed", &JobRef::closed);
+
+    py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(m, "FtWork");
+    py::class_<FtGroupWork, c10d::Work, c10::intrusive_ptr<FtGroupWork>>(m, "FtGroupWork");
+
+    py::class_<FtBackend, c10d::Backend, c10::intrusive_ptr<FtBackend>>(m, "FtBackend")
+        .def(py::init([](std::shared_ptr<JobRef> job, std::uint64_t id, std::string name, std::vector<std::int32_t> slots,
+                         int rank, int policy, double timeout) {
+                 py::gil_scoped_release release;
+                 return c10::make_intrusive<FtBackend>(std::move(job), id, std::move(name), std::move(slots), rank, policy,
+                                                       timeout);
+             }),
+             py::arg("job"), py::arg("id"), py::arg("name"), py::arg("slots"), py::arg("rank"), py::arg("policy"),
+             py::arg("timeout"))
+        .def_property_readonly("comm_id", &FtBackend::id)
+        .def_property_readonly("comm_name", &FtBackend::name)
+        .def_property_readonly("slots", &FtBackend::slots)
+        .def_property_readonly("policy", &FtBackend::policy)
+        .def_property_readonly("timeout_seconds", &FtBackend::timeout)
+        .def_property_readonly("solo", &FtBackend::solo)
+        .def_property_readonly("alive", [](FtBackend& self) { return py::tuple(py::cast(set_bits(self.alive()))); })
+        // torch calls it on ranks outside a new group when the default group is bound to a device; nothing to do here.
+        .def("perform_nocolor_split", [](FtBackend&, const py::object&) {});
+
+    m.def("outcome", &outcome, py::arg("work"));
+    m.def("set_error_class", [](const py::object& cls) { set_error_class(cls.ptr()); });
+    m.def("take_detail", []() -> py::object {
+        int code = 0;
+        std::string detail;
+        if (!take_detail(&code, &detail)) return py::none();
+        return py::make_tuple(code, py::str(detail));
+    });
+}

@@ -1,0 +1,114 @@
+// One operation of a process group from its preparation to its result; the Work that torch sees is a handle to it.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+
+#include "ftcomm/ftcomm.h"
+#include "staging.h"
+
+namespace ftcomm_torch {
+
+// One request to the library.
+struct Call {
+    enum class Kind { Collective, Send, Recv };
+    Kind kind = Kind::Collective;
+    ft_op op{};
+    std::vector<std::uint64_t> send_counts{}, send_offsets{}, recv_counts{}, recv_offsets{};
+    void* data = nullptr;  // Send, Recv
+    std::uint64_t bytes = 0;
+    int peer = -1;
+    std::int64_t tag = 0;
+
+    int post(ft_job* job, ft_comm comm, ft_request** out);
+};
+
+class Operation : public std::enable_shared_from_this<Operation> {
+public:
+    explicit Operation(int size) : size_(size) {}
+    ~Operation();
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
+
+    // -- preparation, by the thread that calls the collective --
+    std::string name;                   // "all_reduce", for messages
+    std::vector<Call> calls;
+    std::vector<at::Tensor> result;     // the value of the future
+    std::function<void()> on_end;       // profiler
+    std::function<void(int code)> on_error;
+
+    // The host memory that the library may read (in), write (out) or both, for a tensor on any device.
+    at::Tensor in(const at::Tensor& tensor);
+    at::Tensor out(const at::Tensor& tensor);
+    at::Tensor inout(const at::Tensor& tensor);
+    // One flat buffer for a list; out_list copies back to piece r only what rank r contributed to (by_rank).
+    at::Tensor in_list(const std::vector<at::Tensor>& tensors);
+    at::Tensor out_list(const std::vector<at::Tensor>& tensors, bool by_rank);
+    void at_end(std::function<void(Operation&)> fn) { finishers_.push_back(std::move(fn)); }
+    void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
+    bool needs_lane() const { return staging_.has_value(); }
+    void prepared();  // after the last in()
+
+    // -- posting: by the same thread, or by the group's lane --
+    void post(ft_job* job, ft_comm comm);
+    void fail(std::exception_ptr error);  // instead of post()
+    void await_inputs() { if (staging_) staging_->wait_ready(); }
+
+    // -- completion --
+    bool test();
+    // Throws the operation's error. 0: no limit of its own.
+    void wait(double timeout);
+    void cancel(int why);
+    void subscribe();  // completes by itself from now on, also when nobody holds the Work any more
+    c10::intrusive_ptr<c10::ivalue::Future> future();
+    void join_stream() { if (staging_) staging_->join(); }
+    bool done();
+    std::exception_ptr error();
+    int source();              // receives: who sent, and how much
+    std::uint64_t received();
+    std::uint64_t sequence = 0;
+
+    // -- after completion --
+    std::vector<std::uint8_t> contributors();
+    struct Piece {
+        std::uint64_t offset, count;
+        std::vector<std::uint8_t> flags;
+    };
+    std::vector<Piece> pieces();
+    std::uint64_t epoch();
+
+private:
+    enum class Stage { Unposted, Posted, Claimed, Done };
+    void complete();
+    void wait_request(ft_request* request, double timeout);
+    void register_callbacks();
+    void mark(const c10::intrusive_ptr<c10::ivalue::Future>& future, const std::exception_ptr& error);
+    void use_device(const at::Tensor& tensor);
+    static void request_done(void* context);
+
+    const int size_;
+    std::vector<at::Tensor> kept_;
+    std::optional<Staging> staging_;
+    std::vector<std::function<void(Operation&)>> finishers_;
+
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    Stage stage_ = Stage::Unposted;
+    bool subscribed_ = false;
+    std::size_t undone_ = 0;  // requests whose callback has not run
+    std::vector<ft_request*> requests_;  // fixed once posted; freed with the operation
+    std::exception_ptr error_;
+    c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+}  // namespace ftcomm_torch

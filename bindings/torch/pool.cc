@@ -1,0 +1,62 @@
+#include "pool.h"
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <thread>
+#include <utility>
+
+namespace ftcomm_torch {
+namespace {
+
+Pool* g_pool = nullptr;
+std::once_flag g_once;
+
+}  // namespace
+
+Pool& Pool::get() {
+    // Never destroyed: its threads may outlive main(). A forked child has none of them and gets a pool of its own.
+    std::call_once(g_once, [] {
+        g_pool = new Pool;
+        pthread_atfork(nullptr, nullptr, [] { g_pool = new Pool; });
+    });
+    return *g_pool;
+}
+
+void Pool::run(std::function<void()> task) {
+    bool start = false;
+    {
+        std::lock_guard<std::mutex> lock(mutex_);
+        tasks_.push_back(std::move(task));
+        start = idle_ < tasks_.size();
+    }
+    if (!start) {
+        wake_.notify_one();
+        return;
+    }
+    // Signals are for the threads that the program knows: Ctrl-C must interrupt a waiting main thread.
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    std::thread([this] { work(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+void Pool::work() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+        while (tasks_.empty()) {
+            ++idle_;
+            wake_.wait(lock);
+            --idle_;
+        }
+        auto task = std::move(tasks_.front());
+        tasks_.pop_front();
+        lock.unlock();
+        task();
+        task = nullptr;  // what it holds goes without the lock
+        lock.lock();
+    }
+}
+
+}  // namespace ftcomm_torch

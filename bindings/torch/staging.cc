@@ -1,0 +1,57 @@
+#include "staging.h"
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/StreamGuard.h>
+
+namespace ftcomm_torch {
+
+Staging::Staging(at::Device device)
+    : device_(device),
+      impl_(device.type()),
+      side_(impl_.getStreamFromGlobalPool(device)),
+      ready_(device.type()),
+      end_(device.type()) {
+    c10::Event start(device.type());
+    start.record(impl_.getStream(device));
+    start.block(side_);
+}
+
+void Staging::on_side_stream(const std::function<void()>& fn) const {
+    c10::StreamGuard guard(side_);
+    fn();
+}
+
+void Staging::fill(const at::Tensor& host, const at::Tensor& tensor) {
+    guard_memory(tensor);
+    on_side_stream([&] { host.copy_(tensor, /*non_blocking=*/true); });
+}
+
+void Staging::close_inputs() { ready_.record(side_); }
+
+void Staging::wait_ready() {
+    c10::DeviceGuard guard(device_);
+    ready_.synchronize();
+}
+
+void Staging::finish(const std::function<void()>& fn) {
+    on_side_stream([&] {
+        fn();
+        end_.record(side_);
+    });
+}
+
+void Staging::join() { end_.block(impl_.getStream(device_)); }
+
+at::Tensor Staging::host_like(const at::Tensor& tensor) {
+    return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+}
+
+at::Tensor Staging::host_empty(std::int64_t count, const at::Tensor& like) {
+    return at::empty({count}, like.options().device(at::kCPU).pinned_memory(true));
+}
+
+void Staging::guard_memory(const at::Tensor& tensor) const {
+    if (tensor.numel() > 0) tensor.record_stream(side_);
+}
+
+}  // namespace ftcomm_torch

@@ -1,0 +1,47 @@
+// Host memory for tensors on an accelerator: pinned buffers, filled and emptied on a side stream. Written with torch's
+// device-generic streams and events, so it builds without CUDA and serves whatever device torch has.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+namespace ftcomm_torch {
+
+class Staging {
+public:
+    // The side stream goes on after all that the caller's current stream holds now.
+    explicit Staging(at::Device device);
+
+    at::Device device() const { return device_; }
+    // A host copy of the tensor, filled when wait_ready() has returned.
+    void fill(const at::Tensor& host, const at::Tensor& tensor);
+    // All fills were requested.
+    void close_inputs();
+    // Blocks the calling thread (a lane's, never the user's) until the fills are done.
+    void wait_ready();
+    // Runs fn, which copies host to device, with the side stream current; then records the end. Leaves it current for
+    // `after`, where a Future is marked: it records its own events on the current streams.
+    void finish(const std::function<void()>& fn);
+    void on_side_stream(const std::function<void()>& fn) const;
+    // The caller's current stream goes on after the end.
+    void join();
+
+    static at::Tensor host_like(const at::Tensor& tensor);
+    static at::Tensor host_empty(std::int64_t count, const at::Tensor& like);
+    // The allocator must not hand the memory out again before the side stream is done with it.
+    void guard_memory(const at::Tensor& tensor) const;
+
+private:
+    at::Device device_;
+    c10::impl::VirtualGuardImpl impl_;
+    c10::Stream side_;
+    c10::Event ready_;
+    c10::Event end_;
+};
+
+}  // namespace ftcomm_torch

@@ -1,0 +1,126 @@
+"""The command ``ftcomm``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from ftcomm import __version__
+from ftcomm._lib import lib, native_path
+from ftcomm.errors import Error
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; the exit code is 0, 1 for an error that is printed, 2 for wrong arguments."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if arguments[:1] == ["sim"]:  # all its arguments are the simulator's own
+        return _reported(_sim, arguments[1:])
+    if arguments[:1] == ["timeline"]:
+        return _reported(_timeline, arguments[1:])
+    parser = argparse.ArgumentParser(prog="ftcomm", description="Looks at ftcomm: what it is built for, and its tools.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (_, text) in _COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=text)
+        if name in ("info", "faults"):
+            command.add_argument("--json", action="store_true", help="print JSON")
+    commands.add_parser("sim", help="run the protocol's simulator: ftcomm sim --seeds N [--seed N] [--mutate RULE]")
+    commands.add_parser(
+        "timeline", help="draw who was alive, waiting, recovering: ftcomm timeline run/events.jsonl -o run.png"
+    )
+    chosen = parser.parse_args(arguments)
+    return _reported(_COMMANDS[chosen.command][0], chosen)
+
+
+def _reported(run, what) -> int:  # type: ignore[no-untyped-def]
+    try:
+        return int(run(what) or 0)
+    except Error as error:
+        print(f"ftcomm: {error}", file=sys.stderr)
+        return 1
+
+
+def _info(chosen: argparse.Namespace) -> None:
+    ffi, C = lib()
+    facts = {
+        "ftcomm": __version__,
+        "library": native_path("libftcomm.so"),
+        "version": ffi.string(C.ft_version()).decode(),
+        **json.loads(ffi.string(C.ft_build_info()).decode()),
+        "torch": _torch(),
+    }
+    if chosen.json:
+        print(json.dumps(facts, indent=2))
+        return
+    for name, value in facts.items():
+        text = ", ".join(map(str, value)) if isinstance(value, list) else value
+        print(f"{name.replace('_', ' '):24} {text}")
+
+
+def _torch() -> str:
+    """The torch that the backend was built for and the one that is installed, without importing torch."""
+    from importlib import metadata
+
+    try:
+        installed = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        installed = "not installed"
+    try:
+        with open(native_path("torch_version.txt"), encoding="utf-8") as file:
+            return f"built for {file.read().strip()}, installed {installed}"
+    except (Error, OSError):
+        return f"backend not built, installed {installed}"
+
+
+def _faults(chosen: argparse.Namespace) -> None:
+    ffi, C = lib()
+    points = json.loads(ffi.string(C.ft_fault_points()).decode())
+    if chosen.json:
+        print(json.dumps(points, indent=2))
+        return
+    width = max(len(point["name"]) for point in points)
+    for point in points:
+        print(f"{point['name']:{width}}  {point['where']}")
+    print(
+        '\nSet one with FTCOMM_FAULTS="rank=2,at=NAME:NTH,do=kill"; do: kill, stop:SECONDS, exit:CODE, delay:MS, corrupt, cut:RANK'
+    )
+
+
+def _sim(arguments: Sequence[str]) -> int:
+    program = native_path("ftcomm-sim")
+    sys.stdout.flush()
+    os.execv(program, [program, *arguments])
+
+
+def _timeline(arguments: Sequence[str]) -> int:
+    from ftcomm.launch.timeline import main as draw
+
+    return int(draw(arguments))
+
+
+def _clean(_: argparse.Namespace) -> None:
+    """Shared memory has no names, so that only ftrun's run folders can be left behind by SIGKILL."""
+    from ftcomm.launch.folder import remove_abandoned
+
+    removed: list[str] = []
+    remove_abandoned(removed.append)
+    print("\n".join(f"removed {path}" for path in removed) or "Nothing was left behind.")
+
+
+def _version(_: argparse.Namespace) -> None:
+    print(__version__)
+
+
+_COMMANDS = {
+    "info": (_info, "versions, transports, CPU features, the torch it was built for"),
+    "faults": (_faults, "every failpoint by name, with what it does"),
+    "clean": (_clean, "removes what killed jobs left behind"),
+    "version": (_version, "prints the version"),
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""The collective calls of a communicator: ``i<name>`` posts and returns a Request, ``<name>`` waits for it.
+
+Where a call has an output, it comes first, as in torch.distributed. Counts are elements. Every call may be given ``timeout=``
+(seconds until ranks that are alive but did not enter are named in a Timeout) and ``dtype=`` (what raw bytes hold).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ftcomm._lib import check, lib
+from ftcomm.buffers import Buffer, buffer_of
+from ftcomm.dtypes import dtype_name, dtype_number, op_number
+from ftcomm.errors import ConfigError, Unsupported
+from ftcomm.request import Outcome, Request
+
+if TYPE_CHECKING:
+    from ftcomm.job import Job
+
+__all__ = ["ALGORITHMS", "Collectives"]
+
+ALGORITHMS = {"auto": 0, "ring": 1, "flat": 2, "direct": 3}
+_ALL_REDUCE, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = range(9)
+_NOTHING = Buffer(None, 0, dtype_number("uint8"), None)
+
+
+class Collectives:
+    """Mixed into Communicator, which has the attributes below."""
+
+    _job: Job
+    id: int
+    name: str
+    rank: int
+    size: int
+
+    # -- asynchronous --------------------------------------------------------------------------------------------
+
+    def iall_reduce(
+        self,
+        buf: Any,
+        op: Any = "sum",
+        algorithm: str = "auto",
+        dtype: Any = None,
+        *,
+        factor: float = 1.0,
+        timeout: float | None = None,
+    ) -> Request:
+        """Starts :meth:`all_reduce`; the buffer may not be touched until the request is done."""
+        data = buffer_of(buf, writable=True, dtype=dtype)
+        return self._collective(
+            _ALL_REDUCE, data, recv=data, op=op, algorithm=algorithm, factor=factor, timeout=timeout
+        )
+
+    def ibroadcast(self, buf: Any, root: int = 0, dtype: Any = None, *, timeout: float | None = None) -> Request:
+        """Starts :meth:`broadcast`."""
+        self._check_rank("root", root)
+        data = buffer_of(buf, writable=root != self.rank, dtype=dtype)
+        return self._collective(_BROADCAST, data, recv=data, root=root, timeout=timeout)
+
+    def ireduce(
+        self,
+        buf: Any,
+        root: int = 0,
+        op: Any = "sum",
+        dtype: Any = None,
+        *,
+        factor: float = 1.0,
+        timeout: float | None = None,
+    ) -> Request:
+        """Starts :meth:`reduce`."""
+        self._check_rank("root", root)
+        data = buffer_of(buf, writable=root == self.rank, dtype=dtype)
+        recv = data if root == self.rank else None
+        return self._collective(_REDUCE, data, send=data, recv=recv, root=root, op=op, factor=factor, timeout=timeout)
+
+    def iall_gather(self, out: Any, buf: Any, dtype: Any = None, *, timeout: float | None = None) -> Request:
+        """Starts :meth:`all_gather`."""
+        data = buffer_of(buf, what="input", writable=False, dtype=dtype)
+        recv = buffer_of(out, what="output", writable=True, dtype=dtype)
+        self._check_output(recv, data, self.size * data.count, f"size * input = {self.size} * {data.count}")
+        return self._collective(_ALL_GATHER, data, send=data, recv=recv, timeout=timeout)
+
+    def ireduce_scatter(
+        self,
+        out: Any,
+        buf: Any,
+        op: Any = "sum",
+        dtype: Any = None,
+        *,
+        factor: float = 1.0,
+        timeout: float | None = None,
+    ) -> Request:
+        """Starts :meth:`reduce_scatter`."""
+        data = buffer_of(buf, what="input", writable=False, dtype=dtype)
+        recv = buffer_of(out, what="output", writable=True, dtype=dtype)
+        self._check_output(data, recv, self.size * recv.count, f"size * output = {self.size} * {recv.count}", "input")
+        return self._collective(_REDUCE_SCATTER, recv, send=data, recv=recv, op=op, factor=factor, timeout=timeout)
+
+    def igather(
+        self,
+        buf: Any,
+        out: Any = None,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        dtype: Any = None,
+        *,
+        timeout: float | None = None,
+    ) -> Request:
+        """Starts :meth:`gather`."""
+        self._check_rank("root", root)
+        data = buffer_of(buf, what="input", writable=False, dtype=dtype)
+        recv, given = None, None
+        if root == self.rank:
+            recv = self._root_side(out, "output", True, data, dtype)
+            given = self._counts("counts", counts, recv.count, data.count)
+            if given[self.rank] != data.count:
+                raise ConfigError(f"counts[{self.rank}]={given[self.rank]}, but this rank gives {data.count} elements.")
+        return self._collective(_GATHER, data, send=data, recv=recv, root=root, recv_counts=given, timeout=timeout)
+
+    def iscatter(
+        self,
+        out: Any,
+        buf: Any = None,
+        root: int = 0,
+        counts: Sequence[int] | None = None,
+        dtype: Any = None,
+        *,
+        timeout: float | None = None,
+    ) -> Request:
+        """Starts :meth:`scatter`."""
+        self._check_rank("root", root)
+        recv = buffer_of(out, what="output", writable=True, dtype=dtype)
+        send, given = None, None
+        if root == self.rank:
+            send = self._root_side(buf, "input", False, recv, dtype)
+            given = self._counts("counts", counts, send.count, recv.count)
+            if given[self.rank] != recv.count:
+                raise ConfigError(f"counts[{self.rank}]={given[self.rank]}, but this rank takes {recv.count} elements.")
+        return self._collective(_SCATTER, recv, send=send, recv=recv, root=root, send_counts=given, timeout=timeout)
+
+    def iall_to_all(
+        self,
+        out: Any,
+        buf: Any,
+        out_counts: Sequence[int] | None = None,
+        in_counts: Sequence[int] | None = None,
+        dtype: Any = None,
+        *,
+        timeout: float | None = None,
+    ) -> Request:
+        """Starts :meth:`all_to_all`."""
+        send = buffer_of(buf, what="input", writable=False, dtype=dtype)
+        recv = buffer_of(out, what="output", writable=True, dtype=dtype)
+        self._check_types(recv, send)
+        if out_counts is None and in_counts is None:
+            self._check_output(recv, send, send.count, f"input = {send.count}")
+            if send.count % self.size != 0:
+                raise ConfigError(
+                    f"The input has {send.count} elements, which is no multiple of the {self.size} ranks. Give out_counts= and in_counts=."
+                )
+            each = send.count // self.size
+            return self._collective(_ALL_TO_ALL, send, send=send, recv=recv, count=each, timeout=timeout)
+        if out_counts is None or in_counts is None:
+            raise ConfigError("all_to_all with uneven parts needs both out_counts= and in_counts=.")
+        sends = self._counts("in_counts", in_counts, send.count, 0)
+        recvs = self._counts("out_counts", out_counts, recv.count, 0)
+        return self._collective(
+            _ALL_TO_ALL, send, send=send, recv=recv, count=0, send_counts=sends, recv_counts=recvs, timeout=timeout
+        )
+
+    def ibarrier(self, *, timeout: float | None = None) -> Request:
+        """Starts :meth:`barrier`."""
+        return self._collective(_BARRIER, _NOTHING, timeout=timeout)
+
+    # -- blocking ------------------------------------------------------------------------------------------------
+
+    def all_reduce(self, buf: Any, op: Any = "sum", algorithm: str = "auto", dtype: Any = None, **more: Any) -> Outcome:
+        """Combines the buffers of all ranks element by element, in place; bitwise the same result everywhere.
+
+        Args:
+            op: sum, avg, product, min, max, band, bor, bxor, or premul_sum (with ``factor=``: each input times it).
+            algorithm: auto, ring, flat, direct; the same on every rank.
+        """
+        return self.iall_reduce(buf, op, algorithm, dtype, **more).wait()
+
+    def broadcast(self, buf: Any, root: int = 0, dtype: Any = None, **more: Any) -> Outcome:
+        """Copies the root's buffer into every rank's."""
+        return self.ibroadcast(buf, root, dtype, **more).wait()
+
+    def reduce(self, buf: Any, root: int = 0, op: Any = "sum", dtype: Any = None, **more: Any) -> Outcome:
+        """As all_reduce, but only the root's buffer is overwritten with the result."""
+        return self.ireduce(buf, root, op, dtype, **more).wait()
+
+    def all_gather(self, out: Any, buf: Any, dtype: Any = None, **more: Any) -> Outcome:
+        """``out`` (size times the elements of ``buf``) gets every rank's ``buf``, in rank order."""
+        return self.iall_gather(out, buf, dtype, **more).wait()
+
+    def reduce_scatter(self, out: Any, buf: Any, op: Any = "sum", dtype: Any = None, **more: Any) -> Outcome:
+        """Combines ``buf`` (size times the elements of ``out``); rank r gets the r-th part in ``out``."""
+        return self.ireduce_scatter(out, buf, op, dtype, **more).wait()
+
+    def gather(
+        self, buf: Any, out: Any = None, root: int = 0, counts: Sequence[int] | None = None, **more: Any
+    ) -> Outcome:
+        """The root's ``out`` gets every rank's ``buf``, in rank order; ``counts`` (at the root) where they differ in size."""
+        return self.igather(buf, out, root, counts, **more).wait()
+
+    def scatter(
+        self, out: Any, buf: Any = None, root: int = 0, counts: Sequence[int] | None = None, **more: Any
+    ) -> Outcome:
+        """Rank r's ``out`` gets the r-th part of the root's ``buf``; ``counts`` (at the root) where parts differ in size."""
+        return self.iscatter(out, buf, root, counts, **more).wait()
+
+    def all_to_all(self, out: Any, buf: Any, *args: Any, **more: Any) -> Outcome:
+        """Part r of ``buf`` goes to rank r; ``out`` gets the parts for this rank, in rank order.
+
+        Parts are equal, or as ``out_counts`` (elements from each rank) and ``in_counts`` (elements to each rank) say.
+        """
+        return self.iall_to_all(out, buf, *args, **more).wait()
+
+    def barrier(self, **more: Any) -> Outcome:
+        """Returns after every rank has entered."""
+        return self.ibarrier(**more).wait()
+
+    # -- common --------------------------------------------------------------------------------------------------
+
+    def _collective(
+        self,
+        kind: int,
+        typed: Buffer,
+        *,
+        send: Buffer | None = None,
+        recv: Buffer | None = None,
+        root: int = 0,
+        op: Any = "sum",
+        algorithm: str = "auto",
+        count: int | None = None,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        factor: float = 1.0,
+        timeout: float | None = None,
+        finish: Callable[[], None] | None = None,
+    ) -> Request:
+        ffi, C = lib()
+        described = ffi.new("ft_op*")
+        described.kind, described.dtype, described.root = kind, typed.dtype, root
+        described.count = typed.count if count is None else count
+        if op != "sum":
+            described.op = op_number(op)
+        if algorithm != "auto":
+            described.algorithm = _algorithm(algorithm)
+        if kind in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER) and not C.ft_reduce_supported(typed.dtype, described.op):
+            raise Unsupported(
+                f"op {op!r} is not defined for {dtype_name(typed.dtype)}; see the table in docs/operations.md."
+            )
+        described.send = ffi.NULL if send is None else send.pointer
+        described.recv = ffi.NULL if recv is None else recv.pointer
+        arrays = [
+            _layout(described, "send", send_counts),
+            _layout(described, "recv", recv_counts),
+        ]
+        described.factor = factor
+        described.timeout = 0.0 if timeout is None else _positive(timeout)
+        out = ffi.new("ft_request**")
+        check(C.ft_collective(self._job.handle, self.id, described, out))
+        return Request(self._job, out[0], self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
+
+    def _check_rank(self, what: str, rank: int) -> None:
+        if not isinstance(rank, int) or not 0 <= rank < self.size:
+            raise ConfigError(f"{what}={rank!r} must be a rank of {self.name}, 0 to {self.size - 1}.")
+
+    def _check_types(self, one: Buffer, other: Buffer) -> None:
+        if one.dtype != other.dtype:
+            raise ConfigError(
+                f"Input and output have different types ({dtype_name(other.dtype)}, {dtype_name(one.dtype)}); they must be the same."
+            )
+
+    def _check_output(self, big: Buffer, small: Buffer, count: int, rule: str, what: str = "output") -> None:
+        self._check_types(big, small)
+        if big.count != count:
+            raise ConfigError(f"The {what} has {big.count} elements; it must have {rule}.")
+
+    def _root_side(self, thing: Any, what: str, writable: bool, like: Buffer, dtype: Any) -> Buffer:
+        if thing is None:
+            raise ConfigError(
+                f"The root (rank {self.rank}) must give the {what}; only the other ranks may leave it out."
+            )
+        found = buffer_of(thing, what=what, writable=writable, dtype=dtype)
+        self._check_types(found, like)
+        return found
+
+    def _counts(self, what: str, counts: Sequence[int] | None, total: int, each: int) -> list[int]:
+        given = [each] * self.size if counts is None else [int(count) for count in counts]
+        if len(given) != self.size or min(given) < 0:
+            raise ConfigError(f"{what}={given} must have one number, not negative, for each of the {self.size} ranks.")
+        if sum(given) != total:
+            raise ConfigError(f"{what}={given} add up to {sum(given)} elements, but the buffer has {total}.")
+        return given
+
+
+_NAMES = (
+    "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "barrier",
+)  # fmt: skip
+
+
+def _algorithm(name: str) -> int:
+    if name not in ALGORITHMS:
+        raise ConfigError(f"algorithm={name!r} is not one of {', '.join(ALGORITHMS)}.")
+    return ALGORITHMS[name]
+
+
+def _positive(timeout: float) -> float:
+    if not timeout > 0:
+        raise ConfigError(f"timeout={timeout!r} must be a positive number of seconds.")
+    return timeout
+
+
+def _layout(described: Any, side: str, counts: Sequence[int] | None) -> Any:
+    """Sets counts and packed offsets of one side; the returned arrays must live as long as the request."""
+    if counts is None:
+        return None
+    ffi, _ = lib()
+    offsets = [sum(counts[:index]) for index in range(len(counts))]
+    arrays = ffi.new("uint64_t[]", counts), ffi.new("uint64_t[]", offsets)
+    setattr(described, side + "_counts", arrays[0])
+    setattr(described, side + "_offsets", arrays[1])
+    return arrays

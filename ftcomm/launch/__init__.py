@@ -1,0 +1,1 @@
+"""ftrun: torchrun's flags, but only the worker that failed is started again."""

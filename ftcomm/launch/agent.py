@@ -1,0 +1,248 @@
+"""torch's elastic agent, changed in one thing: a worker's failure is the business of that worker's slot alone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import selectors
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.elastic.agent.server import local_elastic_agent
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
+from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
+
+from ftcomm.launch.folder import Event, RunFolder
+from ftcomm.launch.narrator import Narrator
+from ftcomm.launch.signals import Signals
+from ftcomm.launch.worker import describe_exit
+from ftcomm.launch.workers import Exit, Slot, SlotState, WorkerContext, start_workers
+
+
+@dataclass
+class Setting:
+    """What ftrun gives its agent besides torch's own arguments."""
+
+    folder: RunFolder
+    narrator: Narrator
+    signals: Signals
+
+
+@contextlib.contextmanager
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """torch's launcher takes its parts from module globals and has no other seam for them."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+class FtAgent(local_elastic_agent.LocalElasticAgent):
+    """Replaces failed workers one by one.
+
+    A slot has ``max_restarts`` replacements; then it is given up and the other workers go on. A job of ftcomm in which no
+    worker is left that holds the training state is over: a replacement has nobody to get it from.
+    """
+
+    def __init__(self, *args: Any, setting: Setting, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._setting = setting
+        self._failures: dict[int, ProcessFailure] = {}  # of slots that are given up, by rank
+        self._admitted: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that came in
+        self._speaks_ftcomm = False  # some worker has written an event
+        self._interrupt: signal.Signals | None = None
+        self._kill_at: float | None = None
+        self._killed = False
+
+    # -- start ---------------------------------------------------------------------------------------------------
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._name_job(worker_group)
+        ranks = [worker.global_rank for worker in worker_group.workers]
+        world_size = worker_group.workers[0].world_size
+        self._setting.folder.begin(ranks, worker_group.group_rank, worker_group.group_world_size)
+        self._setting.narrator.begin(world_size)
+        self._setting.signals.collect()  # before there is a worker that could be left alone by an exception
+        with replaced(local_elastic_agent, "start_processes", start_workers):
+            pids = super()._start_workers(worker_group)
+        self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY", "raise"))
+        for slot in self._context.slots.values():
+            self._log("spawn", rank=slot.rank, incarnation=0, pid=pids[slot.local_rank])
+        return pids
+
+    def _name_job(self, worker_group: WorkerGroup) -> None:
+        """Job name and secret: new for each run, the same on all nodes."""
+        run_id = worker_group.spec.rdzv_handler.get_run_id()
+        job = f"{run_id}-{secrets.token_hex(4)}"
+        secret = os.environ.get("FTCOMM_SECRET") or secrets.token_hex(32)
+        if worker_group.group_world_size > 1:
+            store = worker_group.store
+            if worker_group.group_rank == 0:
+                store.set("ftrun/job", job)
+                # Who can reach the rendezvous store can read it there; a secret given to all nodes beforehand is not sent.
+                store.set("ftrun/secret", "" if os.environ.get("FTCOMM_SECRET") else secret)
+            job = store.get("ftrun/job").decode()
+            given = os.environ.get("FTCOMM_SECRET")
+            sent = store.get("ftrun/secret").decode()
+            if bool(given) != (sent == ""):
+                raise RuntimeError("FTCOMM_SECRET is set on some nodes only: set the same one on all of them, or on none.")
+            secret = given or sent
+        os.environ["FTCOMM_JOB"] = job
+        os.environ["FTCOMM_SECRET"] = secret
+        os.environ["FTCOMM_EVENTS"] = str(self._setting.folder.path)
+
+    @property
+    def _context(self) -> WorkerContext:
+        assert isinstance(self._pcontext, WorkerContext)
+        return self._pcontext
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def _invoke_run(self, role: str = "default") -> RunResult:
+        """Takes the place of torch's loop, which looks every monitor interval and restarts all workers of the group."""
+        self._initialize_workers(self._worker_group)
+        self._supervise()
+        self._worker_group.state = WorkerState.FAILED if self._failures else WorkerState.SUCCEEDED
+        if self._worker_group.group_world_size > 1 and self._interrupt in (None, signal.SIGTERM):
+            self._wait_for_other_nodes()
+        if self._interrupt is not None:
+            raise SignalException(f"ftrun got {self._interrupt.name}", sigval=self._interrupt)
+        ranks = [slot.rank for slot in self._context.slots.values()]
+        return RunResult(
+            state=self._worker_group.state, failures=dict(self._failures), return_values=dict.fromkeys(ranks)
+        )
+
+    def _supervise(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._setting.signals.fd, selectors.EVENT_READ)
+            selector.register(self._setting.folder.fd, selectors.EVENT_READ)
+            while True:
+                for sig in self._setting.signals.take():
+                    self._on_signal(sig)
+                self._read_events()
+                ended = self._context.ended()
+                if ended:
+                    self._read_events()  # what a worker wrote before its end comes before the news of its end
+                for one in ended:
+                    self._on_exit(one)
+                self._end_those_with_nobody_to_join()
+                if not self._context.running():
+                    break
+                selector.select(self._time_left())
+                if self._kill_at is not None and time.monotonic() >= self._kill_at:
+                    self._kill("did not end in time")
+        self._read_events()
+
+    def _read_events(self) -> None:
+        for event in self._setting.folder.new_events():
+            self._speaks_ftcomm = True
+            if event["event"] == "joined":
+                self._admitted.add((event.get("slot", event.get("rank")), event.get("incarnation", 0)))
+            self._setting.narrator.hear(event)
+
+    def _on_exit(self, ended: Exit) -> None:
+        slot = ended.slot
+        how = describe_exit(ended.code)
+        self._log("exit", rank=slot.rank, incarnation=ended.incarnation, pid=ended.pid, code=ended.code, how=how)
+        if ended.failure is None or self._interrupt is not None:
+            return
+        restarts = self._worker_group.spec.max_restarts
+        if self._nobody_to_join():
+            self._give_up(ended, "no worker is left that it could join")
+        elif slot.incarnation >= restarts:
+            self._give_up(ended, f"it was replaced {restarts} times (--max-restarts)" if restarts else "--max-restarts is 0")
+        else:
+            self._context.replace(slot)
+            pid = self._context.worker(slot).pid
+            self._worker_group.workers[slot.local_rank].id = pid
+            self._log("spawn", rank=slot.rank, incarnation=slot.incarnation, pid=pid)
+
+    def _give_up(self, ended: Exit, why: str) -> None:
+        assert ended.failure is not None
+        self._failures[ended.slot.rank] = ended.failure
+        others = len(self._context.running())
+        self._log("given-up", rank=ended.slot.rank, incarnation=ended.incarnation, why=why, others=others)
+
+    # -- when nobody holds the training state any more -------------------------------------------------------------
+
+    def _holds_state(self, slot: Slot) -> bool:
+        return slot.incarnation == 0 or (slot.rank, slot.incarnation) in self._admitted
+
+    def _nobody_to_join(self) -> bool:
+        """True when no running worker holds the training state. Known only where all workers are this node's.
+
+        A script that does not use ftcomm can't join anybody either, but its workers may be independent of each other: they
+        are restarted as long as one that was there from the start runs or has succeeded (a single one: always).
+        """
+        slots = self._context.slots.values()
+        if self._worker_group.group_world_size > 1:
+            return False
+        if not self._speaks_ftcomm and (len(slots) == 1 or any(slot.state is SlotState.SUCCEEDED for slot in slots)):
+            return False
+        return not any(self._holds_state(slot) for slot in self._context.running())
+
+    def _end_those_with_nobody_to_join(self) -> None:
+        if self._interrupt is not None or not self._nobody_to_join():
+            return
+        for slot in self._context.running():
+            finished = any(other.state is SlotState.SUCCEEDED for other in self._context.slots.values())
+            why = "the others had finished before it came in" if finished else "no worker is left that it could join"
+            self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
+            self._context.worker(slot).kill()
+            # Its exit is seen like any other, and finds nobody to join.
+
+    # -- signals -------------------------------------------------------------------------------------------------
+
+    def _on_signal(self, sig: signal.Signals) -> None:
+        if self._interrupt is not None:
+            self._kill(f"got {sig.name} again")
+            return
+        self._interrupt = sig
+        self._kill_at = time.monotonic() + self._shutdown_timeout
+        self._log("interrupted", signal=sig.name, patience=self._shutdown_timeout)
+        self._context.signal_all(sig)
+
+    def _kill(self, why: str) -> None:
+        self._kill_at = None
+        if not self._killed:
+            self._killed = True
+            self._log("killing", why=why, ranks=[slot.rank for slot in self._context.running()])
+        self._context.kill_all()
+
+    def _time_left(self) -> float | None:
+        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+
+    # -- end -----------------------------------------------------------------------------------------------------
+
+    def _wait_for_other_nodes(self) -> None:
+        """This node may hold the store that the others' membership lives in, so it stays until they are done, too."""
+        read_fd, write_fd = os.pipe()
+
+        def wait() -> None:
+            try:
+                self._exit_barrier()
+            finally:
+                os.write(write_fd, b".")
+
+        threading.Thread(target=wait, name="ftrun-exit-barrier", daemon=True).start()
+        self._setting.narrator.say("this node's workers have ended; waiting for the other nodes (Ctrl-C: do not wait)")
+        with selectors.DefaultSelector() as selector:
+            selector.register(read_fd, selectors.EVENT_READ)
+            selector.register(self._setting.signals.fd, selectors.EVENT_READ)
+            while not any(key.fd == read_fd for key, _ in selector.select()):
+                taken = self._setting.signals.take()
+                if taken:
+                    self._interrupt = self._interrupt or taken[0]
+                    break
+
+    def _log(self, name: str, **fields: Any) -> Event:
+        event = self._setting.folder.log(name, **fields)
+        self._setting.narrator.hear(event)
+        return event

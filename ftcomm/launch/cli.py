@@ -1,0 +1,112 @@
+"""``ftrun``: torchrun's command line and environment, with workers that are replaced one by one."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import logging
+import os
+import sys
+
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher import api as launcher
+
+from ftcomm.errors import ConfigError
+from ftcomm.launch.agent import FtAgent, Setting, replaced
+from ftcomm.launch.folder import RunFolder
+from ftcomm.launch.narrator import Narrator
+from ftcomm.launch.signals import Signals, parse_signals
+from ftcomm.launch.worker import describe_exit
+from ftcomm.options import Options
+
+DEFAULT_MAX_RESTARTS = 3
+# Flag -> environment variable of the workers. Each is an Options field; a flag wins over a variable that is set already.
+OPTION_FLAGS = {
+    "policy": "what a death does to a pending operation: raise (default), lossy",
+    "heartbeat": "seconds of silence before a rank is suspected (default 1)",
+    "timeout": "seconds for an operation that a live rank never enters",
+    "transport": "auto (default), shm, tcp",
+    "interface": "network interface or address to bind",
+    "host": "host identity: ranks with the same one share memory",
+    "authority": "who decides membership: auto (default), shm, store",
+    "faults": 'failpoints, for example "rank=2,at=step:120,do=kill" (`ftcomm faults` lists them)',
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """torchrun's parser with ftcomm's flags."""
+    result = torchrun.get_args_parser()
+    result.prog = "ftrun"
+    result.description = (
+        "Starts workers as torchrun does. A worker that fails is replaced alone, while the others go on. "
+        "Exit code: 0 all workers succeeded; 1 a worker failed for good; 130 or 143 interrupted."
+    )
+    for action in result._actions:
+        if action.dest == "max_restarts":
+            action.default = int(os.environ.get("PET_MAX_RESTARTS", DEFAULT_MAX_RESTARTS))
+            action.help = f"How often each slot's worker is replaced before the slot is given up (default {DEFAULT_MAX_RESTARTS})."
+        elif action.dest == "monitor_interval":
+            action.help = "Accepted for torchrun's sake; ftrun waits for events and has no interval."
+    group = result.add_argument_group("ftcomm")
+    for name, meaning in OPTION_FLAGS.items():
+        group.add_argument(f"--{name}", metavar=name.upper(), help=f"{meaning}; sets FTCOMM_{name.upper()}")
+    group.add_argument("--events", metavar="DIR", help="run folder for events.jsonl (default: none is kept)")
+    return result
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a job and returns ftrun's exit code."""
+    args = parser().parse_args(argv)
+    for name in OPTION_FLAGS:
+        value = getattr(args, name)
+        if value is not None:
+            os.environ[f"FTCOMM_{name.upper()}"] = value
+    try:
+        Options()  # a wrong value is told once, here, instead of by every worker
+        handled = parse_signals(args.signals_to_handle)
+        folder = RunFolder(args.events or os.environ.get("FTCOMM_EVENTS") or None)
+    except (ConfigError, ValueError, OSError) as error:
+        print(f"ftrun: {error}", file=sys.stderr)
+        return 2
+    # torch's agent says there that it shuts the workers down on a signal, which is not what happens here.
+    logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
+    args.run_path = False  # a script is always started in a fresh interpreter
+    narrator = Narrator()
+    signals = Signals(handled)
+    try:
+        return _run(args, Setting(folder, narrator, signals))
+    finally:
+        signals.close()
+        merged = folder.merge()
+        if merged is not None:
+            narrator.say(f"events: {_shown(str(merged))}")
+        folder.close()
+
+
+def _run(args: argparse.Namespace, setting: Setting) -> int:
+    say = setting.narrator.say
+    try:
+        with replaced(launcher, "LocalElasticAgent", functools.partial(FtAgent, setting=setting)):
+            torchrun.run(args)
+    except SignalException as error:
+        say(f"interrupted by {error.sigval.name}")
+        return 128 + int(error.sigval)
+    except ChildFailedError as error:
+        for rank, failure in sorted(error.failures.items()):
+            told = failure.error_file_data.get("message")  # a dict where the script's main has torch's @record
+            detail = f": {told.get('message')}" if isinstance(told, dict) else ""
+            say(f"rank {rank} failed for good: {describe_exit(failure.exitcode)}{detail}")
+        return 1
+    say("all workers succeeded")
+    return 0
+
+
+def _shown(path: str) -> str:
+    relative = os.path.relpath(path)
+    return path if relative.startswith("..") else relative
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""From events to what each rank was doing, when: the pure part of the timeline picture."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ftcomm.launch.folder import Event
+
+
+class State(Enum):
+    """What a slot's worker does; the value is what the legend says."""
+
+    STARTING = "starting: imports, data, meeting the others"
+    TRAINING = "training"
+    WAITING = "waiting for a newcomer, or as one to come in"
+    RECOVERING = "recovering: vote, repair; a newcomer: getting the state"
+    GONE = "gone; later, its replacement is starting"
+
+
+@dataclass(frozen=True)
+class Span:
+    state: State
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Something to point out at one moment of a lane."""
+
+    time: float
+    text: str
+
+
+@dataclass
+class Lane:
+    rank: int
+    spans: list[Span] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    state: State | None = None
+    since: float = 0.0
+    step: int | None = None
+
+    def enter(self, state: State | None, time: float) -> None:
+        """From ``time`` on the slot is in ``state`` (None: its worker has ended well)."""
+        if state is self.state:
+            return
+        if self.state is not None and time > self.since:
+            self.spans.append(Span(self.state, self.since, time))
+        self.state, self.since = state, time
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One death: when, when each survivor noticed, and when the last of them had recovered."""
+
+    rank: int
+    time: float
+    known: bool  # the victim left word of its death; otherwise ``time`` is when the first survivor noticed
+    noticed: dict[int, float]
+    repaired: dict[int, float]
+    evidence: str
+    text: str
+
+    @property
+    def end(self) -> float:
+        return max([self.time, *self.noticed.values(), *self.repaired.values()])
+
+
+@dataclass
+class Timeline:
+    lanes: list[Lane]
+    failures: list[Failure]
+    start: float
+    end: float
+    policy: str | None = None
+
+
+class _Reader:
+    def __init__(self, ranks: Iterable[int]) -> None:
+        self.lanes = {rank: Lane(rank) for rank in sorted(ranks)}
+        self.failures: list[Failure] = []
+        self.open: dict[int, Failure] = {}  # the latest death of a slot that nobody has replaced yet
+        self.incarnation: dict[int, int] = {}
+        self.policy: str | None = None
+
+    def read(self, event: Event) -> None:
+        rank, time = event.get("rank"), event["time"]
+        lane = self.lanes.get(rank) if isinstance(rank, int) else None
+        match event["event"]:
+            case "job":
+                self.policy = event.get("policy")
+            case "spawn" if lane is not None:
+                self._spawn(lane, event)
+            case "step" if lane is not None:
+                lane.step = event.get("step", lane.step)
+                lane.enter(State.TRAINING, time)
+            case "fault" if lane is not None and event.get("do") in ("kill", "exit"):
+                at = f" in {event['at']}" if event.get("at") else ""
+                self._death(lane, time, known=True, text=f"killed{at}")
+            case "exit" if lane is not None:
+                if event.get("code") == 0:
+                    lane.enter(None, time)
+                elif event.get("incarnation", 0) == self.incarnation.get(lane.rank, 0):
+                    self._death(lane, time, known=False, text=str(event.get("how", "failed")))
+            case "suspected" if lane is not None:
+                self._noticed(lane, event)
+            case "repaired" if lane is not None:
+                self._recovered(lane, time)
+            case "join-waiting":
+                newcomer = self.lanes.get(event.get("slot", -1))
+                if newcomer is not None and newcomer.state is State.GONE:
+                    newcomer.enter(State.WAITING, time)
+            case "joined" if lane is not None:
+                lane.enter(State.RECOVERING if event.get("slot") == lane.rank else State.WAITING, time)
+            case "rejoined":
+                self._rejoined(event)
+            case "given-up" if lane is not None:
+                lane.marks.append(Mark(time, "given up"))
+
+    def _spawn(self, lane: Lane, event: Event) -> None:
+        incarnation = event.get("incarnation", 0)
+        self.incarnation[lane.rank] = incarnation
+        self.open.pop(lane.rank, None)
+        if not incarnation:
+            lane.enter(State.STARTING, event["time"])
+        else:
+            lane.marks.append(Mark(event["time"], "replacement started" if incarnation == 1 else f"replacement {incarnation}"))
+
+    def _death(self, lane: Lane, time: float, known: bool, text: str) -> None:
+        if lane.rank in self.open:
+            return
+        if lane.step is not None:
+            text += f" at step {lane.step}"
+        failure = Failure(lane.rank, time, known, {}, {}, "", text)
+        self.failures.append(failure)
+        self.open[lane.rank] = failure
+        lane.enter(State.GONE, time)
+        lane.marks.append(Mark(time, text))
+
+    def _noticed(self, lane: Lane, event: Event) -> None:
+        victim = self.lanes.get(event.get("slot", -1))
+        if victim is None or victim is lane:
+            return
+        if victim.state in (State.TRAINING, State.WAITING, State.RECOVERING):
+            self._death(victim, event["time"], known=False, text="dead or silent")
+        failure = next((f for f in reversed(self.failures) if f.rank == victim.rank), None)
+        if failure is None:
+            return
+        failure.noticed.setdefault(lane.rank, event["time"])
+        if not failure.evidence:
+            index = self.failures.index(failure)
+            self.failures[index] = failure = Failure(
+                failure.rank, failure.time, failure.known, failure.noticed, failure.repaired,
+                str(event.get("evidence", "")), failure.text,
+            )
+            if self.open.get(victim.rank) is not None:
+                self.open[victim.rank] = failure
+        if lane.state is State.TRAINING:
+            lane.enter(State.RECOVERING, event["time"])
+
+    def _recovered(self, lane: Lane, time: float) -> None:
+        for failure in self.failures:
+            if failure.time <= time and lane.rank != failure.rank:
+                failure.repaired.setdefault(lane.rank, time)
+        if lane.state is State.RECOVERING:
+            lane.enter(State.TRAINING, time)
+
+    def _rejoined(self, event: Event) -> None:
+        lane = self.lanes.get(event.get("slot", -1))
+        if lane is None or lane.state is State.TRAINING:
+            return
+        lane.enter(State.TRAINING, event["time"])
+        step = f" at step {event['step']}" if "step" in event else ""
+        lane.marks.append(Mark(event["time"], f"back{step}"))
+
+
+def read_timeline(events: Iterable[Event]) -> Timeline:
+    """What each rank was doing, from a run's events. ValueError if they tell of no rank."""
+    ordered = sorted(events, key=lambda e: e["time"])
+    ranks = {e["rank"] for e in ordered if isinstance(e.get("rank"), int)}
+    if not ranks:
+        raise ValueError("the file tells of no rank; it should be the events.jsonl of a run folder (ftrun --events DIR)")
+    reader = _Reader(ranks)
+    for event in ordered:
+        reader.read(event)
+    end = ordered[-1]["time"]
+    for lane in reader.lanes.values():
+        lane.enter(None, end)
+    return Timeline(list(reader.lanes.values()), reader.failures, ordered[0]["time"], end, reader.policy)

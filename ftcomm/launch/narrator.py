@@ -1,0 +1,160 @@
+"""Tells the run on the terminal: one line for each thing that a person wants to know."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TextIO
+
+from ftcomm.launch.folder import Event
+
+Key = tuple[Any, ...]
+
+
+class Narrator:
+    """Hears the events of ftrun and of its workers, each of which reports the same happening, and tells it once."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out if out is not None else sys.stderr
+        self._start = time.time()
+        self._world = 0
+        self._told: set[Key] = set()
+        self._incarnation: dict[int, int] = {}  # of each slot's latest worker
+        self._died: dict[tuple[int, int], float] = {}  # (rank, incarnation) -> when, by its own last words
+        self._heard: dict[str, Callable[[Event], None]] = {
+            "job": self._job,
+            "spawn": self._spawn,
+            "exit": self._exit,
+            "given-up": self._given_up,
+            "orphaned": self._orphaned,
+            "interrupted": self._interrupted,
+            "killing": self._killing,
+            "fault": self._fault,
+            "suspected": self._suspected,
+            "repaired": self._repaired,
+            "failed": self._failed,
+            "stale": self._stale,
+            "authority-lost": self._authority_lost,
+            "joined": self._joined,
+            "rejoined": self._rejoined,
+            "left": self._left,
+        }
+
+    def begin(self, world_size: int) -> None:
+        self._world = world_size
+
+    def hear(self, event: Event) -> None:
+        """Tells it, if it is worth a line. A worker's event that lacks what it should have is not told."""
+        tell = self._heard.get(event["event"])
+        if tell is None:
+            return
+        try:
+            tell(event)
+        except (KeyError, TypeError, ValueError):
+            self._once(("malformed", event["event"]), f"an event that can't be read: {event!r:.200}")
+
+    def say(self, text: str, at: float | None = None) -> None:
+        self._out.write(f"ftrun {(at or time.time()) - self._start:7.2f} s | {text}\n")
+        self._out.flush()
+
+    def _once(self, key: Key, text: str, at: float | None = None) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            self.say(text, at)
+
+    # -- ftrun's own events --------------------------------------------------------------------------------------
+
+    def _job(self, event: Event) -> None:
+        ranks = event["ranks"]
+        where = "" if len(ranks) == self._world else f", ranks {_list(ranks)} on this node"
+        self.say(f"{self._world} workers{where}, policy {event['policy']}", event["time"])
+
+    def _spawn(self, event: Event) -> None:
+        rank, incarnation = event["rank"], event["incarnation"]
+        self._incarnation[rank] = incarnation
+        if incarnation:
+            self.say(f"slot {rank}: replacement {incarnation} started (pid {event['pid']})", event["time"])
+
+    def _exit(self, event: Event) -> None:
+        if event["code"] == 0:
+            return
+        self.say(f"rank {event['rank']} ended: {event['how']} (pid {event['pid']})", event["time"])
+
+    def _given_up(self, event: Event) -> None:
+        others = " The others go on." if event["others"] else ""
+        self.say(f"slot {event['rank']} is given up: {event['why']}.{others}", event["time"])
+
+    def _orphaned(self, event: Event) -> None:
+        self.say(f"slot {event['rank']}: the replacement is ended: {event['why']}", event["time"])
+
+    def _interrupted(self, event: Event) -> None:
+        name = event["signal"]
+        what = "the workers finish their step and leave" if name == "SIGTERM" else "the workers are told to end"
+        self.say(f"{name}: {what} ({event['patience']} s; once more: at once)", event["time"])
+
+    def _killing(self, event: Event) -> None:
+        self.say(f"ranks {_list(event['ranks'])} are killed: {event['why']}", event["time"])
+
+    # -- the workers' events -------------------------------------------------------------------------------------
+
+    def _fault(self, event: Event) -> None:
+        if event.get("do") in ("kill", "exit"):
+            self._died[event["rank"], event["incarnation"]] = event["time"]
+        self.say(f"rank {event['rank']}: fault at {event['at']}: {event['do']}", event["time"])
+
+    def _suspected(self, event: Event) -> None:
+        slot, evidence = event["slot"], event["evidence"]
+        who = (slot, event.get("of", self._incarnation.get(slot, 0)))
+        died = self._died.get(who)
+        after = ""
+        if died is not None and event["time"] >= died:
+            after = f" after {1000 * (event['time'] - died):.1f} ms"
+        elif event.get("silence"):
+            after = f" after {event['silence']:.2f} s of silence"
+        self._once(("suspected", *who), f"rank {slot} is gone: detected by rank {event['rank']}{after}, by {evidence}", event["time"])
+
+    def _repaired(self, event: Event) -> None:
+        ranks = event["ranks"]
+        self._once(
+            ("repaired", event.get("comm"), event["seq"]),
+            f"{event.get('operation', 'all-reduce')} #{event['seq']} repaired: contributors {len(ranks)} of "
+            f"{event.get('size', self._world)}",
+            event["time"],
+        )
+
+    def _failed(self, event: Event) -> None:
+        self._once(("failed", event.get("comm"), event.get("seq")), f"rank {event['rank']}: {event['text']}", event["time"])
+
+    def _stale(self, event: Event) -> None:
+        self.say(f"rank {event['rank']} was voted out by the others and can't go on", event["time"])
+
+    def _authority_lost(self, event: Event) -> None:
+        self._once(("authority",), "the membership cell can't be reached: nobody can be voted out or let in", event["time"])
+
+    def _joined(self, event: Event) -> None:
+        slot = event["slot"]
+        self._once(("joined", slot, event["incarnation"]), f"slot {slot} is a member again", event["time"])
+
+    def _rejoined(self, event: Event) -> None:
+        rate = event["bytes"] / max(event["seconds"], 1e-9)
+        self._once(
+            ("rejoined", event["slot"], event["incarnation"]),
+            f"slot {event['slot']} rejoined at step {event['step']}: {_size(event['bytes'])} of state moved at {_size(rate)}/s",
+            event["time"],
+        )
+
+    def _left(self, event: Event) -> None:
+        self._once(("left", event["rank"]), f"rank {event['rank']} finished its step and left", event["time"])
+
+
+def _list(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

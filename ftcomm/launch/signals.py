@@ -1,0 +1,60 @@
+"""Signals of ftrun as a file descriptor: the agent waits for them as for everything else."""
+
+from __future__ import annotations
+
+import os
+import signal
+from types import FrameType
+
+from torch.distributed.elastic.multiprocessing import SignalException
+
+
+class Signals:
+    """Collects the handled signals and SIGCHLD; ``fd`` is readable when one has come.
+
+    Until :meth:`collect` is called a handled signal raises SignalException instead: nothing is there yet to end in order,
+    and the rendezvous must not go on.
+    """
+
+    def __init__(self, handled: list[signal.Signals]) -> None:
+        self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pending: list[signal.Signals] = []
+        self._collecting = False
+        self._before = {sig: signal.signal(sig, self._on_signal) for sig in handled}
+        self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        sig = signal.Signals(signum)
+        if not self._collecting:
+            raise SignalException(f"ftrun got {sig.name}", sigval=sig)
+        self._pending.append(sig)
+
+    def collect(self) -> None:
+        """From now on :meth:`take` tells which signals came."""
+        self._collecting = True
+
+    def take(self) -> list[signal.Signals]:
+        """Handled signals since the last call; empties ``fd``."""
+        try:
+            while os.read(self.fd, 4096):
+                pass
+        except BlockingIOError:
+            pass
+        taken, self._pending = self._pending, []
+        return taken
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for sig, handler in self._before.items():
+            signal.signal(sig, handler)
+        os.close(self.fd)
+        os.close(self._write_fd)
+
+
+def parse_signals(text: str) -> list[signal.Signals]:
+    """``"SIGTERM,SIGINT"`` -> the signals; ValueError names what is none."""
+    try:
+        return [signal.Signals[name.strip()] for name in text.split(",") if name.strip()]
+    except KeyError as error:
+        raise ValueError(f"--signals-to-handle: {error.args[0]!r} is no signal; an example is SIGTERM,SIGINT") from None

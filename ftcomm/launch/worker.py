@@ -1,0 +1,86 @@
+"""One worker process: how it is started, signalled and swept away."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+_PR_SET_PDEATHSIG = 1
+# Resolved before any fork: the child of a threaded process must not go through the dynamic loader.
+_prctl = ctypes.CDLL(None, use_errno=True).prctl
+_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
+
+
+class Worker(SubprocessHandler):
+    """A worker that dies with ftrun and whose log files survive its replacement."""
+
+    def __init__(self, *, stdout: str | None, stderr: str | None, **rest: Any) -> None:
+        # The base class would open the logs with "w", which wipes what the previous incarnation wrote.
+        self._log_paths = (stdout, stderr)
+        super().__init__(stdout=None, stderr=None, **rest)
+
+    def _popen(self, args: tuple[str, ...], env: dict[str, str]) -> subprocess.Popen[bytes]:
+        out, err = self._log_paths
+        self._stdout = open(out, "a") if out else None  # noqa: SIM115
+        self._stderr = open(err, "a") if err else None  # noqa: SIM115
+        launcher = os.getpid()
+
+        def die_with_launcher() -> None:
+            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != launcher:  # it died before the prctl: the signal will not come any more
+                os._exit(1)
+
+        return subprocess.Popen(
+            args, env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True, preexec_fn=die_with_launcher
+        )
+
+    @property
+    def pid(self) -> int:
+        return int(self.proc.pid)
+
+    def send(self, sig: signal.Signals) -> None:
+        """Signals the worker alone: a notice must not reach its DataLoader workers, which it needs to finish the step."""
+        if self.proc.returncode is None:  # not Popen.send_signal: it may reap the worker behind our back
+            os.kill(self.pid, sig)
+
+    def reap(self) -> int | None:
+        """The exit status if the worker has ended, with its forked children swept away; None while it runs."""
+        if self.proc.returncode is not None:
+            return int(self.proc.returncode)
+        ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is None:
+            return None
+        if ended.si_code != os.CLD_EXITED or ended.si_status != 0:
+            # Not yet reaped, so the number of its process group can't have been taken by anybody else.
+            self._kill_group()
+        code = int(self.proc.wait())
+        for log in (self._stdout, self._stderr):
+            if log is not None:
+                log.close()
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL to the worker and everything it forked."""
+        if self.proc.returncode is None:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        try:
+            os.killpg(self.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

@@ -1,0 +1,143 @@
+"""The workers of one node: a torch process context in which a failed worker is replaced and its siblings go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import ProcessFailure, RunProcsResult, SubprocessContext
+
+from ftcomm.launch.worker import Worker
+
+
+class SlotState(Enum):
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    GIVEN_UP = "given up"
+
+
+@dataclass
+class Slot:
+    """One rank's place on this node, whoever holds it."""
+
+    local_rank: int
+    rank: int
+    incarnation: int = 0
+    state: SlotState = SlotState.RUNNING
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A worker that ended, already reaped."""
+
+    slot: Slot
+    pid: int
+    incarnation: int
+    code: int
+    failure: ProcessFailure | None
+
+
+class WorkerContext(SubprocessContext):
+    """torch's context, in which one worker's end is not the end of the others.
+
+    The base class closes all workers as soon as one fails; here :meth:`ended` tells what ended, and the agent decides.
+    """
+
+    slots: dict[int, Slot]
+
+    def start(self) -> None:
+        """As the base class, which also sets signal handlers that raise wherever the agent happens to be."""
+        self._start()
+        for tail_log in self._tail_logs:
+            tail_log.start()
+
+    def _start(self) -> None:
+        self.slots = {
+            local_rank: Slot(local_rank=local_rank, rank=int(self.envs[local_rank]["RANK"])) for local_rank in self.args
+        }
+        for local_rank in self.slots:
+            self._launch(local_rank)
+
+    def _launch(self, local_rank: int) -> None:
+        slot = self.slots[local_rank]
+        self.envs[local_rank]["FTCOMM_INCARNATION"] = str(slot.incarnation)
+        self.subprocess_handlers[local_rank] = Worker(
+            entrypoint=self.entrypoint,
+            args=self.args[local_rank],
+            env=self.envs[local_rank],
+            stdout=self.stdouts[local_rank] or None,
+            stderr=self.stderrs[local_rank] or None,
+            local_rank_id=local_rank,
+            numa_options=self._numa_options,
+        )
+
+    def worker(self, slot: Slot) -> Worker:
+        handler = self.subprocess_handlers[slot.local_rank]
+        assert isinstance(handler, Worker)
+        return handler
+
+    def running(self) -> list[Slot]:
+        return [slot for slot in self.slots.values() if slot.state is SlotState.RUNNING]
+
+    def ended(self) -> list[Exit]:
+        """Running workers that have ended since the last call. They are reaped; the caller replaces or settles each."""
+        exits = []
+        for slot in self.running():
+            worker = self.worker(slot)
+            code = worker.reap()
+            if code is None:
+                continue
+            failure = None if code == 0 else self._failure(slot, worker.pid, code)
+            exits.append(Exit(slot, worker.pid, slot.incarnation, code, failure))
+            slot.state = SlotState.SUCCEEDED if code == 0 else SlotState.GIVEN_UP
+        return exits
+
+    def replace(self, slot: Slot) -> None:
+        """Starts the next incarnation of a slot whose worker has been reaped."""
+        assert self.worker(slot).proc.returncode is not None, "a replacement must not start beside its predecessor"
+        slot.incarnation += 1
+        slot.state = SlotState.RUNNING
+        self._launch(slot.local_rank)
+
+    def signal_all(self, sig: signal.Signals) -> None:
+        for slot in self.running():
+            self.worker(slot).send(sig)
+
+    def kill_all(self) -> None:
+        for slot in self.running():
+            self.worker(slot).kill()
+
+    def _failure(self, slot: Slot, pid: int, code: int) -> ProcessFailure:
+        error_file = self.error_files[slot.local_rank]
+        failure = ProcessFailure(local_rank=slot.local_rank, pid=pid, exitcode=code, error_file=error_file)
+        if os.path.exists(error_file):
+            os.unlink(error_file)  # else the next incarnation's failure would be told with this one's words
+        return failure
+
+    def _poll(self) -> RunProcsResult | None:
+        """For callers of the base class; the agent works with :meth:`ended`."""
+        self.ended()
+        if self.running():
+            return None
+        return RunProcsResult(return_values=dict.fromkeys(self.slots), stdouts=self.stdouts, stderrs=self.stderrs)
+
+    def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
+        """The last resort on any way out of the agent: whatever still runs is killed."""
+        for handler in self.subprocess_handlers.values():
+            if isinstance(handler, Worker) and handler.proc.returncode is None:
+                handler.kill()
+                handler.proc.wait()
+
+
+def start_workers(*, name: str, entrypoint: Any, args: Any, envs: Any, start_method: str, **rest: Any) -> WorkerContext:
+    """Takes the place of torch's ``start_processes`` in the agent; its arguments pass through."""
+    context = WorkerContext(name=name, entrypoint=entrypoint, args=args, envs=envs, **rest)
+    try:
+        context.start()
+    except Exception:
+        context.close()
+        raise
+    return context

@@ -1,0 +1,150 @@
+"""Options of a job and its communicators, and their environment variables."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ftcomm.errors import ConfigError
+
+__all__ = ["Options", "environment_name"]
+
+POLICIES = ("raise", "lossy", "replay")
+TRANSPORTS = ("auto", "shm", "tcp")
+DURABILITIES = ("process", "host")
+DEFAULT_TIMEOUT = 1800.0
+_SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(|k|m|g|t)(i?b)?\s*$", re.IGNORECASE)
+
+
+def environment_name(name: str) -> str:
+    """``heartbeat`` -> ``FTCOMM_HEARTBEAT``."""
+    return "FTCOMM_" + name.upper()
+
+
+def _option(name: str, default: Any, meaning: str, parse: Callable[[str], Any] = str) -> Any:
+    """A field whose default is its environment variable, read when an Options is made."""
+
+    def value() -> Any:
+        text = os.environ.get(environment_name(name))
+        if text is None or text == "":
+            return default
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ConfigError(f"{environment_name(name)}={text!r} is not valid: {error}.") from None
+
+    return field(default_factory=value, metadata={"meaning": meaning, "default": default})
+
+
+def _seconds(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("give a number of seconds, for example 1.5") from None
+
+
+def _size(text: str) -> int:
+    match = _SIZE.match(text)
+    if match is None:
+        raise ValueError("give a number of bytes, for example 4294967296 or 4GiB")
+    return int(float(match.group(1)) * 1024 ** " kmgt".index(match.group(2).lower() or " "))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a job may be told; see ``docs/operations.md`` for the table.
+
+    Every field has an environment variable ``FTCOMM_<NAME>``; an argument given here wins over it.
+    """
+
+    policy: str = _option("policy", "raise", "what a death does to a pending operation: raise, lossy, replay")
+    heartbeat: float = _option(
+        "heartbeat",
+        1.0,
+        "seconds of silence before a rank is suspected; every other deadline is derived from it",
+        _seconds,
+    )
+    timeout: float | None = _option(
+        "timeout",
+        None,
+        "seconds for an operation that a live rank never enters; then the communicator is revoked "
+        "(None: torch's argument, else 1800)",
+        _seconds,
+    )
+    transport: str = _option("transport", "auto", "auto, shm (ranks of one host), tcp")
+    interface: str | None = _option("interface", None, "network interface or address to bind (None: found)")
+    host: str | None = _option("host", None, "host identity: ranks with the same one share memory (None: found)")
+    authority: str = _option(
+        "authority", "auto", "who decides membership: auto (shm on one host, else store), shm, store"
+    )
+    secret: str | None = _option(
+        "secret", None, "per-job secret; without one only loopback and shared memory are accepted"
+    )
+    log: str = _option("log", "off", "pair log: off (the only value in this version)")
+    log_dir: str | None = _option("log_dir", None, "folder of the pair log (None: tmpfs)")
+    log_limit: int = _option("log_limit", 4 << 30, "bytes that the pair log may take", _size)
+    durability: str = _option("durability", "process", "what a logged message survives: process, host")
+    events: str | None = _option("events", None, "folder for events-RANK-INCARNATION.jsonl (None: no file)")
+
+    def __post_init__(self) -> None:
+        _one_of("policy", self.policy, POLICIES)
+        _one_of("transport", self.transport, TRANSPORTS)
+        _one_of("durability", self.durability, DURABILITIES)
+        _positive("heartbeat", self.heartbeat, least=0.01)
+        if self.timeout is not None:
+            _positive("timeout", self.timeout)
+            if self.timeout < self.heartbeat:
+                raise ConfigError(
+                    f"timeout={self.timeout:g} s is shorter than heartbeat={self.heartbeat:g} s: a live rank would be "
+                    "given up before a dead one is noticed. Raise the timeout or lower the heartbeat."
+                )
+        if self.authority.startswith("etcd://"):
+            raise ConfigError(
+                f"authority={self.authority!r}: etcd is not built in. Use etcd as torch's rendezvous store and "
+                "authority='store'."
+            )
+        _one_of("authority", self.authority, ("auto", "shm", "store"))
+        if self.policy == "replay" or self.log != "off":
+            wrong = "policy='replay'" if self.policy == "replay" else f"log={self.log!r}"
+            raise ConfigError(
+                f"{wrong} needs the pair log, which this version does not have. Use policy 'raise' or 'lossy' and log 'off'."
+            )
+        if self.secret is not None and len(self.secret) < 16:
+            raise ConfigError(
+                f"The secret has {len(self.secret)} characters; give at least 16, for example from "
+                "`python -c 'import secrets; print(secrets.token_hex(32))'`."
+            )
+        if self.log_limit <= 0:
+            raise ConfigError(f"log_limit={self.log_limit} must be a positive number of bytes.")
+
+    def __repr__(self) -> str:
+        shown = ", ".join(
+            f"{f.name}={'<hidden>' if f.name == 'secret' and self.secret else repr(getattr(self, f.name))}"
+            for f in fields(self)
+        )
+        return f"Options({shown})"
+
+    @property
+    def operation_timeout(self) -> float:
+        """``timeout``, or its default of 30 minutes."""
+        return DEFAULT_TIMEOUT if self.timeout is None else self.timeout
+
+
+def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(
+            f"{name}={value!r} is not one of {', '.join(allowed)} (argument {name}= or {environment_name(name)})."
+        )
+
+
+def _positive(name: str, value: object, least: float = 0.0) -> None:
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not good or value < least or value <= 0:  # type: ignore[operator]
+        bound = f"at least {least:g}" if least else "positive"
+        raise ConfigError(
+            f"{name}={value!r} must be a number of seconds, {bound} (argument {name}= or {environment_name(name)})."
+        )

@@ -1,0 +1,84 @@
+"""Sends and receives between two ranks of a communicator."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ftcomm._lib import check, lib
+from ftcomm.buffers import buffer_of
+from ftcomm.errors import ConfigError, Unsupported
+from ftcomm.request import Request
+
+if TYPE_CHECKING:
+    from ftcomm.job import Job
+
+__all__ = ["ANY", "PointToPoint"]
+
+ANY = -1
+
+
+class PointToPoint:
+    """Mixed into Communicator, which has the attributes below. Messages of one pair and tag keep their order."""
+
+    _job: Job
+    id: int
+    name: str
+    rank: int
+    size: int
+
+    def isend(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> Request:
+        """Starts :meth:`send`; the buffer may not be changed until the request is done."""
+        self._check_peer("dst", dst, any_allowed=False)
+        data = buffer_of(buf, writable=False, dtype=dtype)
+        ffi, C = lib()
+        out = ffi.new("ft_request**")
+        check(C.ft_send(self._job.handle, self.id, data.pointer, data.nbytes, dst, tag, out))
+        return Request(self._job, out[0], self.size, data, f"send to rank {dst} on {self.name}")
+
+    def irecv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> Request:
+        """Starts :meth:`recv`; ``request.source`` and ``request.nbytes`` tell what came."""
+        self._check_peer("src", src, any_allowed=True)
+        data = buffer_of(buf, writable=True, dtype=dtype)
+        ffi, C = lib()
+        out = ffi.new("ft_request**")
+        check(C.ft_recv(self._job.handle, self.id, data.pointer, data.nbytes, src, tag, out))
+        source = "any rank" if src == ANY else f"rank {src}"
+        return Request(self._job, out[0], self.size, data, f"recv from {source} on {self.name}")
+
+    def send(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> None:
+        """Sends the buffer to ``dst``; returns when it may be reused."""
+        self.isend(buf, dst, tag, dtype).wait()
+
+    def recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
+        """Receives into the buffer (a shorter message is fine, a longer one raises Truncated); returns who sent it.
+
+        A receive from ANY stays pending while a dead rank is not acknowledged (:meth:`ack_failed`).
+        """
+        request = self.irecv(buf, src, tag, dtype)
+        request.wait()
+        return request.source
+
+    def ft_send(self, buf: Any, dst: int, tag: int = 0) -> None:
+        """A send that is delivered exactly once across restarts. Not in this version: it needs the pair log."""
+        raise Unsupported(_NO_LOG.format("ft_send", "send"))
+
+    def ft_recv(self, buf: Any, src: int = ANY, tag: int = 0) -> int:
+        """A receive that is delivered exactly once across restarts. Not in this version: it needs the pair log."""
+        raise Unsupported(_NO_LOG.format("ft_recv", "recv"))
+
+    def commit_checkpoint(self, tag: Any) -> None:
+        """Not in this version: there is no pair log that could be shortened."""
+        raise Unsupported(_NO_LOG.format("commit_checkpoint", "no checkpoint commit"))
+
+    def resume(self, tag: Any) -> None:
+        """Not in this version: there is no pair log to replay."""
+        raise Unsupported(_NO_LOG.format("resume", "the join point"))
+
+    def _check_peer(self, what: str, rank: int, any_allowed: bool) -> None:
+        if isinstance(rank, int) and (0 <= rank < self.size or (any_allowed and rank == ANY)):
+            return
+        more = ", or ftcomm.ANY" if any_allowed else ""
+        raise ConfigError(f"{what}={rank!r} must be a rank of {self.name}, 0 to {self.size - 1}{more}.")
+
+
+_NO_LOG = "{} needs the pair log, which this version does not have. Use {}, which loses what a dead process held."

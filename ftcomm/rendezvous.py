@@ -1,0 +1,273 @@
+"""How the processes of a job find each other: publish an address, gather the others', start, and agree that all have.
+
+Every key is ``JOB/rdv/PHASE/INCARNATION/RANK``, so nothing of another job or of an earlier process of a slot is read. A rank that
+fails during the start writes its error into every key that others may be waiting for: all ranks then fail with its message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from typing import Any
+
+from ftcomm._lib import check, lib
+from ftcomm.errors import ConfigError, Error, Timeout
+from ftcomm.job import Job, current
+from ftcomm.options import Options
+from ftcomm.stores import Store
+from ftcomm.stores.memory import MemoryStore
+
+__all__ = ["job_name", "start_job"]
+
+_GOOD, _ERROR = b"+", b"!"
+MAX_RANKS = 1024
+
+
+def job_name() -> str:
+    """``FTCOMM_JOB``, else the launcher's id of this run (and of its restart), else ``"job"``."""
+    name = os.environ.get("FTCOMM_JOB") or os.environ.get("TORCHELASTIC_RUN_ID") or "job"
+    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    if "FTCOMM_INCARNATION" not in os.environ and restarts != "0":
+        name += f".{restarts}"  # torchrun restarted all workers: a new job, in the same store
+    if len(name) > 200 or any(c.isspace() or c == "/" or not c.isprintable() for c in name):
+        raise ConfigError(f"The job name {name!r} must have at most 200 printable characters, no blank and no slash.")
+    return name
+
+
+def incarnation_from_environment() -> int:
+    """``FTCOMM_INCARNATION``: 0 for the first process of a slot, one more for each replacement."""
+    text = os.environ.get("FTCOMM_INCARNATION", "0")
+    if not text.isdigit() or int(text) >= 1 << 31:
+        raise ConfigError(f"FTCOMM_INCARNATION={text!r} must be a number, 0 for the first process of a slot.")
+    return int(text)
+
+
+def start_job(
+    store: Any,
+    rank: int,
+    world_size: int,
+    options: Options | None = None,
+    *,
+    job: str | None = None,
+    incarnation: int | None = None,
+    timeout: float | None = None,
+    faults: str | None = None,
+) -> Job:
+    """Starts this process's part of a job and returns when all ranks have started.
+
+    Args:
+        store: an ``ftcomm.stores.Store``, any torch Store, or None for a job of one rank.
+        job: the job's name (default: :func:`job_name`).
+        incarnation: default ``FTCOMM_INCARNATION``, else 0. Above 0 this process replaces a dead one: it links to the others
+            and stays outside (``job.joining``) until a join point admits it.
+        timeout: seconds for the whole start; default: the options' timeout.
+
+    Raises:
+        Timeout: ``missing`` names the ranks that never came.
+        ConfigError: wrong arguments, or a store that still holds another run of a job of this name.
+    """
+    options = options or Options()
+    name = job_name() if job is None else job
+    incarnation = incarnation_from_environment() if incarnation is None else incarnation
+    _check_world(rank, world_size)
+    if (running := current(name)) is not None:
+        raise ConfigError(
+            f"This process already runs job {name!r} as rank {running.rank}. Close it first, or give the second job another "
+            "name (FTCOMM_JOB)."
+        )
+    bound = options.operation_timeout if timeout is None else timeout
+    made = Job(name, rank, world_size, incarnation, options, _as_store(store, world_size), faults)
+    try:
+        _Start(made, time.monotonic() + bound).run()
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def _check_world(rank: int, world_size: int) -> None:
+    if not 1 <= world_size <= MAX_RANKS:
+        raise ConfigError(f"world_size={world_size} must be between 1 and {MAX_RANKS}.")
+    if not 0 <= rank < world_size:
+        raise ConfigError(f"rank={rank} must be between 0 and world_size - 1 = {world_size - 1}.")
+
+
+def _as_store(store: Any, world_size: int) -> Store:
+    if isinstance(store, Store):
+        return store
+    if store is None:
+        if world_size == 1:
+            return MemoryStore()
+        raise ConfigError(f"A job of {world_size} ranks needs a store to meet through; give store= or an init method.")
+    from ftcomm.stores.torch_store import TorchStore
+
+    return TorchStore(store)
+
+
+class _Start:
+    """One run of the protocol, of one rank."""
+
+    def __init__(self, job: Job, deadline: float) -> None:
+        self.job, self.deadline = job, deadline
+        self.store: Store = job.store
+        self.everybody = range(job.world_size)
+
+    def run(self) -> None:
+        try:
+            if self.job.incarnation > 0 and not self._takes_founding_slot():
+                self._join()
+            else:
+                self._found()
+        except Error as error:
+            self._tell_others(error)
+            raise
+        self.store.release()
+
+    # -- a founding member ---------------------------------------------------------------------------------------
+
+    def _found(self) -> None:
+        if self.job.rank == 0:
+            self._choose_boot()
+        _failpoint("rendezvous.publish")
+        self._claim(self._key("address", 0, self.job.rank), _GOOD + self._address())
+        _failpoint("rendezvous.gather")
+        addresses = self._gather("address", "came to the start of the job")
+        boot = self._read(f"{self.job.name}/rdv/boot")
+        self._link(addresses, int.from_bytes(boot, "little"), joining=False)
+        self._claim(self._key("ready", 0, self.job.rank), _GOOD)
+        self._gather("ready", "finished the start of the job")
+
+    def _choose_boot(self) -> None:
+        key = f"{self.job.name}/rdv/boot"
+        mine = _GOOD + secrets.token_bytes(7) + b"\x01"  # never zero
+        found = self.store.compare_set(key, b"", mine)
+        if found != mine and self.job.incarnation == 0:  # a rank 0 that died right here has left a good one
+            _raise_if_error(found)
+            raise ConfigError(self._leftover())
+
+    def _claim(self, key: str, value: bytes) -> None:
+        """Writes a key that only this process may write; another rank's error may be there already."""
+        found = self.store.compare_set(key, b"", value)
+        if found != value:
+            _raise_if_error(found)
+            raise ConfigError(self._leftover())
+
+    def _leftover(self) -> str:
+        return (
+            f"The store already holds a job named {self.job.name!r} with a rank {self.job.rank}: it is left over from an "
+            "earlier run, or two processes have the same rank. Use a fresh store (file), give this run its own name "
+            "(FTCOMM_JOB), and check RANK."
+        )
+
+    # -- a replacement -------------------------------------------------------------------------------------------
+
+    def _takes_founding_slot(self) -> bool:
+        """The process before this one died before it published anything: this one is a founding member in its place."""
+        return self.store.get(self._key("address", 0, self.job.rank)) is None
+
+    def _join(self) -> None:
+        job = self.job
+        self._gather("ready", "finished the start of the job")  # its founders; an error of theirs is ours
+        boot = self._read(f"{job.name}/rdv/boot")
+        _failpoint("rendezvous.publish")
+        self._claim(self._key("address", job.incarnation, job.rank), _GOOD + self._address())
+        self._announce_newest()
+        _failpoint("rendezvous.gather")
+        addresses = [b"" if rank == job.rank else self._newest_address(rank) for rank in self.everybody]
+        addresses[job.rank] = self._address()
+        job.joining = True
+        self._link(addresses, int.from_bytes(boot, "little"), joining=True)
+
+    def _announce_newest(self) -> None:
+        """``newest/RANK`` only goes up: two replacements of one slot may be on their way."""
+        key = f"{self.job.name}/rdv/newest/{self.job.rank}"
+        mine = b"%d" % self.job.incarnation
+        seen = self.store.get(key) or b""
+        while int(seen or b"0") < self.job.incarnation:
+            after = self.store.compare_set(key, seen, mine)
+            if after == mine:
+                return
+            seen = after
+        raise ConfigError(
+            f"A newer replacement of rank {self.job.rank} (incarnation {int(seen)}) has already come; this process, "
+            f"incarnation {self.job.incarnation}, is too late and must end."
+        )
+
+    def _newest_address(self, rank: int) -> bytes:
+        incarnation = int(self.store.get(f"{self.job.name}/rdv/newest/{rank}") or b"0")
+        value = self.store.get(self._key("address", incarnation, rank)) or b""
+        return value[1:] if value.startswith(_GOOD) else b""
+
+    # -- both ----------------------------------------------------------------------------------------------------
+
+    def _key(self, phase: str, incarnation: int, rank: int) -> str:
+        return f"{self.job.name}/rdv/{phase}/{incarnation}/{rank}"
+
+    def _left(self) -> float:
+        return max(0.0, self.deadline - time.monotonic())
+
+    def _address(self) -> bytes:
+        ffi, C = lib()
+        data, length = ffi.new("const uint8_t**"), ffi.new("size_t*")
+        check(C.ft_job_address(self.job.handle, data, length))
+        return bytes(ffi.buffer(data[0], length[0]))
+
+    def _read(self, key: str) -> bytes:
+        value = self.store.get(key)
+        if value is None:
+            raise ConfigError(
+                f"The store has lost {key!r}: it was restarted or cleaned during the start. Start the job again."
+            )
+        _raise_if_error(value)
+        return value[1:]
+
+    def _gather(self, phase: str, what: str) -> list[bytes]:
+        keys = {self._key(phase, 0, rank): rank for rank in self.everybody}
+        missing = [keys[key] for key in self.store.wait(list(keys), self._left())]
+        if missing:
+            names = ", ".join(map(str, missing))
+            raise Timeout(
+                f"Rank{'s' if len(missing) > 1 else ''} {names} of {self.job.world_size} never {what} {self.job.name!r} "
+                "(timeout). Check that every rank was started, with the same WORLD_SIZE and address, and see its own log.",
+                ranks=missing,
+                operation="rendezvous",
+            )
+        return [self._read(key) for key in keys]
+
+    def _link(self, addresses: list[bytes], boot: int, joining: bool) -> None:
+        ffi, C = lib()
+        held = [ffi.new("uint8_t[]", address) if address else ffi.NULL for address in addresses]
+        pointers = ffi.new("const uint8_t*[]", held)
+        lengths = ffi.new("size_t[]", [len(address) for address in addresses])
+        check(C.ft_job_start(self.job.handle, pointers, lengths, boot, int(joining), self._left()))
+
+    def _tell_others(self, error: Error) -> None:
+        """A founder that fails wakes everybody who waits for a key of the start that is not written yet."""
+        if self.job.joining:
+            return
+        detail = error.fields()
+        if not error.message.startswith("Rank "):
+            detail["message"] = f"Rank {self.job.rank} failed at the start of the job: {error.message}"
+        value = _ERROR + json.dumps({"type": type(error).__name__, **detail}).encode()
+        try:
+            for phase in ("address", "ready"):
+                for rank in self.everybody:
+                    self.store.compare_set(self._key(phase, 0, rank), b"", value)
+            self.store.release()
+        except Exception:  # noqa: BLE001 - the store itself may be what failed; the first error is the one to report
+            return
+
+
+def _raise_if_error(value: bytes) -> None:
+    if value.startswith(_ERROR):
+        from ftcomm import errors
+
+        detail = json.loads(value[1:])
+        kind = getattr(errors, str(detail.pop("type")), Error)
+        raise kind(detail.pop("message"), **detail)
+
+
+def _failpoint(name: str) -> None:
+    lib()[1].ft_fault_hit(name.encode())

@@ -1,0 +1,221 @@
+"""Operations under way and what became of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ftcomm._lib import last_error, lib
+from ftcomm.errors import Closed, Timeout
+
+if TYPE_CHECKING:
+    from ftcomm.job import Job
+
+__all__ = ["Outcome", "Request", "wait_all"]
+
+FT_TIMEOUT, FT_INTERRUPTED, FT_CANCELLED = 5, 8, 13
+
+# Operations that were dropped before they were done still write into their buffers: both are kept until they are.
+_orphans: list[tuple[Any, Any, Any]] = []
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished operation did.
+
+    Attributes:
+        contributors: the communicator ranks whose data is in every part of the result.
+        chunks: ``(offset, count, contributors)`` for each part, offset and count in elements; more than one only when a rank
+            died in the middle under the policy ``lossy``.
+        epoch: the job's epoch when the operation completed.
+    """
+
+    contributors: tuple[int, ...]
+    chunks: tuple[tuple[int, int, tuple[int, ...]], ...]
+    epoch: int
+
+
+class Request:
+    """An operation that was posted. Dropping it does not cancel the operation.
+
+    Attributes (once it is done):
+        source: receives: the rank that sent.
+        nbytes: receives: how many bytes came.
+    """
+
+    def __init__(
+        self, job: Job, handle: Any, size: int, keep: Any, operation: str, finish: Callable[[], None] | None = None
+    ) -> None:
+        self._job, self._handle, self._size, self._keep = job, handle, size, keep
+        self._finish = finish
+        self._done = False
+        self._error: Exception | None = None
+        self._outcome: Outcome | None = None
+        self.operation = operation
+        self.source = -1
+        self.nbytes = 0
+        self.value = 0
+        self.new_comm = 0
+        _prune_orphans()
+
+    def wait(self, timeout: float | None = None) -> Outcome:
+        """Blocks until the operation is done and returns its outcome, or raises its error.
+
+        With ``timeout`` (seconds) it raises Timeout when nothing was decided by then; the operation goes on, and wait may be
+        called again. Ctrl-C gives the operation up: its failure is proposed to the other ranks, the result (which may be
+        success) is waited for up to two heartbeats, then KeyboardInterrupt goes on.
+        """
+        if not self._done:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            try:
+                self._wait_until(deadline)
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    self._give_up()
+                raise
+        return self._result()
+
+    def test(self) -> bool:
+        """Whether the operation is done (with success or with an error); never blocks."""
+        if not self._done:
+            ffi, C = lib()
+            done = ffi.new("int32_t*")
+            code = C.ft_request_test(self._open(), done)
+            if done[0]:
+                self._complete(code)
+        return self._done
+
+    def cancel(self) -> None:
+        """Proposes the failure of the operation to the other ranks; wait() then raises, or returns if it succeeded first."""
+        if not self._done:
+            lib()[1].ft_request_fail(self._open(), FT_CANCELLED)
+
+    @property
+    def error(self) -> Exception | None:
+        """The error of a finished operation, or None."""
+        return self._error
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _open(self) -> Any:
+        self._job.handle  # noqa: B018 - raises after close and in a forked child
+        return self._handle
+
+    def _wait_until(self, deadline: float | None) -> None:
+        ffi, C = lib()
+        while True:
+            left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            code = C.ft_request_wait(self._open(), left)
+            # A signal's Python handler runs between these lines of Python, and may raise.
+            if code in (FT_INTERRUPTED, FT_TIMEOUT):
+                done = ffi.new("int32_t*")
+                after = C.ft_request_test(self._handle, done)
+                if not done[0]:
+                    if code == FT_TIMEOUT:
+                        raise Timeout(
+                            f"{self.operation} was not decided within the {left:.3g} s of this wait; it is still pending.",
+                            operation=self.operation,
+                        )
+                    continue
+                code = after
+            self._complete(code)
+            return
+
+    def _give_up(self) -> None:
+        if self._done or self._job.closed:
+            return
+        _, C = lib()
+        C.ft_request_fail(self._handle, FT_INTERRUPTED)
+        deadline = time.monotonic() + 2 * self._job.options.heartbeat
+        while not self._done and time.monotonic() < deadline:
+            try:
+                self._wait_until(deadline)
+            except (KeyboardInterrupt, Timeout):
+                continue
+
+    def _complete(self, code: int) -> None:
+        ffi, C = lib()
+        if code != 0:
+            error = last_error(code)
+        result = ffi.new("ft_result*")
+        C.ft_request_result(self._handle, result)
+        self.source, self.nbytes, self.value = result.source, result.bytes, result.value
+        self.new_comm = result.new_comm
+        if code == 0:
+            self._outcome = Outcome(self._ranks(), self._chunks(result.chunks), result.epoch)
+        else:
+            error.value = result.value if self.operation.startswith("agree") else None
+            self._error = error
+        self._done = True
+        C.ft_request_free(self._handle)
+        self._handle = None
+        self._keep = None
+        if code == 0 and self._finish is not None:
+            self._finish()
+        self._finish = None
+
+    def _ranks(self) -> tuple[int, ...]:
+        ffi, C = lib()
+        flags = ffi.new("uint8_t[]", self._size)
+        C.ft_request_ranks(self._handle, flags, self._size)
+        return _set(flags)
+
+    def _chunks(self, number: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+        ffi, C = lib()
+        flags, offset, count = ffi.new("uint8_t[]", self._size), ffi.new("uint64_t*"), ffi.new("uint64_t*")
+        chunks = []
+        for index in range(number):
+            C.ft_request_chunk(self._handle, index, offset, count, flags, self._size)
+            chunks.append((offset[0], count[0], _set(flags)))
+        return tuple(chunks)
+
+    def _result(self) -> Outcome:
+        if self._error is not None:
+            raise self._error
+        assert self._outcome is not None
+        return self._outcome
+
+    def __del__(self) -> None:
+        handle = getattr(self, "_handle", None)
+        if handle is not None and not self._job.closed:
+            _orphans.append((self._job, handle, self._keep))
+
+
+def _set(flags: Any) -> tuple[int, ...]:
+    return tuple(rank for rank, flag in enumerate(flags) if flag)
+
+
+def _prune_orphans() -> None:
+    if not _orphans:
+        return
+    ffi, C = lib()
+    done = ffi.new("int32_t*")
+    for orphan in tuple(_orphans):
+        job, handle, _ = orphan
+        try:
+            job.handle  # noqa: B018
+        except Closed:
+            _orphans.remove(orphan)
+            continue
+        C.ft_request_test(handle, done)
+        if done[0]:
+            C.ft_request_free(handle)
+            _orphans.remove(orphan)
+
+
+def wait_all(requests: list[Request], timeout: float | None = None) -> list[Outcome]:
+    """Waits for all; raises the first error (in the order of ``requests``) after all are done."""
+    deadline = None if timeout is None else time.monotonic() + timeout
+    first: Exception | None = None
+    for request in requests:
+        try:
+            request.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        except Exception as error:
+            if not request._done:
+                raise
+            first = first or error
+    if first is not None:
+        raise first
+    return [request.wait() for request in requests]

@@ -1,0 +1,137 @@
+/* ftcomm's C interface. Every function returns an FT_* code (0: ok) unless it says otherwise; after an error,
+ * ft_last_error() of the same thread has the detail as JSON:
+ *   {"code":1,"name":"peer failure","message":"...","operation":"...","ranks":[2],"evidence":["pidfd"],"epoch":3}
+ * Buffers are the caller's and must live until the request is done. A communicator may be used from one thread at a time.
+ */
+#ifndef FTCOMM_FTCOMM_H
+#define FTCOMM_FTCOMM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define FT_API __attribute__((visibility("default")))
+
+enum {
+    FT_OK = 0, FT_PEER_FAILURE = 1, FT_REVOKED = 2, FT_STALE_EPOCH = 3, FT_NO_AUTHORITY = 4, FT_TIMEOUT = 5,
+    FT_MISMATCH = 6, FT_INVALID = 7, FT_INTERRUPTED = 8, FT_CLOSED = 9, FT_SYSTEM = 10, FT_UNSUPPORTED = 11,
+    FT_TRUNCATED = 12, FT_CANCELLED = 13, FT_INTERNAL = 14
+};
+enum { FT_ALL_REDUCE, FT_BROADCAST, FT_REDUCE, FT_ALL_GATHER, FT_REDUCE_SCATTER, FT_GATHER, FT_SCATTER, FT_ALL_TO_ALL, FT_BARRIER };
+enum { FT_RAISE, FT_LOSSY, FT_REPLAY };
+enum { FT_ANY = -1 };
+
+typedef struct ft_job ft_job;
+typedef struct ft_request ft_request;
+typedef uint64_t ft_comm;
+
+/* A store for rendezvous-time membership cells, called from one thread of the library.
+ * get: writes up to cap bytes, returns the length, 0 when missing, < 0 on error.
+ * compare_set: returns the length of the value that the key has afterwards (written to out), < 0 on error. */
+typedef struct {
+    void* context;
+    int64_t (*get)(void* context, const char* key, uint8_t* out, size_t cap);
+    int64_t (*compare_set)(void* context, const char* key, const uint8_t* expected, size_t expected_len,
+                           const uint8_t* desired, size_t desired_len, uint8_t* out, size_t cap);
+} ft_store;
+
+typedef struct {
+    const char* job;             /* unique per job; part of every key */
+    int32_t rank, world_size;
+    uint32_t incarnation;        /* 0 at first start, +1 for each replacement of the slot */
+    double heartbeat, timeout;   /* seconds */
+    const char* transport;       /* "auto", "shm", "tcp" */
+    const char* interface_;      /* network interface or address to bind, "" or NULL: found */
+    const char* host;            /* host identity, "" or NULL: found */
+    const uint8_t* secret;       /* NULL: only loopback and shared memory are accepted */
+    size_t secret_len;
+    const char* faults;          /* FTCOMM_FAULTS, NULL: none */
+    const ft_store* store;       /* NULL: authority in shared memory, all ranks on one host */
+    const char* authority;       /* "auto", "shm", "store" */
+    void (*on_event)(void* context, const char* json);  /* from a library thread; may be NULL */
+    void* event_context;
+} ft_job_config;
+
+/* Start-up: create, publish ft_job_address() to the others, gather theirs, ft_job_start(). */
+FT_API int ft_job_create(const ft_job_config* config, ft_job** out);
+FT_API int ft_job_address(ft_job* job, const uint8_t** data, size_t* length);
+/* addresses[r] is rank r's blob, lengths[r] == 0: not known (a dead slot seen by a joiner). Blocks until linked or timeout;
+ * on FT_TIMEOUT the ranks in the error detail are those that did not answer. joining: 1 for a replacement.
+ * boot_nonce: chosen by the lowest rank and distributed with the addresses. */
+FT_API int ft_job_start(ft_job* job, const uint8_t* const* addresses, const size_t* lengths, uint64_t boot_nonce,
+                        int32_t joining, double timeout);
+/* Graceful: says goodbye, lingers until nobody needs this rank (bounded by 2 heartbeats of silence), stops threads. */
+FT_API int ft_job_leave(ft_job* job, double timeout);
+FT_API void ft_job_close(ft_job* job);                 /* also without leave; frees all; NULL is fine */
+FT_API int ft_job_info(ft_job* job, char* out, size_t cap);  /* JSON; returns needed length via FT_OK and truncates */
+FT_API uint64_t ft_job_epoch(ft_job* job);
+FT_API int ft_job_alive(ft_job* job, uint8_t* flags /* world_size */);
+FT_API int ft_job_waiting(ft_job* job, uint8_t* flags /* world_size: replacements asking to come in */);
+FT_API int ft_job_stale(ft_job* job);                  /* 1: voted out */
+
+FT_API int ft_comm_create(ft_job* job, uint64_t id, const char* name, const int32_t* slots, int32_t size, int32_t policy,
+                          double timeout);
+FT_API int ft_comm_close(ft_job* job, ft_comm comm);
+FT_API int ft_comm_revoke(ft_job* job, ft_comm comm);
+FT_API int ft_comm_revoked(ft_job* job, ft_comm comm);  /* 0, 1 */
+FT_API int ft_comm_alive(ft_job* job, ft_comm comm, uint8_t* flags /* size */);
+FT_API int ft_comm_failed(ft_job* job, ft_comm comm, uint8_t* flags /* size */);
+FT_API int ft_comm_ack_failed(ft_job* job, ft_comm comm, int32_t n);
+FT_API int ft_comm_solo(ft_job* job, ft_comm comm);     /* 1: a replacement before its admission */
+FT_API uint64_t ft_comm_seq(ft_job* job, ft_comm comm);
+
+typedef struct {
+    int32_t kind, dtype, op, algorithm, root;
+    uint64_t count;
+    const void* send;
+    void* recv;
+    const uint64_t *send_counts, *send_offsets, *recv_counts, *recv_offsets;  /* communicator size each, or NULL */
+    double factor, timeout;      /* timeout 0: the communicator's */
+} ft_op;
+
+FT_API int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out);
+FT_API int ft_send(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, ft_request** out);
+FT_API int ft_recv(ft_job* job, ft_comm comm, void* data, uint64_t bytes, int32_t src, int64_t tag, ft_request** out);
+FT_API int ft_agree(ft_job* job, ft_comm comm, int64_t flag, ft_request** out);
+FT_API int ft_shrink(ft_job* job, ft_comm comm, ft_request** out);
+FT_API int ft_join_wait(ft_job* job, ft_request** out);
+FT_API int ft_admit(ft_job* job, ft_request** out);
+
+/* timeout < 0: until done. FT_INTERRUPTED when a signal came (call again, or ft_request_fail). FT_TIMEOUT with nothing
+ * decided: the request is still pending. Otherwise the operation's own result. */
+FT_API int ft_request_wait(ft_request* request, double timeout);
+FT_API int ft_request_test(ft_request* request, int32_t* done);  /* result code when done */
+FT_API int ft_request_fail(ft_request* request, int32_t why /* FT_INTERRUPTED or FT_TIMEOUT or FT_CANCELLED */);
+/* fn(context) runs once, on a library thread or at once on this one when already done. */
+FT_API int ft_request_on_done(ft_request* request, void (*fn)(void* context), void* context);
+FT_API void ft_request_free(ft_request* request);      /* an undone operation goes on without it */
+
+typedef struct {
+    int32_t source;
+    uint64_t bytes, epoch;
+    int64_t value;
+    uint64_t new_comm;
+    int32_t chunks;              /* number of chunks of the outcome */
+} ft_result;
+FT_API int ft_request_result(ft_request* request, ft_result* out);
+/* flags[size]: intersection of contributors (collectives), survivors (shrink, admit: slots). */
+FT_API int ft_request_ranks(ft_request* request, uint8_t* flags, size_t size);
+FT_API int ft_request_chunk(ft_request* request, int32_t index, uint64_t* offset, uint64_t* count, uint8_t* flags, size_t size);
+
+FT_API const char* ft_last_error(void);                /* JSON of this thread's last error, "" if none */
+FT_API size_t ft_dtype_size(int32_t dtype);
+FT_API int ft_reduce_supported(int32_t dtype, int32_t op);
+FT_API const char* ft_version(void);
+FT_API const char* ft_build_info(void);                /* JSON: compiler, CPU features, transports */
+FT_API const char* ft_fault_points(void);              /* JSON: [{"name":..., "where":...}] */
+FT_API void ft_fault_step(uint64_t step);              /* a training step begins: the point "step" */
+FT_API int ft_fault_hit(const char* name);             /* points in Python code; 1: corrupt, 2: cut */
+FT_API int ft_fault_configure(const char* spec, int32_t rank, int32_t incarnation);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

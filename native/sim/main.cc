@@ -1,0 +1,127 @@
+// ftcomm-sim: many seeded runs of the real protocol objects over simulated links, and the invariants after every event.
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "sim/expected.h"
+#include "sim/runner.h"
+#include "sim/scenario.h"
+
+namespace {
+
+using namespace ftcomm::sim;
+
+const char* const kRules[] = {"C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "M1", "M2", "M3", "M4", "M6", "M8", "M9", "M10", "M11", "M12", "M13"};
+
+int usage() {
+    std::fprintf(stderr,
+                 "usage: ftcomm-sim [--seeds N] [--first S] [--jobs J] [--mutate RULE]... [--stop-at-first] [--expect NAME]...\n"
+                 "       ftcomm-sim --seed S [--mutate RULE] [--trace]     one seed, exactly as in a long run\n"
+                 "       ftcomm-sim --mutations [--seeds N]                each rule taken away: after how many seeds it is caught\n");
+    return 2;
+}
+
+void print_finding(const Finding& f) {
+    std::printf("VIOLATION %s: %s\n", f.invariant.c_str(), f.text.c_str());
+    std::fflush(stdout);
+}
+
+int table_of_mutations(RunPlan plan) {
+    bool all = true;
+    const auto total = plan.count;
+    std::printf("%-5s %10s  %-8s %s\n", "rule", "seeds", "by", "first violation");
+    for (const char* rule : kRules) {
+        plan.mutations = {rule};
+        Finding caught;
+        std::uint64_t seeds = 0;
+        const std::uint64_t step = 64 * static_cast<std::uint64_t>(plan.jobs);
+        for (std::uint64_t at = 0; at < total && caught.invariant.empty(); at += step) {
+            RunPlan part = plan;
+            part.first = plan.first + at;
+            part.count = std::min(step, total - at);
+            for (auto& f : run_seeds(part, [](const Finding&) {}).findings) {
+                RunPlan whole = part;  // the seed must hold with the rule in place
+                whole.mutations.clear();
+                whole.first = f.seed;
+                whole.count = 1;
+                if (!run_seeds(whole, [](const Finding&) {}).findings.empty()) continue;
+                caught = f;
+                seeds = f.seed - plan.first + 1;
+                break;
+            }
+        }
+        if (caught.invariant.empty()) {
+            all = false;
+            std::printf("%-5s %10s  not caught\n", rule, "-");
+        } else {
+            std::printf("%-5s %10" PRIu64 "  %-8s %s\n", rule, seeds, caught.invariant.c_str(),
+                        caught.text.substr(0, std::min<std::size_t>(caught.text.find('\n'), 200)).c_str());
+        }
+        std::fflush(stdout);
+    }
+    return all ? 0 : 1;
+}
+
+int many(const RunPlan& plan, const std::vector<std::string>& expected) {
+    const RunResult r = run_seeds(plan, print_finding);
+    std::printf("%" PRIu64 " seeds in %.1f s: %.0f seeds/s, %zu violations\n", r.seeds, r.seconds,
+                static_cast<double>(r.seeds) / std::max(r.seconds, 1e-9), r.findings.size());
+    std::map<std::string, std::string> by_invariant;
+    for (const auto& f : r.findings)
+        if (by_invariant[f.invariant].size() < 120) by_invariant[f.invariant] += " " + std::to_string(f.seed);
+    for (const auto& [invariant, seeds] : by_invariant) std::printf("  %s: seeds%s\n", invariant.c_str(), seeds.c_str());
+    for (const auto& [name, count] : r.counters) std::printf("  %12" PRIu64 "  %s\n", count, name.c_str());
+    bool all = true;
+    for (const auto& name : expected)
+        if (r.counters.find(name) == r.counters.end()) {
+            std::printf("  never happened: %s\n", name.c_str());
+            all = false;
+        }
+    // A short run need not have seen everything.
+    return r.findings.empty() && (all || plan.count < 10000) ? 0 : 1;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    RunPlan plan;
+    plan.count = 1000;
+    bool one = false, trace = false, mutations = false;
+    std::vector<std::string> expected(std::begin(kExpected), std::end(kExpected));
+    for (int i = 1; i < argc; ++i) {
+        const std::string a = argv[i];
+        const auto value = [&]() -> const char* {
+            if (i + 1 >= argc) std::exit(usage());
+            return argv[++i];
+        };
+        const auto number = [&]() -> std::uint64_t {
+            const char* text = value();
+            char* end = nullptr;
+            const auto n = std::strtoull(text, &end, 10);
+            if (end == text || *end != '\0') std::exit(usage());
+            return n;
+        };
+        if (a == "--seeds") plan.count = number();
+        else if (a == "--first") plan.first = number();
+        else if (a == "--seed") plan.first = number(), one = true;
+        else if (a == "--jobs") plan.jobs = std::max(1, static_cast<int>(number()));
+        else if (a == "--mutate") plan.mutations.push_back(value());
+        else if (a == "--mutations") mutations = true;
+        else if (a == "--trace") trace = true;
+        else if (a == "--stop-at-first") plan.stop_at_first = true;
+        else if (a == "--expect") expected.push_back(value());
+        else return usage();
+    }
+    for (const auto& m : plan.mutations)
+        if (std::find_if(std::begin(kRules), std::end(kRules), [&](const char* r) { return m == r; }) == std::end(kRules)) {
+            std::fprintf(stderr, "ftcomm-sim: no removable rule named %s\n", m.c_str());
+            return 2;
+        }
+    if (mutations) return table_of_mutations(plan);
+    if (one && trace) return run_traced(plan.first, plan.mutations) ? 0 : 1;
+    if (one) plan.count = 1, plan.jobs = 1, expected.clear();
+    return many(plan, expected);
+}

@@ -1,0 +1,96 @@
+// What a rank's user does: runs the script, and after an error what the policy asks for (shrink, go on, exit).
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "communicator/node.h"
+#include "sim/scenario.h"
+
+namespace ftcomm::sim {
+
+class World;
+struct Instance;
+
+enum class Call : std::uint8_t { Collective, Send, Recv, Agree, Shrink, Admit, Join, Leave };
+const char* to_string(Call call);
+
+// One posted request and the memory that belongs to it (which lives as long as the instance).
+struct OpenCall {
+    Call call{};
+    int step = 0;                 // of the script; shrink: -1 - group
+    int comm_index = 0;
+    CommId comm = 0;
+    std::vector<int> members;     // slots of the communicator
+    int rank = 0;                 // own communicator rank
+    RequestPtr request;
+    OpDesc desc;
+    Bytes* send = nullptr;
+    Bytes* recv = nullptr;
+    Bytes before;                 // all_reduce: the input
+    Bytes seen;                   // all_reduce: the buffer when last looked at
+    int peer = -1, number = 0;    // point-to-point
+    Time posted = 0;
+    bool checked = false;
+};
+
+class Program {
+public:
+    Program(World& world, Instance& self) : world_(world), self_(self) {}
+    void start();
+    void run();                   // the event
+    void fail_request(int step);  // the event
+    void revoke(int comm_index);  // the event
+    void admitted_like(const Program& survivor, int step);  // a replacement takes over the position
+
+    std::vector<OpenCall*>& open() { return open_; }
+    OpenCall* find(const RequestPtr& request);
+    void completed(OpenCall& call);
+    int group() const { return group_; }
+    bool finished() const { return phase_ == Phase::Finished; }
+    bool joining() const { return phase_ == Phase::Joining; }
+    int admit_step() const;       // of an open admit, -1
+    std::string where() const;
+    void check_scribbles();       // nobody wrote to a buffer after its request was done
+
+private:
+    enum class Phase : std::uint8_t { Begin, Joining, Post, Wait, Recover, Leaving, Finished };
+    struct Handle {
+        CommId id = 0;
+        std::vector<int> members;
+        bool created = false, gone = false;
+    };
+    void create_comms(int group);
+    void create(int comm_index);
+    bool post_group();            // false: it naps in between
+    void post(int step);
+    void post_collective(OpenCall& call, const Step& step);
+    void post_ring(int step);
+    void next_any(int step);
+    bool wait_done();             // handles what is done; true when nothing is open
+    void after_group();
+    void call_shrink(int comm_index);
+    void adopt(OpenCall& call);
+    void add(std::unique_ptr<OpenCall> call, RequestPtr request);
+    Bytes* memory(std::uint64_t bytes);
+    std::unique_ptr<OpenCall> make(Call kind, int step, int comm_index);
+
+    World& world_;
+    Instance& self_;
+    Phase phase_ = Phase::Begin;
+    int group_ = 0, next_step_ = 0;
+    bool napped_ = false, stop_ = false;
+    std::vector<Handle> handles_;
+    std::vector<OpenCall*> open_;                   // posted and not yet handled
+    std::deque<std::unique_ptr<OpenCall>> calls_;   // all, for late writes
+    std::deque<std::unique_ptr<Bytes>> memory_;
+    std::vector<int> to_shrink_;
+    struct AnyState {
+        int step = -1;
+        std::vector<int> got;                       // ranks heard
+        bool over = true;
+    } any_;
+};
+
+}  // namespace ftcomm::sim

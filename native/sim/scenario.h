@@ -1,0 +1,97 @@
+// What one seed does: ranks, hosts, communicators, the script that all ranks run, and the faults. All drawn at the start.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "communicator/node.h"
+#include "sim/random.h"
+
+namespace ftcomm::sim {
+
+inline constexpr Time kHeartbeat = 1'000'000'000;
+inline constexpr Time kMs = 1'000'000;
+inline constexpr Time kUs = 1'000;
+
+struct CommPlan {
+    std::string name;
+    std::vector<int> members;  // slots
+    Policy policy = Policy::Raise;
+    Time timeout = 0;
+    int created_at = 0;        // group
+};
+
+enum class StepKind : std::uint8_t { Collective, Ring, Any, Agree, Admit };
+
+struct Step {
+    StepKind kind = StepKind::Collective;
+    int comm = 0;
+    OpKind op = OpKind::Barrier;
+    DType dtype = DType::Int32;
+    ReduceOp reduce = ReduceOp::Sum;
+    Algorithm algorithm = Algorithm::Auto;
+    int root = 0;               // modulo the communicator's size
+    std::uint64_t count = 0;
+    bool uneven = false;
+    int odd_slot = -1;          // this rank calls something else
+    int failing_slot = -1;      // this rank gives up on the request after a while
+    int revoking_slot = -1;     // this rank revokes the communicator after posting
+    int sleeping_slot = -1;     // this rank is late by `nap`
+    Time nap = 0;
+};
+
+enum class FaultKind : std::uint8_t {
+    Crash, CrashHost, Stop, CutLink, Isolate, Reset, AuthoritySlow, AuthorityUnknown, AuthorityLost, AuthorityBlank, Pause,
+};
+const char* to_string(FaultKind kind);
+
+// When a fault happens: as some rank begins a group of steps, or at the nth event of a kind anywhere (in a recovery).
+enum class Trigger : std::uint8_t { Group, Frozen, Decided, Suspected, ViewChanged, JoinWaiting };
+
+struct Fault {
+    FaultKind kind = FaultKind::Crash;
+    Trigger trigger = Trigger::Group;
+    int slot = 0;          // whose group; the victim unless `at_emitter`
+    bool at_emitter = false;
+    int group = 0;
+    int nth = 1;
+    int commits = 0;       // Crash, Stop: after so many more frames of the victim
+    Time duration = 0;
+    int other = -1;        // CutLink, Reset: the other end
+    bool both = false;     // CutLink: both directions
+    bool fired = false;
+};
+
+struct Network {
+    Time latency_low = 5 * kUs, latency_high = 300 * kUs;
+    double spike = 0;                  // chance of a delay up to `spike_high`
+    Time spike_high = 0;
+    double refuse = 0;                 // chance that reserve() says no for no reason
+    std::uint32_t max_payload = 4096;
+    int frames = 64;                   // capacity of a link
+    Time cell_low = 2 * kUs, cell_high = 50 * kUs;
+    Time think = 50 * kUs;             // between a completion and the next call
+};
+
+struct Scenario {
+    std::uint64_t seed = 0;
+    int ranks = 3;
+    bool quiet = false;
+    std::vector<std::uint64_t> hosts;
+    std::vector<bool> joinable;        // slots whose dead incarnations are replaced
+    bool joins = false;
+    std::uint64_t segment_bytes = 32, flat_limit = 0, eager_limit = 64;
+    std::vector<CommPlan> comms;
+    std::vector<Step> steps;
+    std::vector<int> groups;           // first step of each group, and the end
+    std::vector<int> leave_at;         // per slot: leaves before this group, -1 stays
+    std::vector<Fault> faults;
+    Network network;
+    bool has_naps = false;
+    int group_count() const { return static_cast<int>(groups.size()) - 1; }
+};
+
+Scenario draw_scenario(std::uint64_t seed);
+std::string describe(const Scenario& s);
+
+}  // namespace ftcomm::sim

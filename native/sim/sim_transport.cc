@@ -1,0 +1,227 @@
+#include "sim/sim_transport.h"
+
+#include "sim/world.h"
+
+namespace ftcomm::sim {
+
+SimTransport::Target& SimTransport::target(int slot) {
+    if (targets_.empty()) {
+        targets_.resize(static_cast<std::size_t>(world_.scenario().ranks));
+        for (int s = 0; s < world_.scenario().ranks; ++s)
+            targets_[static_cast<std::size_t>(s)].incarnation = self_.known_incarnations[static_cast<std::size_t>(s)];
+    }
+    return targets_[static_cast<std::size_t>(slot)];
+}
+
+std::byte* SimTransport::reserve(int slot, std::uint32_t length) {
+    FT_CHECK(slot >= 0 && slot < world_.scenario().ranks && slot != self_.slot, "reserve for slot %d", slot);
+    FT_CHECK(length <= kMaxFramePayload && length <= max_payload(), "frame of %u bytes, the link carries %u", length, max_payload());
+    Target& t = target(slot);
+    if (t.reserved != nullptr) {  // given up without a commit
+        world_.links().give(t.reserved);
+        t.reserved = nullptr;
+    }
+    if (!t.detached) {
+        if (t.link == nullptr) t.link = world_.links().find_or_make(self_, slot, t.incarnation);
+        if (!world_.links().admits(*t.link, length)) return nullptr;
+    }
+    t.reserved = world_.links().take(length);
+    return t.reserved->data.get();
+}
+
+void SimTransport::commit(int slot, const FrameHeader& header) {
+    Target& t = target(slot);
+    FT_CHECK(t.reserved != nullptr, "commit to slot %d without reserve", slot);
+    Frame* frame = t.reserved;
+    t.reserved = nullptr;
+    FT_CHECK(header.length <= frame->capacity, "commit of %u bytes, reserved %u", header.length, frame->capacity);
+    frame->header = header;
+    if (t.detached || !world_.may_send(self_)) {  // voted out, or the sender is dead from here on
+        world_.links().give(frame);
+        return;
+    }
+    world_.trace().frame(world_.now(), "send", self_.slot, self_.incarnation, slot, t.incarnation, header);
+    world_.links().send(*t.link, frame, self_.hold_until);
+}
+
+void SimTransport::attach(int slot, std::uint32_t incarnation) {
+    if (slot == self_.slot) return;
+    Target& t = target(slot);
+    if (t.reserved != nullptr) world_.links().give(t.reserved);
+    t = Target{};
+    t.incarnation = incarnation;
+}
+
+void SimTransport::detach(int slot) {
+    if (slot == self_.slot) return;
+    target(slot).detached = true;
+}
+
+std::uint32_t SimTransport::max_payload() const { return world_.scenario().network.max_payload; }
+
+Link* Links::find_or_make(const Instance& from, int to_slot, std::uint32_t to_incarnation) {
+    for (auto& l : links_)
+        if (l->from == from.id && l->to_slot == to_slot && l->to_incarnation == to_incarnation) return l.get();
+    auto link = std::make_unique<Link>();
+    link->id = static_cast<int>(links_.size());
+    link->from = from.id;
+    link->to_slot = to_slot;
+    link->to_incarnation = to_incarnation;
+    links_.push_back(std::move(link));
+    return links_.back().get();
+}
+
+bool Links::admits(Link& link, std::uint32_t length) {
+    const auto& net = world_.scenario().network;
+    const bool full = !link.frames.empty() && (static_cast<int>(link.frames.size()) >= net.frames ||
+                                               link.bytes + length > 2ull * net.max_payload);
+    if (full) {
+        link.writer_waits = true;
+        return false;
+    }
+    if (net.refuse > 0 && random_.chance(net.refuse)) {
+        link.writer_waits = true;
+        if (!link.writable_scheduled) {
+            link.writable_scheduled = true;
+            world_.queue().push(world_.now() + random_.between(0, 200 * kUs), EventKind::Writable, link.id);
+        }
+        return false;
+    }
+    return true;
+}
+
+Frame* Links::take(std::uint32_t length) {
+    Frame* frame = nullptr;
+    if (!free_.empty()) {
+        frame = free_.back();
+        free_.pop_back();
+    } else {
+        all_.push_back(std::make_unique<Frame>());
+        frame = all_.back().get();
+    }
+    if (frame->capacity < length || frame->data == nullptr) {
+        const std::uint32_t room = std::max<std::uint32_t>(256, length);
+        frame->data = std::make_unique_for_overwrite<std::byte[]>(room);
+        frame->capacity = room;
+    }
+    // What the node does not write must not depend on an earlier use of the memory.
+    std::memset(frame->data.get(), 0xcd, std::min<std::uint32_t>(length, 256));
+    return frame;
+}
+
+Time Links::delay() {
+    const auto& net = world_.scenario().network;
+    if (net.spike > 0 && random_.chance(net.spike)) return random_.between(net.latency_low, net.spike_high);
+    return random_.between(net.latency_low, net.latency_high);
+}
+
+void Links::send(Link& link, Frame* frame, Time not_before) {
+    frame->at = std::max({link.last_at, world_.now() + delay(), not_before});
+    link.last_at = frame->at;
+    link.bytes += frame->header.length;
+    link.frames.push_back(frame);
+    if (!link.scheduled) schedule(link, frame->at);
+}
+
+void Links::schedule(Link& link, Time at) {
+    link.scheduled = true;
+    world_.queue().push(at, EventKind::Deliver, link.id);
+}
+
+void Links::after_removal(Link& link) {
+    if (link.writer_waits && !link.writable_scheduled) {
+        link.writable_scheduled = true;
+        world_.queue().push(world_.now() + random_.between(0, 20 * kUs), EventKind::Writable, link.id);
+    }
+}
+
+void Links::deliver(int id) {
+    Link& link = *links_[static_cast<std::size_t>(id)];
+    link.scheduled = false;
+    if (link.frames.empty()) return;
+    if (link.frames.front()->at > world_.now()) {
+        schedule(link, link.frames.front()->at);
+        return;
+    }
+    Instance* to = world_.find(link.to_slot, link.to_incarnation);
+    if (to == nullptr) return;  // not started yet: instance_started() goes on
+    if (!to->running()) return;  // dead: its link fills up until it is detached
+    const Time earliest = std::max(cut_until(world_.instance(link.from).slot, link.to_slot), to->stopped_until);
+    if (earliest > world_.now()) {
+        schedule(link, earliest + random_.between(0, 50 * kUs));
+        return;
+    }
+    Frame* frame = link.frames.front();
+    link.frames.pop_front();
+    link.bytes -= frame->header.length;
+    if (!link.frames.empty()) schedule(link, std::max(world_.now(), link.frames.front()->at));
+    after_removal(link);
+    world_.deliver(link.from, *to, *frame);
+    give(frame);
+}
+
+void Links::writable(int id) {
+    Link& link = *links_[static_cast<std::size_t>(id)];
+    Instance& from = world_.instance(link.from);
+    if (!from.running()) return;
+    if (from.stopped_until > world_.now()) {
+        world_.queue().push(from.stopped_until + random_.between(0, 50 * kUs), EventKind::Writable, id);
+        return;
+    }
+    link.writable_scheduled = false;
+    link.writer_waits = false;
+    const int slot = link.to_slot;
+    world_.input(from, [slot](Node& node, Time now) { node.on_writable(now, slot); });
+}
+
+Time& Links::cut_until(int from_slot, int to_slot) {
+    const auto n = static_cast<std::size_t>(world_.scenario().ranks);
+    if (cuts_.empty()) cuts_.resize(n * n, 0);
+    return cuts_[static_cast<std::size_t>(from_slot) * n + static_cast<std::size_t>(to_slot)];
+}
+
+void Links::cut(int from_slot, int to_slot, Time until) {
+    if (from_slot == to_slot) return;
+    Time& t = cut_until(from_slot, to_slot);
+    t = std::max(t, until);
+}
+
+void Links::heal_all() {
+    std::fill(cuts_.begin(), cuts_.end(), 0);
+    for (auto& l : links_)
+        if (!l->frames.empty()) schedule(*l, world_.now());  // an extra event of a link is harmless
+}
+
+void Links::instance_started(const Instance& to) {
+    for (auto& l : links_)
+        if (l->to_slot == to.slot && l->to_incarnation == to.incarnation && !l->frames.empty() && !l->scheduled)
+            schedule(*l, world_.now());
+}
+
+void Links::drop_tails(const Instance& from) {
+    for (auto& l : links_) {
+        if (l->from != from.id || l->frames.empty()) continue;
+        const auto keep = random_.below(l->frames.size() + 1);
+        while (l->frames.size() > keep) {
+            l->bytes -= l->frames.back()->header.length;
+            give(l->frames.back());
+            l->frames.pop_back();
+        }
+    }
+}
+
+void Links::drain(const Instance& from, Instance& to) {
+    for (std::size_t i = 0; i < links_.size(); ++i) {
+        Link& l = *links_[i];
+        if (l.from != from.id || l.to_slot != to.slot || l.to_incarnation != to.incarnation) continue;
+        while (!l.frames.empty() && to.running()) {
+            Frame* frame = l.frames.front();
+            l.frames.pop_front();
+            l.bytes -= frame->header.length;
+            world_.deliver(from.id, to, *frame);
+            give(frame);
+        }
+    }
+}
+
+}  // namespace ftcomm::sim

@@ -1,0 +1,134 @@
+// One simulated run: the ranks, the links and the store between them, the faults, and the clock that drives them all.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator/node.h"
+#include "sim/checker.h"
+#include "sim/program.h"
+#include "sim/queue.h"
+#include "sim/random.h"
+#include "sim/report.h"
+#include "sim/scenario.h"
+#include "sim/sim_authority.h"
+#include "sim/sim_transport.h"
+
+namespace ftcomm::sim {
+
+// One incarnation of a slot: a process.
+struct Instance final : NodeHost {
+    Instance(World& w, int i, int s, std::uint32_t inc)
+        : world(w), id(i), slot(s), incarnation(inc), transport(w, *this), authority(w, *this) {}
+
+    bool running() const { return node != nullptr && !crashed; }
+    void event(const NodeEvent& event) override;
+    void completed(const RequestPtr& request) override;
+    void trace(const char* transition) override;
+
+    World& world;
+    const int id;
+    const int slot;
+    const std::uint32_t incarnation;
+    SimTransport transport;
+    SimAuthority authority;
+    std::vector<std::uint32_t> known_incarnations;  // at its start, per slot
+    std::unique_ptr<Program> program;
+    std::unique_ptr<Node> node;      // destroyed before the program, whose buffers it uses
+    std::vector<RequestPtr> just_completed;
+    bool crashed = false;            // dead; set in the middle of an input when its frames have run out
+    bool left = false;               // exited after a leave
+    bool was_stale = false;
+    int crash_after = -1;            // frames until death, -1: lives
+    bool crash_with_host = false;
+    bool inside = false;             // an input is being worked on
+    int stop_after = -1;             // frames until it stops for stop_for
+    Time stop_for = 0;
+    Time stopped_until = 0;
+    Time hold_until = 0;             // frames after a stop in mid-burst leave when it wakes
+    RankSet view;                    // by its last ViewChanged
+    std::uint64_t epoch = 0;
+};
+
+class World {
+public:
+    World(const Scenario& scenario, const std::vector<std::string>& mutations, Counters& counters, bool live_trace);
+
+    void run();                      // until all is done or an invariant broke
+
+    Time now() const { return queue_.now(); }
+    Queue& queue() { return queue_; }
+    Trace& trace() { return trace_; }
+    Counters& counters() { return counters_; }
+    Links& links() { return links_; }
+    Store& store() { return store_; }
+    Random& random() { return random_; }
+    Checker& checker() { return checker_; }
+    const Scenario& scenario() const { return scenario_; }
+    const Violation& violation() const { return violation_; }
+    bool safety_over() const { return safety_over_; }
+    bool mutated(const char* rule) const;
+
+    Instance& instance(int id) { return *instances_[static_cast<std::size_t>(id)]; }
+    std::vector<std::unique_ptr<Instance>>& instances() { return instances_; }
+    Instance* find(int slot, std::uint32_t incarnation);
+    Instance* newest(int slot);      // may be dead
+
+    template <class F>
+    void input(Instance& who, F&& call) {
+        if (!who.running()) return;
+        FT_CHECK(!who.inside, "simulator: input inside an input of slot %d", who.slot);
+        who.inside = true;
+        call(*who.node, now());
+        who.inside = false;
+        after_input(who);
+    }
+    void deliver(int from, Instance& to, const Frame& frame);
+    bool may_send(Instance& who);    // counts down to a crash or a stop in the middle of a burst
+    bool may_ask(Instance& who) { return !who.crashed; }
+    void on_event(Instance& who, const NodeEvent& event);
+    void begins_group(Instance& who, int group);
+    void exited(Instance& who);      // the process ends by itself: it left, or was voted out
+    void wake_program(Instance& who, Time delay);
+    void violate(const char* invariant, const char* format, ...) __attribute__((format(printf, 3, 4)));
+    void progress() { last_progress_ = now(); }
+
+private:
+    Instance& start(int slot, std::uint32_t incarnation);
+    void dispatch(const Event& e);
+    void tick(Instance& who);
+    void evidence(Instance& observer, Instance& about, Evidence kind);
+    void after_input(Instance& who);
+    void died(Instance& who);
+    void tell_of_exit(Instance& who, bool host_gone);
+    void fire(Fault& fault, Instance* emitter);
+    void end_safety();
+    void check_stall();
+    bool all_done();
+    std::string stuck();
+    int running_count();
+
+    const Scenario& scenario_;
+    std::vector<Fault> faults_;      // with what has happened of them
+    std::vector<std::string> mutations_;
+    Counters& counters_;
+    Trace trace_;
+    Queue queue_;
+    Random random_;
+    Links links_;
+    Store store_;
+    Checker checker_;
+    std::vector<std::unique_ptr<Instance>> instances_;
+    Bytes initial_view_;
+    Violation violation_;
+    Time last_progress_ = 0;
+    Time last_input_fault_ = 0;
+    Time quiet_after_ = 0;           // when all faults fired so far have run out
+    bool safety_over_ = false;
+    std::vector<int> event_counts_;
+    std::uint64_t events_ = 0;
+    bool agents_ = false;            // hosts have an agent that reports exits
+};
+
+}  // namespace ftcomm::sim

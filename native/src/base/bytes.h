@@ -1,0 +1,124 @@
+// Little-endian, bounds-checked encoding of control records. Both supported architectures are little-endian.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "base/rank_set.h"
+
+namespace ftcomm {
+
+static_assert(std::endian::native == std::endian::little, "ftcomm's wire format is the native little-endian layout");
+
+using Bytes = std::vector<std::byte>;
+using ByteView = std::span<const std::byte>;
+
+class ByteWriter {
+public:
+    template <class T>
+    ByteWriter& put(T value) {
+        static_assert(std::is_trivially_copyable_v<T> && (std::is_integral_v<T> || std::is_enum_v<T> || std::is_floating_point_v<T>));
+        append(&value, sizeof(T));
+        return *this;
+    }
+    ByteWriter& bytes(ByteView v) {
+        put(static_cast<std::uint32_t>(v.size()));
+        append(v.data(), v.size());
+        return *this;
+    }
+    ByteWriter& text(const std::string& s) { return bytes(std::as_bytes(std::span(s.data(), s.size()))); }
+    ByteWriter& ranks(const RankSet& set) {
+        const auto& words = set.words();
+        std::size_t n = words.size();
+        while (n > 0 && words[n - 1] == 0) --n;
+        put(static_cast<std::uint8_t>(n));
+        for (std::size_t i = 0; i < n; ++i) put(words[i]);
+        return *this;
+    }
+    Bytes take() { return std::move(out_); }
+
+private:
+    void append(const void* data, std::size_t size) {
+        const std::size_t at = out_.size();
+        out_.resize(at + size);  // not insert(): GCC 12 sees overflows in it that are not there
+        if (size > 0) std::memcpy(out_.data() + at, data, size);
+    }
+    Bytes out_;
+};
+
+// Reads past the end turn into ok() == false and zero values: the caller checks once, at the end.
+class ByteReader {
+public:
+    explicit ByteReader(ByteView data) : data_(data) {}
+
+    template <class T>
+    T get() {
+        static_assert(std::is_trivially_copyable_v<T>);
+        T value{};
+        if (data_.size() < sizeof(T)) {
+            ok_ = false;
+            data_ = {};
+            return value;
+        }
+        std::memcpy(&value, data_.data(), sizeof(T));
+        data_ = data_.subspan(sizeof(T));
+        return value;
+    }
+    ByteView bytes() {
+        auto n = get<std::uint32_t>();
+        if (n > data_.size()) {
+            ok_ = false;
+            return {};
+        }
+        auto v = data_.first(n);
+        data_ = data_.subspan(n);
+        return v;
+    }
+    std::string text() {
+        auto v = bytes();
+        return std::string(reinterpret_cast<const char*>(v.data()), v.size());
+    }
+    RankSet ranks() {
+        RankSet set;
+        auto n = get<std::uint8_t>();
+        if (n > set.words().size()) {
+            ok_ = false;
+            return set;
+        }
+        for (std::size_t i = 0; i < n; ++i) set.set_word(i, get<std::uint64_t>());
+        return set;
+    }
+    // A count that is about to size a container: bounded by what can still follow at `least` bytes each.
+    std::uint32_t count(std::size_t least) {
+        auto n = get<std::uint32_t>();
+        if (static_cast<std::size_t>(n) * least > data_.size()) {
+            ok_ = false;
+            return 0;
+        }
+        return n;
+    }
+    bool ok() const { return ok_; }
+    bool done() const { return ok_ && data_.empty(); }
+
+private:
+    ByteView data_;
+    bool ok_ = true;
+};
+
+inline std::uint64_t hash64(ByteView data, std::uint64_t seed = 0xcbf29ce484222325ULL) {
+    // FNV-1a with a final avalanche (splitmix64); used for identifiers and signatures, not for security.
+    for (auto b : data) seed = (seed ^ static_cast<std::uint64_t>(b)) * 0x100000001b3ULL;
+    seed ^= seed >> 30;
+    seed *= 0xbf58476d1ce4e5b9ULL;
+    seed ^= seed >> 27;
+    seed *= 0x94d049bb133111ebULL;
+    return seed ^ (seed >> 31);
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,131 @@
+#include "base/crc32c.h"
+
+#include <array>
+#include <cstring>
+
+#if defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
+#include <arm_acle.h>
+#define FTCOMM_CRC_INSTRUCTION
+#define FTCOMM_CRC_TARGET
+#elif defined(__x86_64__)
+#define FTCOMM_CRC_INSTRUCTION
+#define FTCOMM_CRC_TARGET __attribute__((target("sse4.2")))
+#endif
+
+namespace ftcomm {
+
+namespace {
+
+constexpr std::uint32_t kPolynomial = 0x82f63b78u;  // reflected
+
+using Table = std::array<std::uint32_t, 256>;
+
+// kTables[k][b]: the register after byte b and k zero bytes.
+constexpr auto kTables = [] {
+    std::array<Table, 8> tables{};
+    for (std::uint32_t b = 0; b < 256; ++b) {
+        std::uint32_t crc = b;
+        for (int bit = 0; bit < 8; ++bit) crc = (crc & 1u) != 0 ? (crc >> 1) ^ kPolynomial : crc >> 1;
+        tables[0][b] = crc;
+    }
+    for (std::size_t k = 1; k < 8; ++k)
+        for (std::size_t b = 0; b < 256; ++b) tables[k][b] = (tables[k - 1][b] >> 8) ^ tables[0][tables[k - 1][b] & 0xffu];
+    return tables;
+}();
+
+template <class T>
+T load(const unsigned char* p) {
+    T value;
+    std::memcpy(&value, p, sizeof value);
+    return value;
+}
+
+#ifdef FTCOMM_CRC_INSTRUCTION
+
+// The instruction takes 3 cycles and one can start every cycle: three stretches of a block go side by side, and are put
+// together with the operator "followed by kStretch zero bytes", which is linear: four lookups.
+constexpr std::size_t kStretch = 1024;
+
+constexpr auto kShift = [] {
+    std::array<std::uint32_t, 32> basis{};
+    for (std::size_t bit = 0; bit < 32; ++bit) {
+        std::uint32_t crc = std::uint32_t{1} << bit;
+        for (std::size_t i = 0; i < kStretch; ++i) crc = (crc >> 8) ^ kTables[0][crc & 0xffu];
+        basis[bit] = crc;
+    }
+    std::array<Table, 4> shift{};
+    for (std::size_t k = 0; k < 4; ++k)
+        for (std::size_t b = 0; b < 256; ++b)
+            for (std::size_t bit = 0; bit < 8; ++bit)
+                if ((b >> bit & 1u) != 0) shift[k][b] ^= basis[8 * k + bit];
+    return shift;
+}();
+
+std::uint32_t shifted(std::uint32_t crc) {
+    return kShift[0][crc & 0xffu] ^ kShift[1][crc >> 8 & 0xffu] ^ kShift[2][crc >> 16 & 0xffu] ^ kShift[3][crc >> 24];
+}
+
+FTCOMM_CRC_TARGET inline std::uint32_t step8(std::uint32_t crc, const unsigned char* p) {
+#ifdef __x86_64__
+    return static_cast<std::uint32_t>(__builtin_ia32_crc32di(crc, load<std::uint64_t>(p)));
+#else
+    return __crc32cd(crc, load<std::uint64_t>(p));
+#endif
+}
+
+FTCOMM_CRC_TARGET inline std::uint32_t step1(std::uint32_t crc, const unsigned char* p) {
+#ifdef __x86_64__
+    return __builtin_ia32_crc32qi(crc, *p);
+#else
+    return __crc32cb(crc, *p);
+#endif
+}
+
+FTCOMM_CRC_TARGET std::uint32_t with_instruction(const unsigned char* p, std::size_t size, std::uint32_t crc) {
+    for (; size >= 3 * kStretch; p += 3 * kStretch, size -= 3 * kStretch) {
+        std::uint32_t second = 0, third = 0;
+        for (std::size_t i = 0; i < kStretch; i += 8) {
+            crc = step8(crc, p + i);
+            second = step8(second, p + kStretch + i);
+            third = step8(third, p + 2 * kStretch + i);
+        }
+        crc = shifted(shifted(crc) ^ second) ^ third;
+    }
+    for (; size >= 8; p += 8, size -= 8) crc = step8(crc, p);
+    for (; size > 0; ++p, --size) crc = step1(crc, p);
+    return crc;
+}
+
+bool has_instruction() {
+#ifdef __x86_64__
+    static const bool has = __builtin_cpu_supports("sse4.2");
+    return has;
+#else
+    return true;
+#endif
+}
+
+#endif
+
+}  // namespace
+
+std::uint32_t crc32c_portable(const void* data, std::size_t size, std::uint32_t seed) {
+    const auto* p = static_cast<const unsigned char*>(data);
+    std::uint32_t crc = ~seed;
+    for (; size >= 8; p += 8, size -= 8) {
+        const std::uint64_t word = load<std::uint64_t>(p) ^ crc;
+        crc = 0;
+        for (std::size_t k = 0; k < 8; ++k) crc ^= kTables[7 - k][word >> (8 * k) & 0xffu];
+    }
+    for (; size > 0; ++p, --size) crc = (crc >> 8) ^ kTables[0][(crc ^ *p) & 0xffu];
+    return ~crc;
+}
+
+std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed) {
+#ifdef FTCOMM_CRC_INSTRUCTION
+    if (has_instruction()) return ~with_instruction(static_cast<const unsigned char*>(data), size, ~seed);
+#endif
+    return crc32c_portable(data, size, seed);
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,83 @@
+#include "base/failpoint_table.h"
+
+#include <iterator>
+
+namespace ftcomm::fault {
+
+// Every failpoint of the project, in the order in which a run meets them. Names are never reused for another place.
+static constexpr PointInfo kPoints[] = {
+    {"step", "A training step begins (FT's step hook); step:N is the beginning of step N."},
+
+    {"rendezvous.publish", "This rank is about to publish its address blob."},
+    {"rendezvous.gather", "This rank has published its address and is about to read the others'."},
+    {"start.link", "This rank is about to open its link to one peer."},
+    {"handshake.hello", "A tcp link is open and its hello is about to be sent."},
+    {"handshake.proof", "The peer's hello has arrived and the proof of the job's secret is about to be sent."},
+    {"handshake.done", "The handshake of a tcp link succeeded; no frame has been sent on it yet."},
+    {"comm.create", "A communicator is about to be registered at this rank."},
+
+    {"ring.enter", "A ring operation starts: its Enter frame is about to be sent to the upstream neighbour."},
+    {"ring.rs.first", "This rank is about to send the first reduce-scatter piece of a segment, its own data."},
+    {"ring.rs.hop", "A reduce-scatter piece has been reduced with this rank's data and is about to be sent on."},
+    {"ring.rs.owner", "The owner of a segment has reduced the last contribution; the value is not final yet."},
+    {"ring.ag.hop", "A final segment has been received and is about to be passed on."},
+    {"ring.ag.final", "The last segment of the all-gather has been received; the fence has not begun."},
+    {"fence.before", "All data of the operation is here; the first fence round is about to start."},
+    {"fence.round", "A fence frame is about to be sent for one of the rounds."},
+    {"fence.after", "The fence is complete; the operation is about to be reported as done."},
+    {"flat.send", "A small all-reduce is about to send its whole input to one peer."},
+    {"flat.receive", "A peer's whole input for a small all-reduce has arrived."},
+    {"flat.reduce", "All inputs of a small all-reduce are here and are about to be reduced."},
+    {"flat.done", "A small all-reduce has its result; the operation is about to be reported as done."},
+    {"direct.enter", "A gather, scatter or all-to-all starts: its Enter frame is about to be sent."},
+    {"direct.send", "A piece of a gather, scatter or all-to-all is about to be sent to one peer."},
+    {"direct.receive", "A piece of a gather, scatter or all-to-all has arrived from one peer."},
+
+    {"vote.freeze", "The leader is about to ask the members to freeze and vote, or a member is about to freeze."},
+    {"vote.send", "A frozen member is about to send its vote to the leader."},
+    {"vote.plan", "The leader has all votes and is about to make the plan of the repair."},
+    {"decide.before", "The leader is about to record its decision with the authority."},
+    {"decide.after", "The authority holds the decision; nobody else has been told."},
+    {"decide.announce", "The leader is about to send the decision to one member."},
+    {"decide.apply", "A member has received the decision and is about to apply it."},
+    {"repair.start", "The decision is applied; this rank is about to rerun what the plan gives it."},
+    {"repair.done", "The repaired operation has its result; it is about to be reported as done."},
+
+    {"agree.vote", "This rank is about to send its vote for an agree or a shrink."},
+    {"agree.before", "The leader of an agree has all votes and is about to record the value."},
+    {"agree.after", "The value of an agree is recorded; nobody else has been told."},
+    {"shrink.before", "The leader of a shrink is about to record the survivors."},
+    {"shrink.after", "The survivors of a shrink are recorded; the new communicator does not exist yet."},
+
+    {"join.request", "A replacement is about to ask the job to let it in."},
+    {"join.admit", "A survivor at its join point is about to send its vote on the replacements that wait."},
+    {"join.before", "The leader of a join point is about to record who is admitted."},
+    {"join.after", "The admission is recorded; nobody else has been told."},
+    {"join.transfer.source", "A survivor is about to send a piece of the training state to a replacement."},
+    {"join.transfer.joiner", "A replacement has received a piece of the training state."},
+    {"leave.send", "This rank is about to tell the others that it leaves as planned."},
+
+    {"p2p.eager", "A small message is about to be sent with its data."},
+    {"p2p.rts", "The announcement of a large message is about to be sent."},
+    {"p2p.cts", "A matching receive was found for a large message; the go-ahead is about to be sent."},
+    {"p2p.data", "A piece of a large message is about to be sent."},
+
+    {"view.before", "This rank is about to record a new view of the job (who is alive) with the authority."},
+    {"view.after", "The authority holds the new view; nobody else has been told."},
+    {"tcp.send", "A frame is about to be written to a tcp socket."},
+    {"tcp.receive", "A whole frame has been read from a tcp socket and is about to be handed up."},
+    {"shm.commit", "A frame is in the shared-memory ring; its commit word is about to be written."},
+};
+
+const PointInfo* all_points(std::size_t* count) {
+    *count = std::size(kPoints);
+    return kPoints;
+}
+
+int find_point(std::string_view name) {
+    for (std::size_t i = 0; i < std::size(kPoints); ++i)
+        if (name == kPoints[i].name) return static_cast<int>(i);
+    return -1;
+}
+
+}  // namespace ftcomm::fault

@@ -1,0 +1,54 @@
+#include "base/reduce.h"
+
+#include "base/check.h"
+#include "base/reduce_kernels.h"
+
+namespace ftcomm {
+
+bool reduce_supported(DType dtype, ReduceOp op) {
+    if (static_cast<int>(dtype) >= kDTypes || static_cast<int>(op) >= kReduceOps) return false;
+    const bool complex = dtype == DType::Complex64 || dtype == DType::Complex128;
+    const bool floating = dtype <= DType::Float8E5M2;
+    switch (op) {
+        case ReduceOp::Sum:
+        case ReduceOp::Product: return true;
+        case ReduceOp::Avg: return dtype != DType::Bool;
+        case ReduceOp::Min:
+        case ReduceOp::Max: return !complex;
+        case ReduceOp::BAnd:
+        case ReduceOp::BOr:
+        case ReduceOp::BXor: return !complex && !floating;
+        case ReduceOp::PremulSum: return complex || floating;
+    }
+    return false;
+}
+
+std::vector<const ReduceKernels*> available_reduce_kernels() {
+    std::vector<const ReduceKernels*> out;
+    for (const auto* kernels : {baseline_reduce_kernels(), avx2_reduce_kernels(), avx512_reduce_kernels()})
+        if (kernels != nullptr) out.push_back(kernels);
+    return out;
+}
+
+const ReduceKernels& reduce_kernels() {
+    static const ReduceKernels& best = *available_reduce_kernels().back();
+    return best;
+}
+
+void reduce(DType dtype, ReduceOp op, void* dst, const void* a, const void* b, std::size_t count) {
+    FT_CHECK(reduce_supported(dtype, op), "%s of %s", to_string(op), to_string(dtype));
+    reduce_kernels().reduce(dtype, op, dst, a, b, count);
+}
+
+void divide(DType dtype, void* buffer, std::size_t count, std::uint32_t divisor) {
+    FT_CHECK(reduce_supported(dtype, ReduceOp::Avg), "avg of %s", to_string(dtype));
+    FT_CHECK(divisor > 0, "an average over no contributor");
+    reduce_kernels().divide(dtype, buffer, count, divisor);
+}
+
+void scale(DType dtype, void* dst, const void* src, std::size_t count, double factor) {
+    FT_CHECK(reduce_supported(dtype, ReduceOp::PremulSum), "premul_sum of %s", to_string(dtype));
+    reduce_kernels().scale(dtype, dst, src, count, factor);
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,25 @@
+// Reduction kernels: the only place where element values are looked at.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/dtype.h"
+
+namespace ftcomm {
+
+// Whether op is defined for dtype (bool: sum and max are logical or, product and min logical and; complex: no min, max,
+// bitwise; floats: no bitwise; avg on integers truncates toward zero as torch does; premul_sum: floats and complex only).
+bool reduce_supported(DType dtype, ReduceOp op);
+
+// dst[i] = op(a[i], b[i]) for count elements; dst may be a or b, no other overlap; pointers need no alignment.
+// Avg and PremulSum add. 16-bit and 8-bit floats are added in float32 and rounded once (nearest even).
+void reduce(DType dtype, ReduceOp op, void* dst, const void* a, const void* b, std::size_t count);
+
+// buffer[i] /= divisor: the end of an average, applied once by the segment's owner before the value is final.
+void divide(DType dtype, void* buffer, std::size_t count, std::uint32_t divisor);
+
+// dst[i] = src[i] * factor: the start of premul_sum. dst may be src.
+void scale(DType dtype, void* dst, const void* src, std::size_t count, double factor);
+
+}  // namespace ftcomm

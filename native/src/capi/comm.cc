@@ -1,0 +1,162 @@
+#include <cmath>
+
+#include "base/failpoint.h"
+#include "capi/handle.h"
+
+using namespace ftcomm;
+using namespace ftcomm::capi;
+
+namespace {
+
+Time seconds_or_default(double seconds) {
+    return std::isfinite(seconds) && seconds > 0 ? static_cast<Time>(std::min(seconds, 1e9) * 1e9) : 0;
+}
+
+// One input to the node, with the engine locked.
+template <class F>
+int with_node(ft_job* job, F f) {
+    return guarded([&] {
+        if (int rc = check_running(job); rc != FT_OK) return rc;
+        auto& engine = job->job->engine();
+        Engine::Hold hold(engine);
+        return f(engine.node());
+    });
+}
+
+// Posts under the lock, wraps the request outside.
+template <class F>
+int post(ft_job* job, bool survivors, ft_request** out, F f) {
+    if (out == nullptr) return fail(Code::Invalid, "out must not be NULL");
+    RequestPtr request;
+    int rc = with_node(job, [&](Node& node) {
+        request = f(node);
+        return int{FT_OK};
+    });
+    return rc != FT_OK ? rc : guarded([&] { return give(job, std::move(request), survivors, out); });
+}
+
+}  // namespace
+
+extern "C" {
+
+int ft_comm_create(ft_job* job, uint64_t id, const char* name, const int32_t* slots, int32_t size, int32_t policy,
+                   double timeout) {
+    return with_node(job, [&](Node& node) {
+        if (size < 1 || size > job->job->config().world_size || slots == nullptr)
+            return fail(Code::Invalid, "a communicator has from 1 to world size members");
+        if (policy < FT_RAISE || policy > FT_REPLAY) return fail(Code::Invalid, "policy is none of raise, lossy, replay");
+        CommSpec spec;
+        spec.id = id;
+        spec.name = name != nullptr ? name : "";
+        RankSet seen;
+        for (int32_t i = 0; i < size; ++i) {
+            if (slots[i] < 0 || slots[i] >= job->job->config().world_size || seen.has(slots[i]))
+                return fail(Code::Invalid, "member " + std::to_string(slots[i]) + " is out of range or there twice");
+            seen.add(slots[i]);
+            spec.members.push_back(slots[i]);
+        }
+        spec.policy = static_cast<Policy>(policy);
+        spec.timeout = seconds_or_default(timeout);
+        auto s = node.create_comm(IoLoop::now(), spec);
+        return s ? int{FT_OK} : fail(s);
+    });
+}
+
+int ft_comm_close(ft_job* job, ft_comm comm) {
+    return with_node(job, [&](Node& node) { return node.close_comm(IoLoop::now(), comm), int{FT_OK}; });
+}
+
+int ft_comm_revoke(ft_job* job, ft_comm comm) {
+    return with_node(job, [&](Node& node) { return node.revoke(IoLoop::now(), comm), int{FT_OK}; });
+}
+
+int ft_comm_revoked(ft_job* job, ft_comm comm) {
+    int revoked = 0;
+    with_node(job, [&](Node& node) { return revoked = node.comm_revoked(comm) ? 1 : 0, int{FT_OK}; });
+    return revoked;
+}
+
+static int comm_flags(ft_job* job, uint8_t* flags, const RankSet& set) {
+    // The caller's array has the communicator's size, which is at most the world's: ranks beyond it are never in the set.
+    for (int r : set.list())
+        if (r < job->job->config().world_size) flags[r] = 1;
+    return FT_OK;
+}
+
+int ft_comm_alive(ft_job* job, ft_comm comm, uint8_t* flags) {
+    return with_node(job, [&](Node& node) { return comm_flags(job, flags, node.comm_alive(comm)); });
+}
+
+int ft_comm_failed(ft_job* job, ft_comm comm, uint8_t* flags) {
+    return with_node(job, [&](Node& node) { return comm_flags(job, flags, node.comm_failed(comm)); });
+}
+
+int ft_comm_ack_failed(ft_job* job, ft_comm comm, int32_t n) {
+    return with_node(job, [&](Node& node) { return node.ack_failed(comm, n), int{FT_OK}; });
+}
+
+int ft_comm_solo(ft_job* job, ft_comm comm) {
+    int solo = 0;
+    with_node(job, [&](Node& node) { return solo = node.comm_solo(comm) ? 1 : 0, int{FT_OK}; });
+    return solo;
+}
+
+uint64_t ft_comm_seq(ft_job* job, ft_comm comm) {
+    uint64_t seq = 0;
+    with_node(job, [&](Node& node) { return seq = node.comm_seq(comm), int{FT_OK}; });
+    return seq;
+}
+
+int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) {
+    if (op == nullptr) return fail(Code::Invalid, "op must not be NULL");
+    if (op->kind < FT_ALL_REDUCE || op->kind > FT_BARRIER) return fail(Code::Invalid, "there is no such operation");
+    if (op->dtype < 0 || op->dtype >= kDTypes) return fail(Code::Invalid, "there is no such dtype");
+    if (op->op < 0 || op->op >= kReduceOps) return fail(Code::Invalid, "there is no such reduction");
+    if (op->algorithm < 0 || op->algorithm > static_cast<int>(Algorithm::Direct)) return fail(Code::Invalid, "there is no such algorithm");
+    return post(job, false, out, [&](Node& node) {
+        OpDesc d;
+        d.kind = static_cast<OpKind>(op->kind);
+        d.dtype = static_cast<DType>(op->dtype);
+        d.op = static_cast<ReduceOp>(op->op);
+        d.algorithm = static_cast<Algorithm>(op->algorithm);
+        d.root = op->root;
+        d.count = op->count;
+        d.send = op->send;
+        d.recv = op->recv;
+        auto size = node.comm_size(comm);
+        auto copy = [&](const uint64_t* from) { return from != nullptr ? std::vector<uint64_t>(from, from + size) : std::vector<uint64_t>(); };
+        d.send_counts = copy(op->send_counts);
+        d.send_offsets = copy(op->send_offsets);
+        d.recv_counts = copy(op->recv_counts);
+        d.recv_offsets = copy(op->recv_offsets);
+        d.factor = op->factor;
+        d.timeout = seconds_or_default(op->timeout);
+        return node.collective(IoLoop::now(), comm, d);
+    });
+}
+
+int ft_send(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, ft_request** out) {
+    return post(job, false, out, [&](Node& node) { return node.send(IoLoop::now(), comm, data, bytes, dst, tag); });
+}
+
+int ft_recv(ft_job* job, ft_comm comm, void* data, uint64_t bytes, int32_t src, int64_t tag, ft_request** out) {
+    return post(job, false, out, [&](Node& node) { return node.recv(IoLoop::now(), comm, data, bytes, src, tag); });
+}
+
+int ft_agree(ft_job* job, ft_comm comm, int64_t flag, ft_request** out) {
+    return post(job, false, out, [&](Node& node) { return node.agree(IoLoop::now(), comm, flag); });
+}
+
+int ft_shrink(ft_job* job, ft_comm comm, ft_request** out) {
+    return post(job, true, out, [&](Node& node) { return node.shrink(IoLoop::now(), comm); });
+}
+
+int ft_join_wait(ft_job* job, ft_request** out) {
+    return post(job, true, out, [&](Node& node) { return node.join_wait(IoLoop::now()); });
+}
+
+int ft_admit(ft_job* job, ft_request** out) {
+    return post(job, true, out, [&](Node& node) { return node.admit(IoLoop::now()); });
+}
+
+}  // extern "C"

@@ -1,0 +1,79 @@
+// What belongs to no job: build, data types, failpoints.
+#include <string>
+
+#include "base/dtype.h"
+#include "base/failpoint.h"
+#include "base/reduce.h"
+#include "capi/handle.h"
+#include "runtime/json.h"
+
+using namespace ftcomm;
+using namespace ftcomm::capi;
+
+#ifndef FTCOMM_VERSION
+#define FTCOMM_VERSION "0"
+#endif
+
+extern "C" {
+
+size_t ft_dtype_size(int32_t dtype) { return dtype >= 0 && dtype < kDTypes ? size_of(static_cast<DType>(dtype)) : 0; }
+
+int ft_reduce_supported(int32_t dtype, int32_t op) {
+    return dtype >= 0 && dtype < kDTypes && op >= 0 && op < kReduceOps &&
+           reduce_supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
+}
+
+const char* ft_version(void) { return FTCOMM_VERSION; }
+
+const char* ft_build_info(void) {
+    static const std::string info = [] {
+        Json j;
+        j.begin().key("version").text(FTCOMM_VERSION).key("compiler").text(__VERSION__);
+        j.key("transports").begin_list().text("shm").text("tcp").end_list();
+        j.key("cpu").begin_list();
+#if defined(__x86_64__)
+        __builtin_cpu_init();
+        if (__builtin_cpu_supports("avx2")) j.text("avx2");
+        if (__builtin_cpu_supports("avx512f")) j.text("avx512f");
+        if (__builtin_cpu_supports("avx512bw")) j.text("avx512bw");
+#elif defined(__aarch64__)
+        j.text("neon");
+#endif
+        j.end_list();
+        j.key("futex_waitv").boolean(has_futex_waitv()).end();
+        return j.str();
+    }();
+    return info.c_str();
+}
+
+const char* ft_fault_points(void) {
+    static const std::string points = [] {
+        Json j;
+        j.begin_list();
+        std::size_t n = 0;
+        const auto* p = fault::all_points(&n);
+        for (std::size_t i = 0; i < n; ++i) j.begin().key("name").text(p[i].name).key("where").text(p[i].where).end();
+        j.end_list();
+        return j.str();
+    }();
+    return points.c_str();
+}
+
+void ft_fault_step(uint64_t step) {
+    if (fault::armed.load(std::memory_order_relaxed)) fault::set_step(step);
+}
+
+int ft_fault_hit(const char* name) {
+    if (name == nullptr || !fault::armed.load(std::memory_order_relaxed)) return 0;
+    auto verdict = fault::hit(name);
+    return verdict.action == fault::Action::Corrupt ? 1 : verdict.action == fault::Action::Cut ? 2 : 0;
+}
+
+int ft_fault_configure(const char* spec, int32_t rank, int32_t incarnation) {
+    return guarded([&] {
+        auto s = fault::configure(spec != nullptr ? spec : "", rank, incarnation);
+        return s ? int{FT_OK} : fail(s);
+    });
+}
+
+}  // extern "C"

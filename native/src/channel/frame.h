@@ -1,0 +1,59 @@
+// The one frame of ftcomm: a fixed header, then `length` bytes. Same layout in shared memory, on tcp and in the simulator.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+namespace ftcomm {
+
+enum class FrameKind : std::uint8_t {
+    // membership and decisions
+    View = 1,        // payload: job view record
+    Vote = 2,        // payload: a communicator vote
+    Freeze = 3,      // leader -> members: vote now for `attempt`
+    Decision = 4,    // payload: decision record
+    AgreeVote = 5,   // agree and shrink
+    AgreeResult = 6,
+    AdmitVote = 7,   // join point
+    JoinRequest = 8, // a replacement is waiting
+    Leave = 9,
+    LeaveOk = 10,
+    Goodbye = 11,
+    Ping = 12,
+    // collectives
+    Enter = 32,      // receiver of data to its sender: entered, go
+    ReduceScatter = 33,
+    Gather = 34,
+    Token = 35,      // a segment's round trip ended without a gather frame: window credit
+    Fence = 36,      // step = round
+    Flat = 37,       // whole input of a small all-reduce
+    Direct = 38,     // gather, scatter, all-to-all item piece; segment = piece index
+    // point to point
+    Eager = 64,
+    Rts = 65,
+    Cts = 66,
+    Data = 67,
+};
+
+inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::Direct; }
+inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::Data; }
+
+struct FrameHeader {
+    std::uint32_t length = 0;   // payload bytes that follow
+    FrameKind kind = FrameKind::Ping;
+    std::uint8_t flags = 0;
+    std::uint16_t step = 0;
+    std::uint32_t attempt = 0;
+    std::uint32_t segment = 0;
+    std::uint64_t comm = 0;     // communicator id, 0: job level
+    std::uint64_t seq = 0;      // operation number in the communicator, or message number for p2p
+    std::uint64_t aux = 0;
+    std::uint64_t aux2 = 0;
+};
+static_assert(sizeof(FrameHeader) == 48 && std::is_trivially_copyable_v<FrameHeader>);
+
+// No frame is longer, whatever arrives on a socket: transports refuse (and close) beyond it.
+inline constexpr std::uint32_t kMaxFramePayload = 8u << 20;
+
+}  // namespace ftcomm

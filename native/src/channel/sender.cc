@@ -1,0 +1,80 @@
+#include "channel/sender.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace ftcomm {
+
+std::byte* Sender::reserve(int slot, std::uint32_t length) {
+    if (!clear(slot)) return nullptr;  // frames of one link keep their order
+    return transport_.reserve(slot, length);
+}
+
+void Sender::queue(int slot, const FrameHeader& header, Bytes payload) {
+    Queued q;
+    q.header = header;
+    q.header.length = static_cast<std::uint32_t>(payload.size());
+    q.owned = std::move(payload);
+    queues_[static_cast<std::size_t>(slot)].push_back(std::move(q));
+}
+
+void Sender::send(int slot, FrameHeader header, ByteView payload) {
+    FT_CHECK(payload.size() <= max_payload(), "frame of %zu bytes, at most %u", payload.size(), max_payload());
+    header.length = static_cast<std::uint32_t>(payload.size());
+    if (auto* p = reserve(slot, header.length)) {
+        if (!payload.empty()) std::memcpy(p, payload.data(), payload.size());
+        commit(slot, header);
+        return;
+    }
+    queue(slot, header, Bytes(payload.begin(), payload.end()));
+}
+
+void Sender::send_stable(int slot, FrameHeader header, ByteView payload) {
+    header.length = static_cast<std::uint32_t>(payload.size());
+    if (auto* p = reserve(slot, header.length)) {
+        if (!payload.empty()) std::memcpy(p, payload.data(), payload.size());
+        commit(slot, header);
+        return;
+    }
+    Queued q;
+    q.header = header;
+    q.stable = payload;
+    q.is_stable = true;
+    queues_[static_cast<std::size_t>(slot)].push_back(std::move(q));
+}
+
+void Sender::send_long(int slot, FrameHeader header, ByteView payload) {
+    while (payload.size() > max_payload()) {
+        header.flags |= 1;
+        send(slot, header, payload.first(max_payload()));
+        payload = payload.subspan(max_payload());
+    }
+    header.flags &= static_cast<std::uint8_t>(~1u);
+    send(slot, header, payload);
+}
+
+void Sender::on_writable(int slot) {
+    auto& q = queues_[static_cast<std::size_t>(slot)];
+    while (!q.empty()) {
+        auto& f = q.front();
+        auto* p = transport_.reserve(slot, f.header.length);
+        if (p == nullptr) return;
+        const ByteView payload = f.is_stable ? f.stable : ByteView(f.owned);
+        if (!payload.empty()) std::memcpy(p, payload.data(), payload.size());
+        transport_.commit(slot, f.header);
+        q.pop_front();
+    }
+}
+
+void Sender::drop_collectives(std::uint64_t comm) {
+    for (auto& q : queues_)
+        std::erase_if(q, [&](const Queued& f) { return f.header.comm == comm && is_collective(f.header.kind); });
+}
+
+bool Sender::idle() const {
+    return std::all_of(queues_.begin(), queues_.end(), [](const auto& q) { return q.empty(); });
+}
+
+}  // namespace ftcomm

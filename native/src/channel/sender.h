@@ -1,0 +1,51 @@
+// Outgoing frames of one rank: straight into the transport while there is room, else queued here in order.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "base/bytes.h"
+#include "channel/frame.h"
+#include "transport/transport.h"
+
+namespace ftcomm {
+
+class Sender {
+public:
+    Sender(Transport& transport, int slots) : transport_(transport), queues_(static_cast<std::size_t>(slots)) {}
+
+    std::uint32_t max_payload() const { return transport_.max_payload(); }
+    // True when nothing is queued for the slot: pumps that can wait (point-to-point, direct) stop when it is false.
+    bool clear(int slot) const { return queues_[static_cast<std::size_t>(slot)].empty(); }
+
+    // Room in the transport for a payload, or nullptr: then build it elsewhere and use `queue`.
+    std::byte* reserve(int slot, std::uint32_t length);
+    void commit(int slot, const FrameHeader& header) { transport_.commit(slot, header); }
+    void queue(int slot, const FrameHeader& header, Bytes payload);
+
+    // Copies the payload at once, or queues a copy.
+    void send(int slot, FrameHeader header, ByteView payload = {});
+    // The payload stays where it is until the frame is out or dropped: memory that only changes after the operation's fence.
+    void send_stable(int slot, FrameHeader header, ByteView payload);
+    // Splits what is longer than one frame; flags bit 0 says that more follows.
+    void send_long(int slot, FrameHeader header, ByteView payload);
+
+    void on_writable(int slot);
+    void drop_slot(int slot) { queues_[static_cast<std::size_t>(slot)].clear(); }
+    // Queued collective frames of an attempt that is over: they would be ignored, and their memory goes back to the caller.
+    void drop_collectives(std::uint64_t comm);
+    bool idle() const;
+
+private:
+    struct Queued {
+        FrameHeader header;
+        Bytes owned;
+        ByteView stable;
+        bool is_stable = false;
+    };
+    Transport& transport_;
+    std::vector<std::deque<Queued>> queues_;
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,80 @@
+// Small all-reduce: everyone sends its whole input to everyone and reduces in rank order, one message time in all. No fence:
+// the result is kept until the next operation shows that all have it (C6).
+#include <cstring>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "base/reduce.h"
+#include "collectives/run.h"
+
+namespace ftcomm {
+
+namespace {
+
+class FlatRun final : public Run {
+public:
+    FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
+        bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
+        scratch_.resize(bytes_ * static_cast<std::size_t>(env_.size()));
+    }
+
+    void start() override {
+        auto* mine = part(env_.position);
+        if (op_.desc.op == ReduceOp::PremulSum) {
+            scale(op_.desc.dtype, mine, op_.desc.recv, op_.desc.count, op_.desc.factor);
+        } else if (bytes_ > 0) {
+            std::memcpy(mine, op_.desc.recv, bytes_);
+        }
+        const auto h = env_.header(FrameKind::Flat, op_);
+        for (int i = 1; i < env_.size(); ++i) {
+            env_.sender.send(env_.slot_of(env_.rank_at(env_.position + i)), h, ByteView(mine, bytes_));
+            FT_POINT("flat.send");
+        }
+        have_.add(env_.position);
+        finish_when_complete();
+    }
+
+    void on_frame(int from, const FrameHeader& h, ByteView payload) override {
+        if (h.kind != FrameKind::Flat) return;
+        const int at = env_.position_of(from);
+        FT_CHECK(at >= 0 && payload.size() == bytes_, "flat input of %zu bytes from rank %d, expected %zu", payload.size(), from, bytes_);
+        if (have_.has(at)) return;
+        if (bytes_ > 0) std::memcpy(part(at), payload.data(), bytes_);
+        have_.add(at);
+        FT_POINT("flat.receive");
+        finish_when_complete();
+    }
+
+    bool done() const override { return done_; }
+    const char* phase() const override { return "the others' inputs"; }
+
+private:
+    std::byte* part(int position) { return scratch_.data() + static_cast<std::size_t>(position) * bytes_; }
+
+    void finish_when_complete() {
+        if (done_ || have_.count() != env_.size()) return;
+        const auto n = op_.desc.count;
+        FT_POINT("flat.reduce");
+        // Scratch first, the caller's buffer in one copy at the end (invariant B).
+        for (int i = 1; i < env_.size(); ++i) reduce(op_.desc.dtype, op_.desc.op, part(0), part(0), part(i), n);
+        const auto contributors = RankSet::of(env_.living);
+        if (op_.desc.op == ReduceOp::Avg) divide(op_.desc.dtype, part(0), n, static_cast<std::uint32_t>(contributors.count()));
+        if (bytes_ > 0) std::memcpy(op_.desc.recv, part(0), bytes_);
+        for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, contributors);
+        done_ = true;
+        FT_POINT("flat.done");
+    }
+
+    RunEnv env_;
+    OpState& op_;
+    std::size_t bytes_ = 0;
+    Bytes scratch_;
+    RankSet have_;  // positions
+    bool done_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op) { return std::make_unique<FlatRun>(std::move(env), op); }
+
+}  // namespace ftcomm

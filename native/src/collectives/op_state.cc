@@ -1,0 +1,133 @@
+#include "collectives/op_state.h"
+
+#include "base/check.h"
+
+namespace ftcomm {
+
+LabelKind initial_label(const Shape& shape, int rank, std::uint32_t block) {
+    switch (shape.kind) {
+        case OpKind::Broadcast: return rank == shape.root ? LabelKind::Final : LabelKind::Empty;
+        case OpKind::AllGather: return static_cast<std::uint32_t>(rank) == block ? LabelKind::Final : LabelKind::Empty;
+        default: return LabelKind::Input;
+    }
+}
+
+namespace {
+std::uint64_t sign(Shape shape, bool sign_algorithm) {
+    if (!sign_algorithm) shape.algorithm = Algorithm::Ring;  // rule C8 switched off
+    return shape.signature();
+}
+}  // namespace
+
+OpState::OpState(std::uint64_t seq_in, OpDesc desc_in, const Shape& shape_in, Grid grid_in, int rank, bool sign_algorithm,
+                 RequestPtr request_in)
+    : seq(seq_in), desc(std::move(desc_in)), shape(shape_in), signature(sign(shape_in, sign_algorithm)), grid(grid_in),
+      request(std::move(request_in)), rank_(rank) {
+    labels_.resize(grid.segments());
+    RankSet own;
+    own.add(rank);
+    for (std::uint32_t b = 0; b < (grid.per_block == 0 ? 0 : grid.blocks); ++b) {
+        const auto kind = initial_label(shape, rank, b);
+        for (std::uint32_t i = 0; i < grid.per_block; ++i) {
+            const auto s = b * grid.per_block + i;
+            if (kind == LabelKind::Final) {
+                set_final(s, own);
+            } else {
+                labels_[s] = static_cast<std::uint16_t>(kind);
+            }
+        }
+    }
+}
+
+void OpState::set_final(std::uint32_t s, const RankSet& contributors) {
+    if (labels_[s] >= 2) {
+        // A final never changes: the same segment handed out twice has the same contributors.
+        FT_CHECK(sets_[static_cast<std::size_t>(labels_[s]) - 2] == contributors, "op %llu segment %u is final with %s, not %s",
+                 static_cast<unsigned long long>(seq), s, sets_[static_cast<std::size_t>(labels_[s]) - 2].text().c_str(),
+                 contributors.text().c_str());
+        return;
+    }
+    if (sets_.empty() || !(sets_.back() == contributors)) {
+        std::size_t i = 0;
+        while (i < sets_.size() && !(sets_[i] == contributors)) ++i;
+        if (i == sets_.size()) {
+            sets_.push_back(contributors);
+        }
+        labels_[s] = static_cast<std::uint16_t>(2 + i);
+        return;
+    }
+    labels_[s] = static_cast<std::uint16_t>(2 + sets_.size() - 1);
+}
+
+bool OpState::all_final() const {
+    for (auto l : labels_)
+        if (l < 2) return false;
+    return true;
+}
+
+std::vector<LabelRun> OpState::label_runs() const {
+    std::vector<LabelRun> runs;
+    for (std::uint32_t s = 0; s < labels_.size(); ++s) {
+        if (s > 0 && labels_[s] == labels_[s - 1]) {
+            ++runs.back().count;
+            continue;
+        }
+        LabelRun run{1, label(s), {}};
+        if (run.kind == LabelKind::Final) run.contributors = contributors(s);
+        runs.push_back(run);
+    }
+    return runs;
+}
+
+Outcome OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch) const {
+    Outcome out;
+    out.epoch = epoch;
+    bool first = true;
+    const bool own_block = shape.kind == OpKind::ReduceScatter;
+    for (std::uint32_t s = 0; s < labels_.size(); ++s) {
+        if (labels_[s] < 2) continue;  // this rank has no result there (reduce away from the root, an absent block)
+        if (own_block && grid.block_of(s) != static_cast<std::uint32_t>(rank)) continue;
+        const auto& set = contributors(s);
+        const auto offset = grid.offset(s) - (own_block ? static_cast<std::uint64_t>(rank) * grid.block_elements : 0);
+        if (!out.chunks.empty() && out.chunks.back().contributors == set &&
+            out.chunks.back().offset + out.chunks.back().count == offset) {
+            out.chunks.back().count += grid.count(s);
+        } else {
+            out.chunks.push_back({offset, grid.count(s), set});
+        }
+        // all_gather: each block has one contributor; the operation's are those whose block arrived.
+        if (shape.kind == OpKind::AllGather) {
+            out.contributors = out.contributors | set;
+        } else {
+            out.contributors = first ? set : (out.contributors & set);
+        }
+        first = false;
+    }
+    if (first) out.contributors = alive;
+    return out;
+}
+
+const std::byte* OpState::input(std::uint32_t s) const {
+    const auto at = grid.offset(s) * size_of(desc.dtype);
+    const void* base = nullptr;
+    switch (shape.kind) {
+        case OpKind::Reduce:
+        case OpKind::ReduceScatter: base = desc.send; break;
+        default: base = desc.recv; break;
+    }
+    return static_cast<const std::byte*>(base) + at;
+}
+
+std::byte* OpState::result(std::uint32_t s) const {
+    const auto size = size_of(desc.dtype);
+    auto* base = static_cast<std::byte*>(desc.recv);
+    switch (shape.kind) {
+        case OpKind::Reduce: return rank_ == shape.root ? base + grid.offset(s) * size : nullptr;
+        case OpKind::ReduceScatter:
+            if (grid.block_of(s) != static_cast<std::uint32_t>(rank_)) return nullptr;
+            return base + (grid.offset(s) - static_cast<std::uint64_t>(rank_) * grid.block_elements) * size;
+        default: return base + grid.offset(s) * size;
+    }
+}
+
+}  // namespace ftcomm

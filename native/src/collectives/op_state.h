@@ -1,0 +1,58 @@
+// One rank's share of one operation: what was called, where the bytes are, and what each segment holds now.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "collectives/grid.h"
+#include "collectives/records.h"
+#include "communicator/request.h"
+
+namespace ftcomm {
+
+class OpState {
+public:
+    OpState(std::uint64_t seq, OpDesc desc, const Shape& shape, Grid grid, int rank, bool sign_algorithm, RequestPtr request);
+
+    const std::uint64_t seq;
+    const OpDesc desc;
+    const Shape shape;
+    const std::uint64_t signature;
+    const Grid grid;
+    const RequestPtr request;      // null: a helper that hands out a kept result
+    Time deadline = 0;
+    bool started = false;
+    bool ran = false;              // frames were exchanged for it
+    bool timeout_proposed = false;
+    std::uint32_t repairs = 0;     // how many repair plans it went through
+    std::shared_ptr<Bytes> kept;   // helper: the kept result that desc points into
+
+    // Invariant B: segment s of the result buffer is wholly what its label says.
+    LabelKind label(std::uint32_t s) const {
+        return labels_[s] < 2 ? static_cast<LabelKind>(labels_[s]) : LabelKind::Final;
+    }
+    const RankSet& contributors(std::uint32_t s) const { return sets_[static_cast<std::size_t>(labels_[s]) - 2]; }
+    void set_final(std::uint32_t s, const RankSet& contributors);
+    bool all_final() const;
+    std::vector<LabelRun> label_runs() const;
+    Outcome outcome(int rank, const RankSet& alive, std::uint64_t epoch) const;
+
+    // Where segment s is read from (this rank's input) and written to (its final); nullptr where this rank has none.
+    const std::byte* input(std::uint32_t s) const;
+    std::byte* result(std::uint32_t s) const;
+    std::uint32_t segment_bytes(std::uint32_t s) const {
+        return static_cast<std::uint32_t>(grid.count(s) * size_of(desc.dtype));
+    }
+
+private:
+    int rank_;
+    std::vector<std::uint16_t> labels_;  // 0 empty, 1 input, 2 + index into sets_
+    std::vector<RankSet> sets_;
+};
+
+// The label that a rank which has not entered would start with.
+LabelKind initial_label(const Shape& shape, int rank, std::uint32_t block);
+
+}  // namespace ftcomm

@@ -1,0 +1,405 @@
+#include "collectives/plan.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "collectives/op_state.h"
+
+namespace ftcomm {
+
+namespace {
+
+void append(std::vector<SegmentRun>& runs, SegmentMode mode, int rank, const RankSet& contributors, std::uint32_t count = 1) {
+    if (count == 0) return;
+    if (!runs.empty() && runs.back().mode == mode && runs.back().rank == rank && runs.back().contributors == contributors) {
+        runs.back().count += count;
+    } else {
+        runs.push_back({count, mode, rank, contributors});
+    }
+}
+
+// The owner of a segment spreads the work evenly and contiguously over the living.
+int owner_of(std::uint32_t segment, std::uint32_t segments, const std::vector<int>& living) {
+    return living[static_cast<std::size_t>(std::uint64_t{segment} * living.size() / segments)];
+}
+
+// One voter's standing in one operation, walked segment by segment.
+struct Standing {
+    int rank = 0;
+    enum class State { NotEntered, Open, Complete, Failed } state = State::NotEntered;
+    const OpVote* op = nullptr;
+    bool retained = false;
+
+    LabelRun at(const Shape& shape, std::uint32_t segment) const {
+        if (state == State::Open || (state == State::Complete && !op->labels.empty())) {
+            while (segment >= base + op->labels[run].count) {
+                base += op->labels[run].count;
+                ++run;
+            }
+            return op->labels[run];
+        }
+        LabelRun label{1, initial_label(shape, rank, segment / shape.per_block), {}};
+        if (label.kind == LabelKind::Final) label.contributors.add(rank);
+        return label;
+    }
+
+private:
+    mutable std::uint32_t base = 0;   // only ever asked for ascending segments
+    mutable std::size_t run = 0;
+};
+
+class OpPlanner {
+public:
+    OpPlanner(const PlanInput& in, const RankSet& voters) : in_(in), voters_(voters), living_(voters.list()) {
+        newly_dead_ = in.previous.alive - voters;
+    }
+
+    // nullopt: nobody has entered, nothing to plan. fails_rest: under raise, this and all later operations fail.
+    std::optional<OpPlan> plan(std::uint64_t seq, bool* fails_rest) {
+        OpPlan p;
+        p.seq = seq;
+        if (const auto* before = in_.previous.plan_for(seq); before != nullptr && before->verdict == OpPlan::Verdict::Fail) {
+            return *before;  // C5: late entrants fail as the others did
+        }
+        std::vector<Standing> standings;
+        bool entered = false, complete = false, failed = false;
+        for (const auto& [rank, vote] : in_.votes) {
+            Standing s;
+            s.rank = rank;
+            for (const auto& o : vote.ops) {
+                if (o.seq != seq) continue;
+                s.op = &o;
+                s.retained = o.retained;
+                s.state = o.state == OpVote::State::Open       ? Standing::State::Open
+                          : o.state == OpVote::State::Complete ? Standing::State::Complete
+                                                               : Standing::State::Failed;
+                if (!entered) p.shape = o.shape;
+                entered = true;
+                complete |= o.state == OpVote::State::Complete;
+                failed |= o.state == OpVote::State::Failed;
+            }
+            standings.push_back(s);
+        }
+        if (!entered) return std::nullopt;
+        if (failed) {
+            // It failed at once everywhere it was entered (a dead root): the same for those who come later.
+            p.verdict = OpPlan::Verdict::Fail;
+            p.cause = peer_failure(in_.dead, in_.evidence, in_.epoch);
+            return p;
+        }
+        if (complete && (in_.rules.c7 || in_.spec.policy != Policy::Raise || newly_dead_.empty())) {
+            return finish_as_completed(p, standings);
+        }
+        if (auto cause = disagreement(standings)) return fail(p, *cause);
+        if (auto cause = proposed_failure(seq, standings)) return fail(p, *cause);
+        if (in_.spec.policy == Policy::Raise && !newly_dead_.empty()) {
+            *fails_rest = true;
+            return std::nullopt;
+        }
+        return repair(p, standings);
+    }
+
+private:
+    static OpPlan fail(OpPlan p, Cause cause) {
+        p.verdict = OpPlan::Verdict::Fail;
+        p.cause = std::move(cause);
+        return p;
+    }
+
+    // C7: somebody returned. Then everyone has the data (fence), or it can be handed out of what was kept (C6).
+    OpPlan finish_as_completed(OpPlan p, const std::vector<Standing>& standings) {
+        const Standing* holder = nullptr;
+        bool all_have = true;
+        const std::uint32_t n = p.shape.blocks * p.shape.per_block;
+        for (const auto& s : standings) {
+            if (s.state == Standing::State::Complete) {
+                if (s.retained && holder == nullptr) holder = &s;
+                continue;
+            }
+            if (p.shape.is_direct() || p.shape.kind == OpKind::Reduce || p.shape.kind == OpKind::ReduceScatter) continue;
+            for (const auto& l : s.state == Standing::State::Open ? s.op->labels : std::vector<LabelRun>{{n, LabelKind::Input, {}}})
+                all_have &= l.kind == LabelKind::Final;
+        }
+        if (all_have) {
+            p.verdict = OpPlan::Verdict::Complete;
+            return p;
+        }
+        FT_CHECK(holder != nullptr, "operation %llu was completed by a rank, another lacks data, and nobody kept the result",
+                 static_cast<unsigned long long>(p.seq));
+        p.verdict = OpPlan::Verdict::Repair;
+        for (std::uint32_t g = 0; g < n; ++g) append(p.runs, SegmentMode::Gather, holder->rank, carried(holder->at(p.shape, g)));
+        return p;
+    }
+
+    std::optional<Cause> disagreement(const std::vector<Standing>& standings) {
+        const Standing* first = nullptr;
+        Cause c;
+        c.code = Code::Mismatch;
+        c.epoch = in_.epoch;
+        for (const auto& s : standings) {
+            if (s.op == nullptr) continue;
+            if (first == nullptr) {
+                first = &s;
+            } else if (s.op->shape.signature() != first->op->shape.signature()) {
+                c.ranks.push_back(s.rank);
+            }
+        }
+        bool proposed = false;
+        for (const auto& [rank, vote] : in_.votes)
+            for (const auto& x : vote.proposals) proposed |= first != nullptr && x.code == Code::Mismatch && x.seq == first->op->seq;
+        if (first == nullptr || (c.ranks.empty() && !proposed)) return std::nullopt;
+        c.message = "ranks called different operations at the same point:";
+        for (const auto& s : standings)
+            if (s.op != nullptr)
+                c.message += (&s == first ? " rank " : "; rank ") + std::to_string(s.rank) + " called " + s.op->shape.text();
+        c.message += ". Make every rank call the same collectives in the same order, with equal sizes and types";
+        return c;
+    }
+
+    std::optional<Cause> proposed_failure(std::uint64_t seq, const std::vector<Standing>& standings) {
+        Cause c;
+        c.epoch = in_.epoch;
+        for (const auto& [rank, vote] : in_.votes) {
+            for (const auto& x : vote.proposals) {
+                if (x.seq != seq) continue;
+                if (x.code == Code::Timeout || c.code == Code::Ok) {
+                    if (x.code == Code::Timeout && c.code != Code::Timeout) c.ranks.clear();
+                    c.code = x.code;
+                }
+                if (x.code != Code::Timeout && c.code == x.code) c.ranks.push_back(rank);
+            }
+        }
+        if (c.code == Code::Ok) return std::nullopt;
+        if (c.code == Code::Timeout) {
+            std::string missing;
+            for (const auto& s : standings) {
+                if (s.state != Standing::State::NotEntered) continue;
+                c.ranks.push_back(s.rank);
+                missing += (missing.empty() ? "" : ", ") + std::to_string(s.rank);
+            }
+            c.message = missing.empty() ? "Timed out waiting for the operation, which all ranks have entered; raise the timeout"
+                                        : "Timed out: these ranks never entered it: " + missing +
+                                              ". Look what they are doing, or raise the timeout";
+            return c;
+        }
+        if (c.code == Code::Interrupted) c.code = Code::Cancelled;
+        c.message = "given up (interrupted or cancelled) on rank";
+        for (auto r : c.ranks) c.message += " " + std::to_string(r);
+        return c;
+    }
+
+    RankSet carried(const LabelRun& label) const {
+        // C2: the set that travels with a final, not a guess.
+        return in_.rules.c2 ? label.contributors : RankSet::first(static_cast<int>(in_.spec.members.size()));
+    }
+
+    std::optional<OpPlan> repair(OpPlan p, const std::vector<Standing>& standings) {
+        p.verdict = OpPlan::Verdict::Repair;
+        const auto gone = newly_dead_;
+        if (p.shape.is_direct()) {
+            if (!gone.empty()) return fail(p, peer_failure(gone, in_.evidence, in_.epoch));
+            if (p.shape.has_root() && !voters_.has(p.shape.root)) return fail(p, lost_root());
+            return p;  // run again from the untouched inputs
+        }
+        if (p.shape.kind == OpKind::Reduce && !voters_.has(p.shape.root)) return fail(p, lost_root());
+        const std::uint32_t n = p.shape.blocks * p.shape.per_block;
+        for (std::uint32_t g = 0; g < n; ++g) {
+            const int block = static_cast<int>(g / p.shape.per_block);
+            const Standing* holder = nullptr;
+            RankSet set;
+            bool all = true;
+            for (const auto& s : standings) {
+                const auto label = s.at(p.shape, g);
+                if (label.kind != LabelKind::Final) {
+                    all = false;
+                    continue;
+                }
+                if (holder == nullptr) {
+                    holder = &s;
+                    set = carried(label);
+                } else {
+                    FT_CHECK(!in_.rules.c2 || set == label.contributors, "two finals of segment %u with different contributors", g);
+                }
+            }
+            if (!repair_segment(p, g, n, block, holder, set, all)) return fail(p, lost_data(block));
+        }
+        return p;
+    }
+
+    bool repair_segment(OpPlan& p, std::uint32_t g, std::uint32_t n, int block, const Standing* holder, const RankSet& set, bool all) {
+        switch (p.shape.kind) {
+            case OpKind::AllReduce:
+                if (all) {
+                    append(p.runs, SegmentMode::None, 0, set);
+                } else if (holder != nullptr) {
+                    append(p.runs, SegmentMode::Gather, holder->rank, set);
+                } else {
+                    append(p.runs, SegmentMode::Reduce, owner_of(g, n, living_), voters_);
+                }
+                return true;
+            case OpKind::Broadcast:
+                if (holder == nullptr) return false;
+                if (all) {
+                    append(p.runs, SegmentMode::None, 0, set);
+                } else {
+                    append(p.runs, SegmentMode::Gather, voters_.has(p.shape.root) ? p.shape.root : holder->rank, set);
+                }
+                return true;
+            case OpKind::AllGather:
+                if (all) {
+                    append(p.runs, SegmentMode::None, 0, set);
+                } else if (holder != nullptr) {
+                    append(p.runs, SegmentMode::Gather, voters_.has(block) ? block : holder->rank, set);
+                } else if (newly_dead_.has(block)) {
+                    return false;
+                } else {
+                    append(p.runs, SegmentMode::Absent, 0, RankSet{});
+                }
+                return true;
+            case OpKind::Reduce:
+            case OpKind::ReduceScatter: {
+                const int owner = p.shape.kind == OpKind::Reduce ? p.shape.root : block;
+                if (!voters_.has(owner)) {
+                    append(p.runs, SegmentMode::None, 0, RankSet{});
+                } else if (holder != nullptr) {
+                    append(p.runs, SegmentMode::None, 0, set);
+                } else {
+                    append(p.runs, SegmentMode::Reduce, owner, voters_);
+                }
+                return true;
+            }
+            default: return true;
+        }
+    }
+
+    Cause lost_root() const { return peer_failure(in_.dead, in_.evidence, in_.epoch); }
+    Cause lost_data(int block) const {
+        (void)block;
+        return peer_failure(newly_dead_.empty() ? in_.dead : newly_dead_, in_.evidence, in_.epoch);
+    }
+
+    const PlanInput& in_;
+    RankSet voters_, newly_dead_;
+    std::vector<int> living_;
+};
+
+}  // namespace
+
+Cause peer_failure(const RankSet& dead, const std::map<int, Evidence>& evidence, std::uint64_t epoch) {
+    Cause c;
+    c.code = Code::PeerFailure;
+    c.epoch = epoch;
+    std::string names;
+    for (int r : dead.list()) {
+        c.ranks.push_back(r);
+        const auto it = evidence.find(r);
+        const auto e = it == evidence.end() ? Evidence::None : it->second;
+        c.evidence.push_back(e);
+        names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" + to_string(e) + ")";
+    }
+    c.message = "rank " + names + " is gone since epoch " + std::to_string(epoch) +
+                "; call shrink() to go on without it, or use policy=\"lossy\"";
+    return c;
+}
+
+DefaultPlan default_plan(const Shape& shape, int size, const RankSet& alive, const RankSet& dead,
+                         const std::map<int, Evidence>& evidence, std::uint64_t epoch) {
+    (void)size;
+    DefaultPlan out;
+    if (shape.has_root() && !alive.has(shape.root)) {
+        out.cause = peer_failure(dead, evidence, epoch);
+        return out;
+    }
+    if (shape.is_direct()) return out;
+    const auto living = alive.list();
+    const std::uint32_t n = shape.blocks * shape.per_block;
+    for (std::uint32_t b = 0; b < (n == 0 ? 0 : shape.blocks); ++b) {
+        const int block = static_cast<int>(b);
+        RankSet own;
+        own.add(block);
+        switch (shape.kind) {
+            case OpKind::AllReduce:
+                for (std::uint32_t g = 0; g < shape.per_block; ++g)
+                    append(out.runs, SegmentMode::Reduce, owner_of(g, n, living), alive);
+                break;
+            case OpKind::Broadcast: {
+                RankSet root;
+                root.add(shape.root);
+                append(out.runs, SegmentMode::Gather, shape.root, root, shape.per_block);
+                break;
+            }
+            case OpKind::AllGather:
+                if (alive.has(block)) {
+                    append(out.runs, SegmentMode::Gather, block, own, shape.per_block);
+                } else {
+                    append(out.runs, SegmentMode::Absent, 0, RankSet{}, shape.per_block);
+                }
+                break;
+            case OpKind::Reduce: append(out.runs, SegmentMode::Reduce, shape.root, alive, shape.per_block); break;
+            case OpKind::ReduceScatter:
+                if (alive.has(block)) {
+                    append(out.runs, SegmentMode::Reduce, block, alive, shape.per_block);
+                } else {
+                    append(out.runs, SegmentMode::None, 0, RankSet{}, shape.per_block);
+                }
+                break;
+            default: break;
+        }
+    }
+    return out;
+}
+
+Decision make_decision(const PlanInput& in) {
+    RankSet voters;
+    std::uint64_t lowest = ~std::uint64_t{0}, highest = 0;
+    bool revoke = in.previous.revoked;
+    for (const auto& [rank, vote] : in.votes) {
+        voters.add(rank);
+        lowest = std::min(lowest, vote.done_seq);
+        highest = std::max(highest, vote.done_seq);
+        for (const auto& o : vote.ops) highest = std::max(highest, o.seq);
+        for (const auto& p : vote.proposals) revoke |= p.seq == 0;
+    }
+    Decision d;
+    d.attempt = in.previous.attempt + 1;
+    d.epoch = in.epoch;
+    d.alive = voters;
+    d.fail_from = in.previous.fail_from;
+    d.cause = in.previous.cause;
+    d.agree_seq = in.previous.agree_seq;
+    d.agree_value = in.previous.agree_value;
+    d.agree_cause = in.previous.agree_cause;
+    d.agree_survivors = in.previous.agree_survivors;
+
+    OpPlanner planner(in, voters);
+    bool timed_out = false;
+    bool fails_rest = false;
+    for (std::uint64_t seq = lowest + 1; seq <= highest && seq < d.fail_from && !fails_rest; ++seq) {
+        auto p = planner.plan(seq, &fails_rest);
+        if (p) {
+            timed_out |= p->verdict == OpPlan::Verdict::Fail && p->cause.code == Code::Timeout;
+            d.plans.push_back(std::move(*p));
+        }
+        if (fails_rest) d.fail_from = std::min(d.fail_from, seq);
+    }
+    const auto newly_dead = in.previous.alive - voters;
+    if (in.spec.policy == Policy::Raise && !newly_dead.empty()) {
+        // Nothing open, or the loop above stopped at the first operation that cannot be completed.
+        if (!fails_rest) d.fail_from = std::min(d.fail_from, highest + 1);
+        d.cause = peer_failure(in.dead, in.evidence, in.epoch);
+    }
+    d.revoked = revoke || timed_out;
+    return d;
+}
+
+std::string describe(const OpPlan& plan) {
+    std::string text = plan.shape.text() + " #" + std::to_string(plan.seq) + ": ";
+    if (plan.verdict == OpPlan::Verdict::Complete) return "#" + std::to_string(plan.seq) + ": complete";
+    if (plan.verdict == OpPlan::Verdict::Fail) return "#" + std::to_string(plan.seq) + ": " + to_string(plan.cause.code);
+    std::uint32_t by_mode[4] = {};
+    for (const auto& r : plan.runs) by_mode[static_cast<int>(r.mode)] += r.count;
+    return text + "keep " + std::to_string(by_mode[0]) + ", reduce " + std::to_string(by_mode[1]) + ", hand out " +
+           std::to_string(by_mode[2]) + ", absent " + std::to_string(by_mode[3]) + " segments";
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,126 @@
+// What is written down about a communicator: votes, plans, and the decision in its head cell.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "communicator/node.h"
+#include "communicator/request.h"
+
+namespace ftcomm {
+
+// What an operation is, as far as ranks must agree on it. Its hash is the signature in every frame (C8: with the algorithm).
+struct Shape {
+    OpKind kind = OpKind::Barrier;
+    DType dtype = DType::UInt8;
+    ReduceOp op = ReduceOp::Sum;
+    Algorithm algorithm = Algorithm::Ring;
+    std::int32_t root = 0;
+    std::uint64_t count = 0;     // 0 where ranks may differ (gather, scatter, all_to_all with counts)
+    double factor = 1.0;
+    std::uint32_t blocks = 0;    // the grid
+    std::uint32_t per_block = 0;
+
+    std::uint64_t signature() const;
+    std::string text() const;    // "all_reduce(float32[1024], sum)"
+    void encode(ByteWriter& w) const;
+    static Shape decode(ByteReader& r);
+    bool is_direct() const { return kind == OpKind::Gather || kind == OpKind::Scatter || kind == OpKind::AllToAll; }
+    bool has_root() const {
+        return kind == OpKind::Broadcast || kind == OpKind::Reduce || kind == OpKind::Gather || kind == OpKind::Scatter;
+    }
+};
+
+enum class LabelKind : std::uint8_t { Empty = 0, Input = 1, Final = 2 };
+
+// A run of equal labels over consecutive segments.
+struct LabelRun {
+    std::uint32_t count = 0;
+    LabelKind kind = LabelKind::Empty;
+    RankSet contributors;  // Final only (C2)
+};
+
+struct OpVote {
+    enum class State : std::uint8_t { Open = 1, Complete = 2, Failed = 3 };
+    std::uint64_t seq = 0;
+    State state = State::Open;
+    bool retained = false;      // Complete without a fence: the result is kept and can be handed out (C6)
+    Shape shape;
+    std::vector<LabelRun> labels;
+};
+
+// A rank's wish to fail one operation, or the communicator (seq 0: revoke). It is only a wish: the vote decides (C7).
+struct Proposal {
+    Code code = Code::Ok;
+    std::uint64_t seq = 0;
+};
+
+struct Vote {
+    std::uint32_t attempt = 0;   // proposed
+    std::uint64_t done_seq = 0;
+    std::vector<OpVote> ops;     // last finished, then the open one
+    std::vector<Proposal> proposals;
+    std::uint64_t view_epoch = 0;
+
+    void encode(ByteWriter& w) const;
+    static std::optional<Vote> decode(ByteReader& r);
+};
+
+enum class SegmentMode : std::uint8_t { None = 0, Reduce = 1, Gather = 2, Absent = 3 };
+
+struct SegmentRun {
+    std::uint32_t count = 0;
+    SegmentMode mode = SegmentMode::None;
+    std::int32_t rank = 0;       // owner or holder (communicator rank)
+    RankSet contributors;
+};
+
+// An error as all ranks shall see it.
+struct Cause {
+    Code code = Code::Ok;
+    std::string message;
+    std::vector<std::int32_t> ranks;
+    std::vector<Evidence> evidence;
+    std::uint64_t epoch = 0;
+
+    void encode(ByteWriter& w) const;
+    static Cause decode(ByteReader& r);
+    Status status(const std::string& operation) const;
+};
+
+struct OpPlan {
+    enum class Verdict : std::uint8_t { Complete = 1, Fail = 2, Repair = 3 };
+    std::uint64_t seq = 0;
+    Verdict verdict = Verdict::Complete;
+    Cause cause;                     // Fail
+    Shape shape;                     // Repair
+    std::vector<SegmentRun> runs;    // Repair, Complete (contributors)
+};
+
+struct Decision {
+    std::uint32_t attempt = 0;
+    std::uint64_t nonce = 0;
+    std::uint64_t epoch = 0;         // job epoch it was made in
+    RankSet alive;                   // communicator ranks
+    bool revoked = false;
+    std::uint64_t fail_from = ~std::uint64_t{0};  // operations from here on fail with `cause`
+    Cause cause;
+    std::vector<OpPlan> plans;
+    // agree and shrink: the last result
+    std::uint64_t agree_seq = 0;
+    std::int64_t agree_value = 0;
+    Cause agree_cause;               // unacknowledged failures, mismatch
+    RankSet agree_survivors;
+
+    const OpPlan* plan_for(std::uint64_t seq) const;
+    Bytes encode() const;
+    static std::optional<Decision> decode(ByteView data);
+};
+
+void encode_spec(ByteWriter& w, const CommSpec& spec);
+CommSpec decode_spec(ByteReader& r);
+
+}  // namespace ftcomm

@@ -1,0 +1,85 @@
+// A run carries one operation (or its repair) through one attempt. Three kinds: ring, flat, direct. Sans-IO.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "channel/sender.h"
+#include "collectives/op_state.h"
+#include "collectives/records.h"
+#include "membership/rules.h"
+
+namespace ftcomm {
+
+// What a run may use. Positions are indices into `living`, ascending communicator ranks; neighbours are by position.
+struct RunEnv {
+    Sender& sender;
+    const std::vector<int>& slots;  // communicator rank -> job slot
+    CommId comm = 0;
+    std::uint32_t attempt = 0;
+    int rank = 0;
+    std::vector<int> living;
+    int position = 0;
+    Rules rules{};
+
+    int size() const { return static_cast<int>(living.size()); }
+    int rank_at(int position_in) const { return living[static_cast<std::size_t>((position_in + size()) % size())]; }
+    int successor() const { return rank_at(position + 1); }
+    int predecessor() const { return rank_at(position - 1); }
+    int slot_of(int rank_in) const { return slots[static_cast<std::size_t>(rank_in)]; }
+    int position_of(int rank_in) const {
+        for (int i = 0; i < size(); ++i)
+            if (living[static_cast<std::size_t>(i)] == rank_in) return i;
+        return -1;
+    }
+    FrameHeader header(FrameKind kind, const OpState& op) const {
+        FrameHeader h;
+        h.kind = kind;
+        h.attempt = attempt;
+        h.comm = comm;
+        h.seq = op.seq;
+        h.aux = op.signature;  // every frame says which operation its sender means: a mismatch can't hide
+        return h;
+    }
+};
+
+class Run {
+public:
+    virtual ~Run() = default;
+    virtual void start() = 0;
+    virtual void on_frame(int from_rank, const FrameHeader& header, ByteView payload) = 0;
+    virtual void on_writable(int slot) { (void)slot; }
+    virtual bool done() const = 0;
+    // What it waits for, for timeouts and `stats`: e.g. "3 segments", "fence round 1".
+    virtual const char* phase() const = 0;
+    bool mismatch = false;   // a peer's sizes disagree: the communicator proposes failure
+};
+
+// The completion fence: a dissemination barrier over the living (Hensgen, Finkel, Manber 1988). When one rank is through, all
+// ranks had begun it, so all have all their data.
+class Fence {
+public:
+    Fence(RunEnv& env, const OpState& op) : env_(env), op_(op) {}
+    void begin();
+    void on_frame(const FrameHeader& header);
+    bool begun() const { return begun_; }
+    bool done() const { return done_; }
+
+private:
+    void advance();
+    RunEnv& env_;
+    const OpState& op_;
+    std::uint64_t got_ = 0;  // bit per round
+    int round_ = 0;
+    bool begun_ = false, done_ = false;
+};
+
+std::unique_ptr<Run> make_ring_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence);
+std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op);
+std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op);
+
+// An operation of a communicator with one living rank, or of a replacement that is not admitted yet (`solo`).
+void run_alone(OpState& op, int rank, const std::vector<SegmentRun>& plan, bool solo);
+
+}  // namespace ftcomm

@@ -1,0 +1,136 @@
+// agree and shrink: every living member's word, one compare-and-set, then the announcement. They work on broken and revoked
+// communicators, and touch no operation. (ULFM: Bland et al. 2013; here the head cell takes the place of a consensus protocol.)
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "communicator/communicator.h"
+
+namespace ftcomm {
+
+RequestPtr Communicator::agree(AgreeKind kind, std::int64_t flag) {
+    auto request = std::make_shared<Request>();
+    if (auto s = core_.dead_end(); !s) {
+        core_.finish(request, std::move(s));
+        return request;
+    }
+    if (agree_.active) {
+        core_.finish(request, Status::error(Code::Invalid, "an agree or shrink is already under way on this communicator; wait for it"));
+        return request;
+    }
+    if (core_.solo) {
+        core_.finish(request, Status::error(Code::Unsupported, "this replacement is not admitted yet: call the join point first"));
+        return request;
+    }
+    agree_ = {true, {decision_.agree_seq + 1, kind, flag, acked_}, request};
+    send_agree_vote();
+    return request;
+}
+
+void Communicator::send_agree_vote() {
+    if (!core_.dead_end()) return;
+    agree_votes_[rank_] = agree_.vote;
+    const int to = leader();
+    if (to == rank_) {
+        try_agree();
+        return;
+    }
+    ByteWriter w;
+    w.put(agree_.vote.seq).put(agree_.vote.kind).put(agree_.vote.flag).ranks(agree_.vote.acked);
+    FT_POINT("agree.vote");
+    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], control(FrameKind::AgreeVote), spec_and(w.take()));
+}
+
+void Communicator::on_agree_vote(int rank, const AgreeVote& vote) {
+    if (vote.seq <= decision_.agree_seq) {
+        if (!record_.empty())
+            core_.sender.send_long(spec_.members[static_cast<std::size_t>(rank)], control(FrameKind::AgreeResult), record_);
+        return;
+    }
+    agree_votes_[rank] = vote;
+    if (vote.seq > decision_.agree_seq + 1) {
+        read_cell();
+        return;
+    }
+    try_agree();
+}
+
+void Communicator::try_agree() {
+    if (cas_busy_ || leader() != rank_ || !core_.dead_end()) return;
+    const auto want = voters();
+    const auto seq = decision_.agree_seq + 1;
+    Decision d = decision_;
+    d.agree_value = -1;
+    d.agree_cause = {};
+    RankSet acked_by_all = RankSet::first(static_cast<int>(spec_.members.size()));
+    AgreeKind kind = AgreeKind::Agree;
+    bool first = true, mixed = false;
+    for (int r : want.list()) {
+        const auto it = agree_votes_.find(r);
+        if (it == agree_votes_.end() || it->second.seq != seq) return;
+        const auto& v = it->second;
+        mixed |= !first && v.kind != kind;
+        kind = v.kind;
+        first = false;
+        d.agree_value &= v.flag;
+        acked_by_all = acked_by_all & v.acked;
+    }
+    const auto unknown = failed() - acked_by_all;
+    if (mixed) {
+        d.agree_cause.code = Code::Mismatch;
+        d.agree_cause.epoch = core_.view.epoch;
+        d.agree_cause.message = "some ranks called agree() and others shrink() at the same point";
+    } else if (kind == AgreeKind::Agree && !unknown.empty()) {
+        d.agree_cause = peer_failure(unknown, evidence(), core_.view.epoch);
+    }
+    d.agree_seq = seq;
+    d.agree_survivors = want;
+    d.nonce = core_.random();
+    d.epoch = core_.view.epoch;
+    auto bytes = d.encode();
+    cas_busy_ = true;
+    core_.host.trace(kind == AgreeKind::Agree ? "agree" : "shrink");
+    FT_POINT(kind == AgreeKind::Agree ? "agree.before" : "shrink.before");
+    core_.cells.compare_and_set(cell_key(), record_, bytes, [this, bytes, kind](CellClient::Result result, const Bytes& value) {
+        cas_busy_ = false;
+        if (result == CellClient::Result::Lost) {
+            core_.authority_lost = true;
+            return;
+        }
+        if (result == CellClient::Result::Swapped) {
+            FT_POINT(kind == AgreeKind::Agree ? "agree.after" : "shrink.after");
+            announce(bytes, FrameKind::AgreeResult);
+            adopt(bytes);
+        } else {
+            core_.host.trace("agree.conflict");
+            const auto current = Decision::decode(value);
+            FT_CHECK(current.has_value(), "the head cell of communicator %s does not hold a decision", spec_.name.c_str());
+            if (current->attempt <= attempt_ && current->agree_seq <= decision_.agree_seq) {
+                record_ = value;  // ours of an earlier time: a replacement that leads for the first time
+            } else {
+                announce(value, FrameKind::Decision);
+                adopt(value);
+            }
+        }
+        try_agree();
+        try_decide();
+    });
+}
+
+void Communicator::finish_agree() {
+    std::erase_if(agree_votes_, [&](const auto& v) { return v.second.seq <= decision_.agree_seq; });
+    if (!agree_.active || agree_.vote.seq > decision_.agree_seq) return;
+    FT_CHECK(agree_.vote.seq == decision_.agree_seq, "agreement %llu was decided while this rank still waits for %llu",
+             static_cast<unsigned long long>(decision_.agree_seq), static_cast<unsigned long long>(agree_.vote.seq));
+    agree_.active = false;
+    auto& request = *agree_.request;
+    request.value = decision_.agree_value;
+    request.survivors = decision_.agree_survivors;
+    ByteWriter w;
+    w.put(spec_.id).put(decision_.agree_seq);
+    request.new_comm = hash64(w.take());
+    const std::string what = std::string(agree_.vote.kind == AgreeKind::Agree ? "agree" : "shrink") + " #" +
+                             std::to_string(decision_.agree_seq) + " of communicator " + spec_.name;
+    auto held = agree_.request;
+    core_.finish(held, decision_.agree_cause.code == Code::Ok ? Status{} : decision_.agree_cause.status(what));
+}
+
+}  // namespace ftcomm

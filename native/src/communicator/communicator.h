@@ -1,0 +1,164 @@
+// One communicator of one rank: its operations in order, its share of votes and decisions, agree and shrink.
+//
+// Operations run strictly one after another, so survivors differ by at most one finished operation. The attempt number counts
+// decisions: frames carry it, and from the vote for attempt a+1 on a rank is deaf to frames of attempt a (C1).
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "collectives/op_state.h"
+#include "collectives/plan.h"
+#include "collectives/run.h"
+#include "communicator/core.h"
+#include "communicator/p2p.h"
+
+namespace ftcomm {
+
+class Communicator {
+public:
+    // claimed: made by the user's call; otherwise by a peer's vote, so that a rank that has not called yet can vote, too.
+    Communicator(Core& core, CommSpec spec, bool claimed);
+
+    void claim(const CommSpec& spec);
+    bool claimed() const { return claimed_; }
+    const CommSpec& spec() const { return spec_; }
+
+    // Posts.
+    RequestPtr collective(const OpDesc& desc);
+    RequestPtr send(const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
+    RequestPtr recv(void* data, std::uint64_t bytes, int src, std::int64_t tag);
+    enum class AgreeKind : std::uint8_t { Agree = 1, Shrink = 2 };
+    RequestPtr agree(AgreeKind kind, std::int64_t flag);
+    void revoke();
+    bool fail_request(const RequestPtr& request, Code why);  // false: not ours
+    void close();
+    void ack_failed(int n);
+
+    // Inputs.
+    void on_frame(int slot, const FrameHeader& header, ByteView payload);
+    void on_view();                     // somebody is out, or left
+    void on_dead_end();                 // stale, or the authority is lost: everything fails
+    void on_tick();
+    void on_writable(int slot);
+    void on_admitted(const AdmitEntry* entry, const RankSet& slots);  // slots came in with new incarnations (M13)
+    void resume();                      // admitting or solo has ended: start what was posted meanwhile
+
+    // Queries.
+    bool quiescent() const { return open_.empty() && helpers_.empty() && !frozen_; }
+    bool idle() const { return quiescent() && !cas_busy_ && !agree_.active && p2p_.idle(); }
+    bool blocked_on(int slot) const;    // an open operation, agree or message that needs this slot
+    AdmitEntry standing() const;
+    bool revoked() const { return decision_.revoked; }
+    RankSet alive() const { return decision_.alive; }
+    RankSet failed() const;
+    std::uint64_t next_seq() const { return next_seq_; }
+    std::uint64_t done_seq() const { return done_seq_; }
+    bool solo() const { return core_.solo; }
+    std::uint32_t attempt() const { return attempt_; }
+
+private:
+    struct Stashed {
+        int from;
+        FrameHeader header;
+        Bytes payload;
+    };
+    struct Last {   // the operation that finished last: what a vote says of it, and its result while nobody else may have it
+        std::uint64_t seq = 0;
+        OpVote::State state = OpVote::State::Complete;
+        Shape shape;
+        OpDesc desc;
+        Grid grid;
+        std::vector<LabelRun> labels;
+        std::shared_ptr<Bytes> kept;
+    };
+    struct AgreeVote {
+        std::uint64_t seq = 0;
+        AgreeKind kind = AgreeKind::Agree;
+        std::int64_t flag = 0;
+        RankSet acked;
+    };
+    struct MyAgree {
+        bool active = false;
+        AgreeVote vote;
+        RequestPtr request;
+    };
+
+    // communicator.cc: operations
+    Status check(const OpDesc& desc) const;
+    Shape shape_of(const OpDesc& desc, Grid* grid) const;
+    void pump();
+    OpState* current() const;
+    bool start(OpState& op);            // false: it is finished already or cannot start
+    void start_run(OpState& op, std::vector<SegmentRun> plan, bool repair);
+    void after_progress();
+    void finish_current(Status status);
+    void on_collective(int from, const FrameHeader& header, ByteView payload);
+    RunEnv env() const;
+    std::string name_of(const OpState& op) const;
+
+    // vote.cc: freeze, vote, decide, apply
+    void propose(Code code, std::uint64_t seq);
+    void freeze();
+    Vote build_vote() const;
+    void send_vote();
+    void on_vote(int rank, Vote vote);
+    void on_freeze(std::uint32_t attempt);
+    void try_decide();
+    void on_decide_reply(CellClient::Result result, const Bytes& value, const Bytes& mine);
+    void announce(const Bytes& record, FrameKind kind);
+    void adopt(const Bytes& record);
+    void apply(const Decision& d);
+    void apply_plans();
+    void read_cell();
+    int rank_of_slot(int slot) const;
+    int leader() const { return voters().lowest(); }
+    RankSet in_view() const;            // ranks whose incarnation is alive in the job view
+    RankSet voters() const { return decision_.alive & in_view(); }
+    std::map<int, Evidence> evidence() const;
+    Bytes spec_and(const Bytes& rest) const;
+    FrameHeader control(FrameKind kind) const;
+    std::string cell_key() const;
+
+    // agree.cc
+    void send_agree_vote();
+    void on_agree_vote(int rank, const AgreeVote& vote);
+    void try_agree();
+    void finish_agree();
+
+    void fail_everything(const Status& status);
+
+    Core& core_;
+    CommSpec spec_;
+    bool claimed_;
+    bool closed_ = false;
+    int rank_;
+    std::vector<std::uint32_t> incarnations_;
+    PointToPoint p2p_;
+    RankSet acked_;                     // failures the user knows of
+
+    std::uint64_t next_seq_ = 1, done_seq_ = 0;
+    std::deque<std::unique_ptr<OpState>> open_;      // posted, the first may be under way
+    std::deque<std::unique_ptr<OpState>> helpers_;   // hand-outs of a kept result; they come first
+    std::unique_ptr<Run> run_;
+    Last last_;
+    std::deque<Stashed> stash_;         // frames of operations or attempts that are not here yet
+    bool pumping_ = false;
+
+    std::uint32_t attempt_ = 0;
+    bool frozen_ = false;
+    bool freeze_sent_ = false;
+    bool cas_busy_ = false;
+    bool cell_reading_ = false;
+    Decision decision_;                 // the newest applied
+    Bytes record_;                      // the cell's content as last known
+    std::map<int, Vote> votes_;
+    std::vector<Proposal> proposals_;
+    MyAgree agree_;
+    std::map<int, AgreeVote> agree_votes_;
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,66 @@
+// What the parts of a node share: configuration, ports, the job view, the clock of the current input.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/random.h"
+#include "channel/sender.h"
+#include "communicator/node.h"
+#include "membership/cell_client.h"
+#include "membership/rules.h"
+#include "membership/view.h"
+
+namespace ftcomm {
+
+struct Core {
+    Core(NodeConfig c, Transport& t, Authority& a, NodeHost& h, Time start)
+        : config(std::move(c)), rules(Rules::without(config.mutations)), transport(t), sender(t, config.world_size),
+          cells(a, config.boot, rules), host(h), now(start), random(config.seed) {}
+
+    const NodeConfig config;
+    const Rules rules;
+    Transport& transport;
+    Sender sender;
+    CellClient cells;
+    NodeHost& host;
+    Time now;
+    Random random;
+
+    JobView view;
+    Bytes view_bytes;          // the head as last known: what the next compare-and-set expects
+    bool stale = false;        // voted out
+    bool authority_lost = false;
+    bool admitting = false;    // between an admit vote and its decision: no operation starts (M13)
+    bool solo = false;         // a replacement that is not admitted yet
+    RankSet left;              // slots that said goodbye (not necessarily out of the view yet)
+
+    int self() const { return config.slot; }
+    bool in_view(int slot, std::uint32_t incarnation) const { return view.is_alive(slot, incarnation); }
+    Status dead_end() const {  // why nothing can go on, or ok
+        if (stale) {
+            auto s = Status::error(Code::StaleEpoch, "this rank was voted out of the job at epoch " + std::to_string(view.epoch) +
+                                                         " (it was silent or unreachable); start it again as a replacement");
+            s.epoch = view.epoch;
+            return s;
+        }
+        if (authority_lost)
+            return Status::error(Code::NoAuthority,
+                                 "the job's authority (the store that holds the head cell) is lost, so no failure can be decided; "
+                                 "restart the job, and keep the store where it outlives the ranks");
+        return {};
+    }
+    void finish(const RequestPtr& request, Status status) {
+        if (request->done.load(std::memory_order_relaxed)) return;
+        request->status = std::move(status);
+        request->done.store(true, std::memory_order_release);
+        host.completed(request);
+    }
+    void event(NodeEvent e) {
+        e.epoch = view.epoch;
+        host.event(e);
+    }
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,271 @@
+// Coming in and going out on purpose. Join: replacements wait; at a join point all living ranks vote with the standing of their
+// communicators, the lowest compares-and-sets a view with the newcomers and that table (M13). Leave: a rank goes when everyone has
+// finished what it has finished (M10).
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "communicator/node_impl.h"
+
+namespace ftcomm {
+
+RequestPtr NodeImpl::join_wait() {
+    auto request = std::make_shared<Request>();
+    if (auto s = core.dead_end(); !s) {
+        core.finish(request, std::move(s));
+    } else if (!core.solo) {
+        request->survivors = core.view.alive();
+        core.finish(request, {});
+    } else {
+        join_request_ = request;
+        send_join_requests();
+    }
+    return request;
+}
+
+void NodeImpl::send_join_requests() {
+    // Again each heartbeat: whoever had heard it may have died since.
+    next_join_request_ = core.now + core.config.heartbeat;
+    FrameHeader h;
+    h.kind = FrameKind::JoinRequest;
+    FT_POINT("join.request");
+    for (int s : core.view.alive().list())
+        if (s != core.self()) core.sender.send(s, h);
+    read_view();
+}
+
+void NodeImpl::on_join_request(int slot, std::uint32_t incarnation) {
+    const auto& m = core.view.members[static_cast<std::size_t>(slot)];
+    if (incarnation < m.incarnation || (incarnation == m.incarnation && m.alive)) return;
+    auto& known = waiting[slot];
+    if (known >= incarnation && known != 0) return;
+    known = incarnation;
+    core.host.trace("join.request");
+    if (m.alive) {
+        on_evidence(slot, m.incarnation, Evidence::Reborn);
+    } else {
+        core.transport.attach(slot, incarnation);
+    }
+    NodeEvent e;
+    e.kind = NodeEvent::Kind::JoinWaiting;
+    e.slot = slot;
+    e.incarnation = incarnation;
+    core.event(std::move(e));
+    if (admit_request_ != nullptr && admit_voted_) send_admit_vote();
+}
+
+RequestPtr NodeImpl::admit() {
+    auto request = std::make_shared<Request>();
+    if (auto s = core.dead_end(); !s) {
+        core.finish(request, std::move(s));
+    } else if (admit_request_ != nullptr || core.solo) {
+        core.finish(request, Status::error(Code::Invalid, core.solo ? "a replacement waits with join_wait" : "an admission is already under way"));
+    } else {
+        admit_request_ = request;
+        admit_voted_ = false;
+        core.admitting = true;
+    }
+    return request;  // settle() votes as soon as the communicators are at rest
+}
+
+void NodeImpl::send_admit_vote() {
+    AdmitVote v;
+    v.admissions = core.view.admissions;
+    v.waiting = waiting;
+    for (const auto& [id, comm] : comms) v.table.push_back(comm->standing());
+    admit_voted_ = true;
+    core.host.trace("admit.vote");
+    const int leader = core.view.alive().lowest();
+    if (leader == core.self()) {
+        admit_votes_[leader] = std::move(v);
+        try_admit();
+        return;
+    }
+    ByteWriter w;
+    w.put(v.admissions).put(static_cast<std::uint32_t>(v.waiting.size()));
+    for (const auto& [slot, incarnation] : v.waiting) w.put(static_cast<std::int32_t>(slot)).put(incarnation);
+    w.put(static_cast<std::uint32_t>(v.table.size()));
+    for (const auto& a : v.table) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq);
+    FrameHeader h;
+    h.kind = FrameKind::AdmitVote;
+    FT_POINT("join.admit");
+    core.sender.send_long(leader, h, w.take());
+}
+
+void NodeImpl::on_admit_vote(int slot, ByteView payload) {
+    ByteReader r(payload);
+    AdmitVote v;
+    v.admissions = r.get<std::uint64_t>();
+    for (auto n = r.count(8); n > 0; --n) {
+        const auto s = r.get<std::int32_t>();
+        v.waiting[s] = r.get<std::uint32_t>();
+    }
+    v.table.resize(r.count(28));
+    for (auto& a : v.table) {
+        a.comm = r.get<std::uint64_t>();
+        a.attempt = r.get<std::uint32_t>();
+        a.next_seq = r.get<std::uint64_t>();
+        a.agree_seq = r.get<std::uint64_t>();
+    }
+    FT_CHECK(r.done(), "an undecodable admit vote from slot %d", slot);
+    admit_votes_[slot] = std::move(v);
+    try_admit();
+}
+
+void NodeImpl::try_admit() {
+    const auto living = core.view.alive();
+    if (view_busy_ || !admit_voted_ || admit_request_ == nullptr || living.lowest() != core.self() || !core.dead_end()) return;
+    std::map<int, std::uint32_t> newcomers;
+    std::map<CommId, AdmitEntry> table;
+    for (int s : living.list()) {
+        const auto it = admit_votes_.find(s);
+        if (it == admit_votes_.end() || it->second.admissions != core.view.admissions) return;
+        for (const auto& [slot, incarnation] : it->second.waiting) newcomers[slot] = std::max(newcomers[slot], incarnation);
+        for (const auto& a : it->second.table) {
+            auto& e = table[a.comm];
+            e.comm = a.comm;
+            e.attempt = std::max(e.attempt, a.attempt + 1);
+            e.next_seq = std::max(e.next_seq, a.next_seq);
+            e.agree_seq = std::max(e.agree_seq, a.agree_seq);
+        }
+    }
+    JobView next = core.view;
+    next.epoch += 1;
+    next.parent = core.view.nonce;
+    next.nonce = core.random();
+    next.admissions += 1;
+    next.admitted = {};
+    next.admit.clear();
+    for (const auto& [slot, incarnation] : newcomers) {
+        auto& m = next.members[static_cast<std::size_t>(slot)];
+        if (m.alive || m.incarnation >= incarnation) continue;
+        m = MemberState{incarnation, true, Evidence::None};
+        next.admitted.add(slot);
+    }
+    for (const auto& [id, e] : table) next.admit.push_back(e);
+    core.host.trace("admit.decide");
+    FT_POINT("join.before");
+    compare_and_set_view(next);
+}
+
+void NodeImpl::on_admission(const RankSet& came, bool self_came) {
+    FT_POINT("join.after");
+    core.host.trace("admission");
+    core.admitting = false;
+    admit_votes_.clear();
+    if (self_came) core.solo = false;
+    RankSet newcomers = came;
+    if (self_came) newcomers = newcomers | core.view.admitted;
+    for (int s : core.view.admitted.list()) {
+        NodeEvent e;
+        e.kind = NodeEvent::Kind::Joined;
+        e.slot = s;
+        e.incarnation = core.view.members[static_cast<std::size_t>(s)].incarnation;
+        core.event(std::move(e));
+    }
+    for (auto& [id, comm] : comms) {
+        const AdmitEntry* entry = nullptr;
+        for (const auto& a : core.view.admit)
+            if (a.comm == id) entry = &a;
+        comm->on_admitted(entry, newcomers);
+    }
+    if (self_came && join_request_ != nullptr) {
+        join_request_->survivors = core.view.alive();
+        join_request_->outcome.contributors = core.view.admitted;
+        auto request = std::move(join_request_);
+        join_request_ = nullptr;
+        core.finish(request, {});
+    }
+    if (admit_request_ != nullptr) {
+        admit_request_->survivors = core.view.alive();
+        admit_request_->outcome.contributors = core.view.admitted;
+        auto request = std::move(admit_request_);
+        admit_request_ = nullptr;
+        core.finish(request, {});
+    }
+}
+
+RequestPtr NodeImpl::leave() {
+    auto request = std::make_shared<Request>();
+    if (!core.dead_end() || core.solo) {
+        core.finish(request, {});
+        return request;
+    }
+    leave_request_ = request;
+    leave_deadline_ = core.now + (core.config.leave_timeout > 0 ? core.config.leave_timeout : 2 * core.config.heartbeat);
+    ByteWriter w;
+    w.put(static_cast<std::uint32_t>(comms.size()));
+    for (const auto& [id, comm] : comms) w.put(id).put(comm->done_seq());
+    const auto payload = w.take();
+    FrameHeader h;
+    h.kind = FrameKind::Leave;
+    FT_POINT("leave.send");
+    leave_sent_ = true;
+    for (int s : (core.view.alive() - core.left).list())
+        if (s != core.self()) core.sender.send_long(s, h, payload);
+    check_leave_done();
+    return request;
+}
+
+bool NodeImpl::satisfied(const std::vector<std::pair<CommId, std::uint64_t>>& leaver) const {
+    for (const auto& [id, seq] : leaver) {
+        const auto* comm = find(id);
+        if (comm != nullptr && comm->done_seq() < seq) return false;
+    }
+    return true;
+}
+
+void NodeImpl::on_leave(int slot, ByteView payload) {
+    ByteReader r(payload);
+    std::vector<std::pair<CommId, std::uint64_t>> list(r.count(16));
+    for (auto& [id, seq] : list) {
+        id = r.get<CommId>();
+        seq = r.get<std::uint64_t>();
+    }
+    FT_CHECK(r.done(), "an undecodable leave from slot %d", slot);
+    leavers_[slot] = std::move(list);
+    answer_leavers();
+}
+
+void NodeImpl::answer_leavers() {
+    for (auto it = leavers_.begin(); it != leavers_.end();) {
+        if (!satisfied(it->second)) {
+            ++it;
+            continue;
+        }
+        FrameHeader h;
+        h.kind = FrameKind::LeaveOk;
+        core.sender.send(it->first, h);
+        it = leavers_.erase(it);
+    }
+}
+
+void NodeImpl::on_leave_ok(int slot) {
+    leave_ok_.add(slot);
+    check_leave_done();
+}
+
+void NodeImpl::on_goodbye(int slot) {
+    if (!core.rules.m10) return;
+    core.left.add(slot);
+    core.host.trace("goodbye");
+    for (auto& [id, comm] : comms) comm->on_view();
+    check_leave_done();
+    propose_view();
+}
+
+void NodeImpl::check_leave_done() {
+    if (leave_request_ == nullptr || !leave_sent_) return;
+    RankSet self;
+    self.add(core.self());
+    const auto others = core.view.alive() - self;
+    if (!(others - (leave_ok_ | core.left)).empty() && core.now <= leave_deadline_ && core.dead_end()) return;
+    FrameHeader h;
+    h.kind = FrameKind::Goodbye;
+    for (int s : (others - core.left).list()) core.sender.send(s, h);
+    auto request = std::move(leave_request_);
+    leave_request_ = nullptr;
+    core.finish(request, {});
+}
+
+}  // namespace ftcomm

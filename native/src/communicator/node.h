@@ -1,0 +1,145 @@
+// One rank's whole protocol: job view, communicators, point-to-point, decisions. Sans-IO and single-threaded: whoever owns
+// the node (the runtime's engine, or the simulator) calls one input at a time and gives the clock.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/bytes.h"
+#include "base/status.h"
+#include "channel/frame.h"
+#include "communicator/request.h"
+#include "membership/authority.h"
+#include "transport/transport.h"
+
+namespace ftcomm {
+
+// What happened, for events.jsonl, the terminal and the simulator's checker. Ranks are job slots.
+struct NodeEvent {
+    enum class Kind : std::uint8_t {
+        Suspected,     // slot, evidence: this rank proposes its removal
+        ViewChanged,   // epoch, ranks = alive
+        Removed,       // slot, evidence, epoch
+        Frozen,        // comm, attempt voted for
+        Decided,       // comm, attempt; text = plan in words ("repair #12: 3 of 4 contribute to 128 of 128 segments")
+        Repaired,      // comm, seq, ranks = contributors; an operation completed under a repair plan
+        Failed,        // comm, seq; text = the error
+        Joined,        // slot, incarnation, epoch
+        Stale,         // this rank was voted out
+        AuthorityLost,
+        JoinWaiting,   // slot, incarnation: a replacement asks to come in
+    };
+    Kind kind{};
+    int slot = -1;
+    std::uint32_t incarnation = 0;
+    std::uint64_t epoch = 0;
+    CommId comm = 0;
+    std::uint64_t seq = 0;
+    std::uint32_t attempt = 0;
+    Evidence evidence = Evidence::None;
+    RankSet ranks{};
+    Time silence = 0;   // Suspected by heartbeat: how long nothing was heard
+    std::string text{};
+};
+const char* to_string(NodeEvent::Kind kind);
+
+// What the node asks of its owner besides frames and cells.
+class NodeHost {
+public:
+    virtual ~NodeHost() = default;
+    virtual void event(const NodeEvent& event) = 0;
+    // `request` has just become done. Called inside an input; run on_done and wake waiters after it returns.
+    virtual void completed(const RequestPtr& request) = 0;
+    // The collective result of one rank was decided; for the simulator's checker. Default: nothing.
+    virtual void trace(const char* transition) { (void)transition; }
+};
+
+struct NodeConfig {
+    std::string job;                 // cell keys are "<job>/..."
+    int slot = 0;
+    std::uint32_t incarnation = 0;
+    int world_size = 1;
+    bool joining = false;            // incarnation > 0: outside until a join point admits it
+    std::uint64_t boot = 0;          // the authority's boot nonce, fixed at formation (M3)
+    std::uint64_t seed = 1;          // nonces and jitter: the node draws on no other randomness
+    Time heartbeat = 1'000'000'000;
+    Time timeout = 1'800'000'000'000;
+    Time leave_timeout = 0;          // 0: two heartbeats
+    std::vector<std::uint64_t> hosts;  // per slot: host identity hash (M12)
+    std::uint64_t flat_limit = 0;    // 0: default table (C8: equal on all ranks, checked at rendezvous)
+    std::uint64_t segment_bytes = 0; // 0: min(128 KiB, transport max)
+    std::uint64_t eager_limit = 65536;
+    std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"
+    Bytes initial_view;              // the job cell's content after formation (see View in membership/view.h)
+};
+
+struct CommSpec {
+    CommId id = 0;
+    std::string name;                // for messages: "world", "split(0)"
+    std::vector<int> members;        // job slot of each communicator rank; must contain the node's own slot
+    Policy policy = Policy::Raise;
+    Time timeout = 0;                // 0: the job's
+};
+
+class NodeImpl;
+
+class Node {
+public:
+    Node(NodeConfig config, Transport& transport, Authority& authority, NodeHost& host, Time now);
+    ~Node();
+
+    // The content that formation writes into the cell "<job>/view" by compare_and_set from empty.
+    static Bytes make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations);
+    static std::string view_key(const std::string& job);
+
+    // Inputs. `now` never goes back.
+    void on_frame(Time now, int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
+    void on_writable(Time now, int slot);
+    void on_evidence(Time now, int slot, std::uint32_t incarnation, Evidence evidence);
+    // Something showed that the peer runs (a tick counter moved, a ping arrived). Frames imply it.
+    void on_heard(Time now, int slot, std::uint32_t incarnation);
+    void on_cell(Time now, CellReply reply);
+    // At least every heartbeat/20; a longer gap than heartbeat/4 counts as "this rank was not running" (M11).
+    void on_tick(Time now);
+    Time tick_interval() const;
+
+    // Posts. Errors, too, are reported at the request.
+    Status create_comm(Time now, const CommSpec& spec);
+    RequestPtr collective(Time now, CommId comm, const OpDesc& desc);
+    RequestPtr send(Time now, CommId comm, const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
+    RequestPtr recv(Time now, CommId comm, void* data, std::uint64_t bytes, int src /* -1: any */, std::int64_t tag);
+    RequestPtr agree(Time now, CommId comm, std::int64_t flag);
+    RequestPtr shrink(Time now, CommId comm);
+    void revoke(Time now, CommId comm);
+    // Gives up on a request (Ctrl-C, a wait's own timeout): proposes its failure to the vote (C7); it still completes.
+    void fail_request(Time now, const RequestPtr& request, Code why);
+    void close_comm(Time now, CommId comm);
+    // Membership of the process. join_wait: a replacement; done when admitted. admit: survivors, collectively (M13): all
+    // waiting replacements come in; `survivors` of the request = members afterwards.
+    RequestPtr join_wait(Time now);
+    RequestPtr admit(Time now);
+    RequestPtr leave(Time now);   // done when nobody needs this rank any more: then exit
+
+    // Queries.
+    std::uint64_t epoch() const;
+    bool stale() const;
+    RankSet alive_slots() const;
+    RankSet waiting_slots() const;                   // replacements asking to come in
+    std::uint32_t incarnation_of(int slot) const;
+    RankSet comm_alive(CommId comm) const;           // communicator ranks, by its last decision
+    RankSet comm_failed(CommId comm) const;          // dead by the newest view, acknowledged or not
+    void ack_failed(CommId comm, int n);             // -1: all
+    bool comm_revoked(CommId comm) const;
+    bool comm_solo(CommId comm) const;               // joiner before admission: collectives act on itself
+    std::uint64_t comm_seq(CommId comm) const;       // next operation number
+    // True when nothing is open: used by tests and by the quiet invariant.
+    bool idle() const;
+
+private:
+    std::unique_ptr<NodeImpl> impl_;
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,101 @@
+// The parts of a node around its communicators: the job view (view_agent.cc), join and leave (join.cc), frames (node.cc).
+#pragma once
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "communicator/communicator.h"
+#include "communicator/core.h"
+
+namespace ftcomm {
+
+class NodeImpl {
+public:
+    NodeImpl(NodeConfig config, Transport& transport, Authority& authority, NodeHost& host, Time now);
+
+    // node.cc
+    void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
+    void dispatch(int slot, const FrameHeader& header, ByteView payload);
+    Status create_comm(const CommSpec& spec, bool claimed);   // claimed: by the user's call, not a peer's vote
+    Communicator* find(CommId id) const;
+    Communicator* find_or_make(CommId id, ByteView payload);
+    void settle();   // after every input: consequences that wait for a quiet moment
+
+    // view_agent.cc
+    void on_evidence(int slot, std::uint32_t incarnation, Evidence evidence);
+    void on_heard(int slot, std::uint32_t incarnation);
+    void on_tick();
+    void apply_view(const Bytes& bytes, bool from_cell);
+    void propose_view();
+    void read_view();
+    Time tick_interval() const { return core.config.heartbeat / 20; }
+
+    // join.cc
+    RequestPtr join_wait();
+    RequestPtr admit();
+    RequestPtr leave();
+    void on_join_request(int slot, std::uint32_t incarnation);
+    void on_admit_vote(int slot, ByteView payload);
+    void on_leave(int slot, ByteView payload);
+    void on_leave_ok(int slot);
+    void on_goodbye(int slot);
+    void on_admission(const RankSet& came, bool self_came);
+
+    Core core;
+    std::map<CommId, std::unique_ptr<Communicator>> comms;
+    std::map<int, std::uint32_t> waiting;   // replacements that ask to come in: slot -> incarnation
+
+private:
+    struct Held {
+        int slot;
+        std::uint32_t incarnation;
+        FrameHeader header;
+        Bytes payload;
+    };
+    struct AdmitVote {
+        std::uint64_t admissions = 0;
+        std::map<int, std::uint32_t> waiting;
+        std::vector<AdmitEntry> table;
+    };
+
+    // view_agent.cc
+    RankSet ripe_suspects(std::map<int, Evidence>* why);
+    JobView with_removals(const std::map<int, Evidence>& removals) ;
+    std::map<int, Evidence> removals_due();
+    void compare_and_set_view(const JobView& desired);
+    void broadcast_view(const RankSet& to);
+    void suspected(int slot, Evidence evidence, Time silence);
+
+    // join.cc
+    void send_admit_vote();
+    void try_admit();
+    void send_join_requests();
+    void answer_leavers();
+    void check_leave_done();
+    bool satisfied(const std::vector<std::pair<CommId, std::uint64_t>>& leaver) const;
+
+    std::vector<Time> heard_;
+    Time last_tick_;
+    RankSet reset_;                          // links that were reset and have been silent since
+    std::map<int, Evidence> confirmed_;      // of the slots' current incarnations
+    RankSet reported_;                       // suspicion event sent
+    bool view_busy_ = false, view_reading_ = false;
+    bool dead_end_done_ = false;
+
+    std::map<CommId, std::vector<Held>> unknown_;   // frames of communicators that are not made here yet
+    std::size_t unknown_bytes_ = 0;
+    std::vector<Held> early_;                // frames of incarnations that this rank has not seen admitted yet
+    std::map<int, Bytes> partial_;           // long control messages being put together
+
+    RequestPtr join_request_, admit_request_, leave_request_;
+    bool admit_voted_ = false;
+    std::map<int, AdmitVote> admit_votes_;
+    Time next_join_request_ = 0;
+    std::map<int, std::vector<std::pair<CommId, std::uint64_t>>> leavers_;  // not answered yet
+    RankSet leave_ok_;
+    bool leave_sent_ = false;
+    Time leave_deadline_ = 0;
+};
+
+}  // namespace ftcomm

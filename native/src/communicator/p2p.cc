@@ -1,0 +1,283 @@
+#include "communicator/p2p.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+
+namespace ftcomm {
+
+FrameHeader PointToPoint::header(FrameKind kind, std::uint64_t number) const {
+    FrameHeader h;
+    h.kind = kind;
+    h.comm = spec_.id;
+    h.seq = number;
+    return h;
+}
+
+Status PointToPoint::gone_status(int rank) const {
+    const auto it = evidence_.find(rank);
+    const auto e = it == evidence_.end() ? Evidence::None : it->second;
+    auto s = Status::error(Code::PeerFailure, "rank " + std::to_string(rank) + " is gone (" + to_string(e) + ") since epoch " +
+                                                  std::to_string(core_.view.epoch));
+    s.ranks = {rank};
+    s.evidence = {e};
+    s.epoch = core_.view.epoch;
+    s.operation = "point-to-point in communicator " + spec_.name;
+    return s;
+}
+
+void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
+    const auto* from = static_cast<const std::byte*>(data);
+    request->bytes = bytes;
+    if (dst == rank_) {
+        arrived({rank_, tag, 0, bytes, false, Bytes(from, from + bytes)});
+        core_.finish(request, {});
+        return;
+    }
+    if (gone_.has(dst)) {
+        core_.finish(request, gone_status(dst));
+        return;
+    }
+    const auto number = ++next_number_[dst];
+    const auto limit = std::min<std::uint64_t>(core_.config.eager_limit, core_.sender.max_payload());
+    if (bytes <= limit) {
+        auto h = header(FrameKind::Eager, number);
+        h.aux = static_cast<std::uint64_t>(tag);
+        core_.sender.send(slot_of(dst), h, ByteView(from, bytes));
+        FT_POINT("p2p.eager");
+        core_.finish(request, {});
+        return;
+    }
+    auto h = header(FrameKind::Rts, number);
+    h.aux = static_cast<std::uint64_t>(tag);
+    h.aux2 = bytes;
+    sends_.push_back({request, from, bytes, 0, number, dst});
+    core_.sender.send(slot_of(dst), h);
+    FT_POINT("p2p.rts");
+}
+
+void PointToPoint::recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline) {
+    Recv r{request, static_cast<std::byte*>(data), bytes, src, tag, deadline};
+    if (match_arrived(r)) return;
+    if (r.matched < 0 && src >= 0 && gone_.has(src)) {
+        core_.finish(request, gone_status(src));
+        return;
+    }
+    recvs_.push_back(std::move(r));
+    check_alarms();
+}
+
+bool PointToPoint::match_arrived(Recv& r) {
+    for (auto it = arrived_.begin(); it != arrived_.end(); ++it) {
+        if ((r.src >= 0 && it->src != r.src) || it->tag != r.tag) continue;
+        const auto a = std::move(*it);
+        arrived_.erase(it);
+        return take(r, a);
+    }
+    return false;
+}
+
+// The message `a` is r's. True when r is finished by it.
+bool PointToPoint::take(Recv& r, const Arrived& a) {
+    r.request->source = a.src;
+    r.request->bytes = a.bytes;
+    const bool fits = a.bytes <= r.capacity;
+    if (a.large) {
+        auto h = header(FrameKind::Cts, a.number);
+        h.flags = fits ? 0 : 1;  // 1: the sender need not send what will be thrown away
+        core_.sender.send(slot_of(a.src), h);
+        FT_POINT("p2p.cts");
+        if (fits) {
+            r.matched = a.src;
+            r.number = a.number;
+            r.bytes = a.bytes;
+            return false;
+        }
+    } else if (fits && a.bytes > 0) {
+        std::memcpy(r.data, a.data.data(), a.bytes);
+    }
+    core_.finish(r.request, fits ? Status{}
+                                 : Status::error(Code::Truncated, "a message of " + std::to_string(a.bytes) + " bytes from rank " +
+                                                                      std::to_string(a.src) + " does not fit the receive buffer of " +
+                                                                      std::to_string(r.capacity) + " bytes"));
+    return true;
+}
+
+void PointToPoint::arrived(Arrived a) {
+    for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
+        if (it->matched >= 0 || (it->src >= 0 && it->src != a.src) || it->tag != a.tag) continue;
+        if (take(*it, a)) recvs_.erase(it);
+        return;
+    }
+    arrived_.push_back(std::move(a));
+}
+
+void PointToPoint::on_frame(int from, const FrameHeader& h, ByteView payload) {
+    switch (h.kind) {
+        case FrameKind::Eager:
+            arrived({from, static_cast<std::int64_t>(h.aux), h.seq, payload.size(), false, Bytes(payload.begin(), payload.end())});
+            return;
+        case FrameKind::Rts:
+            arrived({from, static_cast<std::int64_t>(h.aux), h.seq, h.aux2, true, {}});
+            return;
+        case FrameKind::Cts:
+            for (auto it = sends_.begin(); it != sends_.end(); ++it) {
+                if (it->dst != from || it->number != h.seq) continue;
+                if ((h.flags & 1) != 0) {
+                    core_.finish(it->request, {});
+                    sends_.erase(it);
+                    return;
+                }
+                it->open = true;
+                pump(*it);
+                sweep();
+                return;
+            }
+            return;
+        case FrameKind::Data:
+            for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
+                if (it->matched != from || it->number != h.seq) continue;
+                FT_CHECK(h.aux == it->done && it->done + payload.size() <= it->bytes, "data at %llu, expected %llu",
+                         static_cast<unsigned long long>(h.aux), static_cast<unsigned long long>(it->done));
+                std::memcpy(it->data + it->done, payload.data(), payload.size());
+                it->done += payload.size();
+                FT_POINT("p2p.data");
+                if (it->done == it->bytes) {
+                    core_.finish(it->request, {});
+                    recvs_.erase(it);
+                }
+                return;
+            }
+            return;
+        default: return;
+    }
+}
+
+void PointToPoint::pump(Send& s) {
+    const int slot = slot_of(s.dst);
+    while (s.open && s.done < s.bytes) {
+        const auto n = static_cast<std::uint32_t>(std::min<std::uint64_t>({s.bytes - s.done, core_.sender.max_payload(), 128u << 10}));
+        auto* p = core_.sender.reserve(slot, n);
+        if (p == nullptr) return;
+        std::memcpy(p, s.data + s.done, n);
+        auto h = header(FrameKind::Data, s.number);
+        h.aux = s.done;
+        h.length = n;
+        core_.sender.commit(slot, h);
+        s.done += n;
+    }
+}
+
+void PointToPoint::sweep() {
+    for (auto it = sends_.begin(); it != sends_.end();) {
+        if (it->open && it->done == it->bytes) {
+            core_.finish(it->request, {});
+            it = sends_.erase(it);
+        } else {
+            ++it;
+        }
+    }
+}
+
+void PointToPoint::on_writable(int slot) {
+    for (auto& s : sends_)
+        if (slot_of(s.dst) == slot) pump(s);
+    sweep();
+}
+
+void PointToPoint::on_tick(Time now) {
+    for (auto it = recvs_.begin(); it != recvs_.end();) {
+        if (it->deadline > 0 && now > it->deadline && it->matched < 0) {
+            auto s = Status::error(Code::Timeout, "Timed out: no message came from rank " +
+                                                      (it->src < 0 ? std::string("ANY") : std::to_string(it->src)) +
+                                                      " with tag " + std::to_string(it->tag));
+            if (it->src >= 0) s.ranks = {it->src};
+            s.operation = "recv in communicator " + spec_.name;
+            core_.finish(it->request, std::move(s));
+            it = recvs_.erase(it);
+        } else {
+            ++it;
+        }
+    }
+}
+
+void PointToPoint::on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence) {
+    gone_ = gone;
+    acked_ = acked;
+    evidence_ = evidence;
+    for (auto it = sends_.begin(); it != sends_.end();) {
+        if (gone_.has(it->dst)) {
+            core_.finish(it->request, gone_status(it->dst));
+            it = sends_.erase(it);
+        } else {
+            ++it;
+        }
+    }
+    // What had arrived whole before the death stays readable; a large message without its data is lost.
+    std::erase_if(arrived_, [&](const Arrived& a) { return a.large && gone_.has(a.src); });
+    for (auto it = recvs_.begin(); it != recvs_.end();) {
+        const int src = it->matched >= 0 ? it->matched : it->src;
+        if (src >= 0 && gone_.has(src)) {
+            core_.finish(it->request, gone_status(src));
+            it = recvs_.erase(it);
+        } else {
+            ++it;
+        }
+    }
+    check_alarms();
+}
+
+void PointToPoint::check_alarms() {
+    const auto unknown = gone_ - acked_;
+    for (auto& r : recvs_) {
+        const bool alarm = r.src < 0 && r.matched < 0 && !unknown.empty();
+        if (alarm && !r.request->alarmed) {
+            r.request->alarm = gone_status(unknown.lowest());
+            r.request->alarm.ranks = unknown.list();
+            r.request->alarm.evidence.clear();
+            for (int x : unknown.list()) {
+                const auto it = evidence_.find(x);
+                r.request->alarm.evidence.push_back(it == evidence_.end() ? Evidence::None : it->second);
+            }
+            r.request->alarm.message += "; the receive from ANY stays pending: acknowledge with ack_failed() and wait again";
+            r.request->alarmed = true;
+            core_.host.completed(r.request);  // wakes the waiter; `done` stays false
+        } else if (!alarm) {
+            r.request->alarmed = false;
+        }
+    }
+}
+
+void PointToPoint::forget(int rank) {
+    next_number_.erase(rank);
+    std::erase_if(arrived_, [&](const Arrived& a) { return a.src == rank; });
+}
+
+void PointToPoint::fail_all(const Status& status) {
+    for (auto& s : sends_) core_.finish(s.request, status);
+    for (auto& r : recvs_) core_.finish(r.request, status);
+    sends_.clear();
+    recvs_.clear();
+}
+
+bool PointToPoint::cancel(const RequestPtr& request) {
+    for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
+        if (it->request != request || it->matched >= 0) continue;
+        core_.finish(request, Status::error(Code::Cancelled, "the receive was cancelled"));
+        recvs_.erase(it);
+        return true;
+    }
+    return false;
+}
+
+bool PointToPoint::waits_for(int rank) const {
+    for (const auto& s : sends_)
+        if (s.dst == rank) return true;
+    for (const auto& r : recvs_)
+        if (r.src == rank || r.matched == rank || r.src < 0) return true;
+    return false;
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,79 @@
+// Point-to-point messages of one communicator: FIFO per (source, tag); small ones eagerly, large ones after the receiver agreed.
+// Frames are bound to incarnations, not to epochs (M8): a view change loses no message between living ranks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <map>
+#include <vector>
+
+#include "communicator/core.h"
+
+namespace ftcomm {
+
+class PointToPoint {
+public:
+    PointToPoint(Core& core, const CommSpec& spec, int rank) : core_(core), spec_(spec), rank_(rank) {}
+
+    void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
+    void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
+    void on_frame(int from, const FrameHeader& header, ByteView payload);
+    void on_writable(int slot);
+    void on_tick(Time now);
+    // `gone`: communicator ranks that are out of the view or have left; `acked`: those whose failure the user knows of.
+    void on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence);
+    void forget(int rank);                     // a slot gets a new incarnation: numbering starts again
+    void fail_all(const Status& status);
+    bool cancel(const RequestPtr& request);    // a receive that has not matched
+    bool waits_for(int rank) const;
+    bool idle() const { return sends_.empty() && recvs_.empty(); }
+
+private:
+    struct Send {   // a large message, waiting for the receiver or under way
+        RequestPtr request;
+        const std::byte* data;
+        std::uint64_t bytes, done = 0, number;
+        int dst;
+        bool open = false;
+    };
+    struct Recv {
+        RequestPtr request;
+        std::byte* data;
+        std::uint64_t capacity;
+        int src;
+        std::int64_t tag;
+        Time deadline;
+        int matched = -1;             // source of a large message under way
+        std::uint64_t number = 0, bytes = 0, done = 0;
+    };
+    struct Arrived {  // unexpected
+        int src;
+        std::int64_t tag;
+        std::uint64_t number, bytes;
+        bool large;
+        Bytes data;
+    };
+
+    FrameHeader header(FrameKind kind, std::uint64_t number) const;
+    int slot_of(int rank) const { return spec_.members[static_cast<std::size_t>(rank)]; }
+    bool match_arrived(Recv& r);                   // true: r is finished
+    bool take(Recv& r, const Arrived& a);
+    void arrived(Arrived a);
+    void pump(Send& s);
+    void sweep();
+    Status gone_status(int rank) const;
+    void check_alarms();
+
+    Core& core_;
+    const CommSpec& spec_;
+    int rank_;
+    std::map<int, std::uint64_t> next_number_;     // per destination
+    std::list<Send> sends_;
+    std::list<Recv> recvs_;
+    std::deque<Arrived> arrived_;
+    RankSet gone_, acked_;
+    std::map<int, Evidence> evidence_;
+};
+
+}  // namespace ftcomm

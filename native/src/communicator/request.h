@@ -1,0 +1,78 @@
+// What a caller posts and what it gets back.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/rank_set.h"
+#include "base/status.h"
+
+namespace ftcomm {
+
+using CommId = std::uint64_t;
+using Time = std::int64_t;  // nanoseconds of a monotonic clock
+
+enum class OpKind : std::uint8_t {
+    AllReduce = 0, Broadcast = 1, Reduce = 2, AllGather = 3, ReduceScatter = 4,
+    Gather = 5, Scatter = 6, AllToAll = 7, Barrier = 8,
+};
+const char* to_string(OpKind kind);
+
+enum class Algorithm : std::uint8_t { Auto = 0, Ring = 1, Flat = 2, Direct = 3 };
+
+enum class Policy : std::uint8_t { Raise = 0, Lossy = 1, Replay = 2 };
+
+// One collective call of one rank. Buffers stay the caller's and must live until the request is done.
+//   all_reduce      recv[count] in place                      broadcast  recv[count] (root: its data)
+//   reduce          send[count], root: recv[count] (may be send)
+//   all_gather      send[count] -> recv[size * count]         reduce_scatter  send[size * count] -> recv[count]
+//   gather/scatter  send_counts / recv_counts, displacements in elements, on the root's side
+//   all_to_all      both; empty vectors mean `count` elements for each peer, packed
+struct OpDesc {
+    OpKind kind = OpKind::Barrier;
+    DType dtype = DType::UInt8;
+    ReduceOp op = ReduceOp::Sum;
+    Algorithm algorithm = Algorithm::Auto;
+    int root = 0;
+    std::uint64_t count = 0;
+    const void* send = nullptr;
+    void* recv = nullptr;
+    std::vector<std::uint64_t> send_counts, send_offsets, recv_counts, recv_offsets;
+    double factor = 1.0;              // premul_sum
+    Time timeout = 0;                 // 0: the communicator's default
+};
+
+struct Chunk {
+    std::uint64_t offset = 0, count = 0;  // elements of the result
+    RankSet contributors;
+};
+
+struct Outcome {
+    RankSet contributors;        // intersection over all chunks
+    std::vector<Chunk> chunks;   // adjacent, merged where contributors are equal
+    std::uint64_t epoch = 0;     // job epoch when it completed
+};
+
+// Completed exactly once, by the engine. `done` is the only field another thread may read before it is set.
+struct Request {
+    std::atomic<bool> done{false};
+    Status status;
+    Outcome outcome;
+    int source = -1;                   // receives: who sent
+    std::uint64_t bytes = 0;           // receives: how much
+    std::int64_t value = 0;            // agree: the flag
+    RankSet survivors;                 // shrink, join: who is in
+    CommId new_comm = 0;               // shrink
+    // A receive from anyone while a failure is unacknowledged: waiting reports `alarm`, the request stays pending (ULFM).
+    bool alarmed = false;
+    Status alarm;
+    std::function<void(Request&)> on_done;  // called by the engine's owner after it has let go of the engine
+};
+using RequestPtr = std::shared_ptr<Request>;
+
+}  // namespace ftcomm

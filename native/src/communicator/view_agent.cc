@@ -1,0 +1,267 @@
+// The job view's changes: evidence and suspicion in, compare-and-set of the head cell, announcement out. Evidence only decides how
+// soon somebody proposes; what holds is what the cell says (M1, M2, M4, M11, M12).
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "communicator/node_impl.h"
+
+namespace ftcomm {
+
+void NodeImpl::suspected(int slot, Evidence evidence, Time silence) {
+    if (reported_.has(slot)) return;
+    reported_.add(slot);
+    NodeEvent e;
+    e.kind = NodeEvent::Kind::Suspected;
+    e.slot = slot;
+    e.incarnation = core.view.members[static_cast<std::size_t>(slot)].incarnation;
+    e.evidence = evidence;
+    e.silence = silence;
+    core.event(std::move(e));
+}
+
+void NodeImpl::on_evidence(int slot, std::uint32_t incarnation, Evidence evidence) {
+    if (slot == core.self() || !core.dead_end()) return;
+    if (const auto it = waiting.find(slot); it != waiting.end() && it->second == incarnation && is_confirmed(evidence)) {
+        waiting.erase(it);  // a replacement that died before it came in
+        return;
+    }
+    if (!core.in_view(slot, incarnation)) return;
+    if (is_confirmed(evidence) || (evidence == Evidence::Reset && !core.rules.m6)) {
+        // M10: a rank that said goodbye is not a failure; it goes when somebody needs it (see removals_due).
+        confirmed_[slot] = core.left.has(slot) && core.rules.m10 ? Evidence::Left : evidence;
+        if (confirmed_[slot] != Evidence::Left) suspected(slot, evidence, 0);
+    } else if (evidence == Evidence::Reset) {
+        reset_.add(slot);
+    }
+    propose_view();
+}
+
+void NodeImpl::on_heard(int slot, std::uint32_t incarnation) {
+    if (!core.in_view(slot, incarnation)) return;
+    heard_[static_cast<std::size_t>(slot)] = core.now;
+    reset_.remove(slot);
+    reported_.remove(slot);
+}
+
+void NodeImpl::on_tick() {
+    const auto gap = core.now - last_tick_;
+    last_tick_ = core.now;
+    if (!core.dead_end()) return;
+    for (auto& [id, comm] : comms) comm->on_tick();
+    if (join_request_ != nullptr && core.now >= next_join_request_) send_join_requests();
+    if (leave_request_ != nullptr && core.now > leave_deadline_) check_leave_done();
+    if (gap > core.config.heartbeat / 4 && core.rules.m11) {
+        // M11: it was this rank that did not run. What was sent meanwhile is still unread: no complaint may rest on it. And it
+        // may itself have been voted out.
+        core.host.trace("own_gap");
+        for (auto& h : heard_) h = core.now;
+        reset_ = {};
+        read_view();
+        return;
+    }
+    propose_view();
+}
+
+// M12: a host is suspected as a whole, when nobody on it has been heard for a heartbeat, or one rank of it for that long.
+RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
+    RankSet silent;
+    Time since = 0;
+    const auto hb = core.config.heartbeat;
+    const auto living = core.view.alive() - core.left;
+    for (int s : living.list()) {
+        if (s == core.self() || confirmed_.count(s) > 0) continue;
+        const auto quiet = core.now - heard_[static_cast<std::size_t>(s)];
+        const bool was_reset = reset_.has(s);
+        if (quiet <= hb && !was_reset) continue;
+        silent.add(s);
+        since = std::max(since, was_reset ? quiet : quiet - hb);
+        (*why)[s] = was_reset && quiet <= hb ? Evidence::Reset : Evidence::Heartbeat;
+    }
+    if (silent.empty()) return silent;
+    if (core.rules.m12 && !core.config.hosts.empty()) {
+        for (int s : silent.list()) {
+            RankSet host;
+            bool all_quiet = true;
+            for (int o : living.list()) {
+                if (core.config.hosts[static_cast<std::size_t>(o)] != core.config.hosts[static_cast<std::size_t>(s)]) continue;
+                host.add(o);
+                all_quiet &= o != core.self() && core.now - heard_[static_cast<std::size_t>(o)] > hb / 2;
+            }
+            if (!all_quiet) continue;
+            for (int o : host.list()) {
+                if (confirmed_.count(o) > 0) continue;
+                silent.add(o);
+                why->emplace(o, Evidence::Heartbeat);
+            }
+        }
+    }
+    // M11: whoever cannot reach many waits longer, so the larger side of a cut wins the cell.
+    const auto delay = core.rules.m11 ? hb * 3 / 10 * silent.count() / std::max(1, living.count()) : Time{0};
+    if (since < delay) return {};
+    return silent;
+}
+
+std::map<int, Evidence> NodeImpl::removals_due() {
+    std::map<int, Evidence> due;
+    for (const auto& [slot, evidence] : confirmed_) {
+        if (!core.view.members[static_cast<std::size_t>(slot)].alive) continue;
+        if (evidence != Evidence::Left) due[slot] = evidence;
+    }
+    for (int slot : (core.left & core.view.alive()).list()) {
+        bool needed = admit_request_ != nullptr;
+        for (const auto& [id, comm] : comms) needed |= comm->blocked_on(slot);
+        if (needed) due[slot] = Evidence::Left;
+    }
+    std::map<int, Evidence> why;
+    for (int slot : ripe_suspects(&why).list()) {
+        suspected(slot, why[slot], core.now - heard_[static_cast<std::size_t>(slot)]);
+        due.emplace(slot, why[slot]);
+    }
+    return due;
+}
+
+void NodeImpl::propose_view() {
+    if (view_busy_ || core.solo || !core.dead_end()) return;
+    const auto due = removals_due();
+    if (due.empty()) return;
+    JobView next = core.view;
+    next.epoch += 1;
+    next.parent = core.view.nonce;
+    next.nonce = core.random();
+    next.admitted = {};
+    for (const auto& [slot, evidence] : due) {
+        auto& m = next.members[static_cast<std::size_t>(slot)];
+        m.alive = false;
+        m.evidence = evidence;
+    }
+    core.host.trace("view.propose");
+    FT_POINT("view.before");
+    compare_and_set_view(next);
+}
+
+void NodeImpl::compare_and_set_view(const JobView& desired) {
+    view_busy_ = true;
+    auto bytes = desired.encode();
+    core.cells.compare_and_set(Node::view_key(core.config.job), core.view_bytes, bytes,
+                               [this, bytes](CellClient::Result result, const Bytes& value) {
+        view_busy_ = false;
+        if (result == CellClient::Result::Conflict && !core.rules.m1) result = CellClient::Result::Swapped;
+        if (result == CellClient::Result::Lost) {
+            core.authority_lost = true;
+            return;
+        }
+        if (result == CellClient::Result::Conflict) {
+            core.host.trace("view.conflict");
+            if (!core.rules.m2) {  // rule M2 switched off: "somebody was first; write mine over it"
+                core.view_bytes = value;
+                core.cells.compare_and_set(Node::view_key(core.config.job), value, bytes, [this, bytes](CellClient::Result, const Bytes&) {
+                    apply_view(bytes, true);
+                });
+                return;
+            }
+        }
+        FT_POINT("view.after");
+        apply_view(result == CellClient::Result::Swapped ? bytes : value, true);
+        try_admit();
+        propose_view();
+    });
+    if (!core.rules.m4) apply_view(bytes, true);
+}
+
+void NodeImpl::read_view() {
+    if (view_reading_) return;
+    view_reading_ = true;
+    core.cells.read(Node::view_key(core.config.job), [this](CellClient::Result result, const Bytes& value) {
+        view_reading_ = false;
+        if (result == CellClient::Result::Lost || value.empty()) {
+            core.authority_lost = true;
+            return;
+        }
+        apply_view(value, true);
+    });
+}
+
+void NodeImpl::broadcast_view(const RankSet& to) {
+    FrameHeader h;
+    h.kind = FrameKind::View;
+    for (int s : to.list())
+        if (s != core.self()) core.sender.send_long(s, h, core.view_bytes);
+}
+
+// from_cell: this rank learned it from the authority itself, so it tells the others; the winner may have died before it could.
+void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
+    const auto decoded = JobView::decode(bytes);
+    FT_CHECK(decoded.has_value() && decoded->members.size() == core.view.members.size(), "an undecodable job view");
+    if (decoded->epoch <= core.view.epoch) return;
+    FT_CHECK(decoded->boot == core.config.boot || !core.rules.m3, "a view of another authority");
+    for (int s : (core.view.alive() - decoded->alive()).list())
+        if (s != core.self()) core.transport.drain(s);  // M10: may finish operations, or bring its goodbye
+    if (decoded->epoch <= core.view.epoch) return;      // draining brought a newer one
+
+    const auto before = core.view;
+    core.view = *decoded;
+    core.view_bytes = bytes;
+    const auto& me = core.view.members[static_cast<std::size_t>(core.self())];
+    if (from_cell && !core.solo) broadcast_view(before.alive() | core.view.alive());
+    core.host.trace("view.apply");
+
+    RankSet came;
+    for (std::size_t i = 0; i < core.view.members.size(); ++i) {
+        const int slot = static_cast<int>(i);
+        const auto& was = before.members[i];
+        const auto& is = core.view.members[i];
+        if (slot == core.self()) continue;
+        if (was.alive && (!is.alive || is.incarnation != was.incarnation)) {
+            core.transport.detach(slot);
+            core.sender.drop_slot(slot);
+            partial_.erase(slot);
+            confirmed_.erase(slot);
+            reset_.remove(slot);
+            reported_.remove(slot);
+            leavers_.erase(slot);
+            admit_votes_.erase(slot);
+            core.left.remove(slot);
+            NodeEvent e;
+            e.kind = NodeEvent::Kind::Removed;
+            e.slot = slot;
+            e.incarnation = was.incarnation;
+            e.evidence = is.evidence;
+            core.event(std::move(e));
+        }
+        if (is.alive && (!was.alive || is.incarnation != was.incarnation)) {
+            core.transport.attach(slot, is.incarnation);
+            came.add(slot);
+            core.left.remove(slot);
+            waiting.erase(slot);
+        } else if (!is.alive && waiting.count(slot) > 0) {
+            core.transport.attach(slot, waiting[slot]);  // it asked before its predecessor was out
+        }
+        heard_[i] = core.now;  // M11: a complaint is settled once per epoch
+    }
+    NodeEvent changed;
+    changed.kind = NodeEvent::Kind::ViewChanged;
+    changed.ranks = core.view.alive();
+    core.event(std::move(changed));
+
+    const bool self_in = me.alive && me.incarnation == core.config.incarnation;
+    if (core.solo ? me.incarnation > core.config.incarnation || (me.incarnation == core.config.incarnation && !me.alive) : !self_in) {
+        core.stale = true;
+        core.host.trace("stale");
+        NodeEvent e;
+        e.kind = NodeEvent::Kind::Stale;
+        core.event(std::move(e));
+        return;
+    }
+    const bool self_came = core.solo && self_in;
+    if (core.view.admissions > before.admissions) on_admission(came, self_came);
+    for (auto& [id, comm] : comms) comm->on_view();
+    if (admit_request_ != nullptr && admit_voted_) send_admit_vote();
+    check_leave_done();
+    std::vector<Held> early;
+    early.swap(early_);
+    for (auto& f : early) on_frame(f.slot, f.incarnation, f.header, f.payload);
+    for (auto& [id, comm] : comms) comm->resume();
+}
+
+}  // namespace ftcomm

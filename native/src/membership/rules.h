@@ -1,0 +1,61 @@
+// The protocol's rules as switches: `ftcomm-sim --mutate C3` builds the protocol without one. All on in production; each
+// flag is read at exactly the line that keeps its rule.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+
+namespace ftcomm {
+
+struct Rules {
+    bool c1 = true;   // freeze at the vote
+    bool c2 = true;   // a final carries its contributors
+    bool c3 = true;   // a repair has its own fence
+    bool c4 = true;   // vote by segment
+    bool c5 = true;   // late entrants follow the recorded plan
+    bool c6 = true;   // fence-less results are kept
+    bool c7 = true;   // the vote decides under raise too
+    bool c8 = true;   // the algorithm is part of the operation
+    bool m1 = true;   // one authority: a lost compare-and-set is not a win
+    bool m2 = true;   // lineage: a plan made on an old head is not written over a newer one
+    bool m3 = true;   // a restarted, blank store is not the store
+    bool m4 = true;   // decide, record, then act
+    bool m6 = true;   // reset is no proof
+    bool m8 = true;   // frames of removed incarnations and of old attempts are dropped
+    bool m10 = true;  // goodbye
+    bool m11 = true;  // own silence is not the peers'; complaints wait in proportion
+    bool m12 = true;  // suspect per host
+    bool m13 = true;  // a newcomer starts where the communicators stand
+
+    static Rules without(const std::vector<std::string>& names) {
+        Rules r;
+        for (const auto& n : names) {
+            bool* flag = n == "C1"    ? &r.c1
+                         : n == "C2"  ? &r.c2
+                         : n == "C3"  ? &r.c3
+                         : n == "C4"  ? &r.c4
+                         : n == "C5"  ? &r.c5
+                         : n == "C6"  ? &r.c6
+                         : n == "C7"  ? &r.c7
+                         : n == "C8"  ? &r.c8
+                         : n == "M1"  ? &r.m1
+                         : n == "M2"  ? &r.m2
+                         : n == "M3"  ? &r.m3
+                         : n == "M4"  ? &r.m4
+                         : n == "M6"  ? &r.m6
+                         : n == "M8"  ? &r.m8
+                         : n == "M10" ? &r.m10
+                         : n == "M11" ? &r.m11
+                         : n == "M12" ? &r.m12
+                         : n == "M13" ? &r.m13
+                                      : nullptr;
+            FT_CHECK(flag != nullptr, "no removable rule named %s", n.c_str());
+            *flag = false;
+        }
+        return r;
+    }
+};
+
+}  // namespace ftcomm

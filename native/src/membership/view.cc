@@ -1,0 +1,65 @@
+#include "membership/view.h"
+
+namespace ftcomm {
+
+namespace {
+constexpr std::uint32_t kMagic = 0x77765446;  // "FTvw"
+}
+
+Bytes JobView::encode() const {
+    ByteWriter w;
+    w.put(kMagic).text(job).put(epoch).put(boot).put(parent).put(nonce);
+    w.put(static_cast<std::uint32_t>(members.size()));
+    for (const auto& m : members) {
+        w.put(m.incarnation);
+        w.put(static_cast<std::uint8_t>(m.alive));
+        w.put(m.evidence);
+    }
+    w.put(admissions).ranks(admitted);
+    w.put(static_cast<std::uint32_t>(admit.size()));
+    for (const auto& a : admit) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq);
+    return w.take();
+}
+
+std::optional<JobView> JobView::decode(ByteView data) {
+    ByteReader r(data);
+    if (r.get<std::uint32_t>() != kMagic) return std::nullopt;
+    JobView v;
+    v.job = r.text();
+    v.epoch = r.get<std::uint64_t>();
+    v.boot = r.get<std::uint64_t>();
+    v.parent = r.get<std::uint64_t>();
+    v.nonce = r.get<std::uint64_t>();
+    v.members.resize(r.count(6));
+    if (v.members.size() > static_cast<std::size_t>(kMaxRanks)) return std::nullopt;
+    for (auto& m : v.members) {
+        m.incarnation = r.get<std::uint32_t>();
+        m.alive = r.get<std::uint8_t>() != 0;
+        m.evidence = r.get<Evidence>();
+    }
+    v.admissions = r.get<std::uint64_t>();
+    v.admitted = r.ranks();
+    v.admit.resize(r.count(28));
+    for (auto& a : v.admit) {
+        a.comm = r.get<std::uint64_t>();
+        a.attempt = r.get<std::uint32_t>();
+        a.next_seq = r.get<std::uint64_t>();
+        a.agree_seq = r.get<std::uint64_t>();
+    }
+    if (!r.done()) return std::nullopt;
+    return v;
+}
+
+RankSet JobView::alive() const {
+    RankSet s;
+    for (std::size_t i = 0; i < members.size(); ++i)
+        if (members[i].alive) s.add(static_cast<int>(i));
+    return s;
+}
+
+bool JobView::is_alive(int slot, std::uint32_t incarnation) const {
+    const auto& m = members[static_cast<std::size_t>(slot)];
+    return m.alive && m.incarnation == incarnation;
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,89 @@
+#include "runtime/address.h"
+
+namespace ftcomm {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
+constexpr std::uint32_t kVersion = 1;
+
+std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
+
+}  // namespace
+
+const char* to_string(TransportChoice choice) {
+    return choice == TransportChoice::Shm ? "shm" : choice == TransportChoice::Tcp ? "tcp" : "auto";
+}
+const char* to_string(AuthorityChoice choice) {
+    return choice == AuthorityChoice::Shm ? "shm" : choice == AuthorityChoice::Store ? "store" : "auto";
+}
+
+Bytes Address::encode() const {
+    ByteWriter w;
+    w.put(kMagic).put(kVersion).put(job).put(world_size).put(rank).put(incarnation).put(host).put(domain);
+    w.text(socket).put(nonce).put(transport).put(authority);
+    w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret));
+    w.put(heartbeat).put(flat_limit).put(segment_bytes).put(eager_limit).bytes(tcp);
+    return w.take();
+}
+
+Status Address::decode(ByteView blob, Address* out) {
+    ByteReader r(blob);
+    if (r.get<std::uint32_t>() != kMagic) return Status::error(Code::Invalid, "this is no address of an ftcomm rank");
+    auto version = r.get<std::uint32_t>();
+    if (version != kVersion)
+        return Status::error(Code::Invalid, "the address has version " + std::to_string(version) + ", this library has " +
+                                                std::to_string(kVersion) + ": install the same ftcomm on all hosts");
+    Address a;
+    a.job = r.get<std::uint64_t>();
+    a.world_size = r.get<std::int32_t>();
+    a.rank = r.get<std::int32_t>();
+    a.incarnation = r.get<std::uint32_t>();
+    a.host = r.get<std::uint64_t>();
+    a.domain = r.get<std::uint64_t>();
+    a.socket = r.text();
+    a.nonce = r.get<std::uint64_t>();
+    auto transport = r.get<std::uint8_t>();
+    auto authority = r.get<std::uint8_t>();
+    a.has_store = r.get<std::uint8_t>() != 0;
+    a.has_secret = r.get<std::uint8_t>() != 0;
+    a.heartbeat = r.get<Time>();
+    a.flat_limit = r.get<std::uint64_t>();
+    a.segment_bytes = r.get<std::uint64_t>();
+    a.eager_limit = r.get<std::uint64_t>();
+    auto tcp = r.bytes();
+    a.tcp.assign(tcp.begin(), tcp.end());
+    if (!r.done() || transport > 2 || authority > 2 || a.socket.size() > 64)
+        return Status::error(Code::Invalid, "the address is damaged");
+    a.transport = static_cast<TransportChoice>(transport);
+    a.authority = static_cast<AuthorityChoice>(authority);
+    *out = std::move(a);
+    return {};
+}
+
+Status Address::check_agrees(const Address& other, int slot) const {
+    auto differs = [&](const std::string& what, const std::string& theirs, const std::string& ours) {
+        auto s = Status::error(Code::Mismatch, rank_text(slot) + " has " + what + " " + theirs + ", " + rank_text(rank) +
+                                                   " has " + ours + ": start all ranks with the same options");
+        s.ranks = {slot};
+        return s;
+    };
+    if (other.rank != slot)
+        return Status::error(Code::Invalid, "the address given for " + rank_text(slot) + " is that of " + rank_text(other.rank));
+    if (other.job != job) return Status::error(Code::Invalid, "the address of " + rank_text(slot) + " is from another job");
+    auto number = [](auto n) { return std::to_string(n); };
+    if (other.world_size != world_size) return differs("world size", number(other.world_size), number(world_size));
+    if (other.transport != transport) return differs("transport", to_string(other.transport), to_string(transport));
+    if (other.authority != authority) return differs("authority", to_string(other.authority), to_string(authority));
+    if (other.has_store != has_store)
+        return differs("store", other.has_store ? "given" : "missing", has_store ? "one" : "none");
+    if (other.has_secret != has_secret)
+        return differs("secret", other.has_secret ? "set" : "missing", has_secret ? "one" : "none");
+    if (other.heartbeat != heartbeat)
+        return differs("heartbeat", number(static_cast<double>(other.heartbeat) / 1e9), number(static_cast<double>(heartbeat) / 1e9));
+    if (other.flat_limit != flat_limit) return differs("flat_limit", number(other.flat_limit), number(flat_limit));
+    if (other.segment_bytes != segment_bytes) return differs("segment_bytes", number(other.segment_bytes), number(segment_bytes));
+    if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));
+    return {};
+}
+
+}  // namespace ftcomm

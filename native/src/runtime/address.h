@@ -1,0 +1,39 @@
+// What a rank publishes before the job starts.
+#pragma once
+
+#include <string>
+
+#include "base/bytes.h"
+#include "base/status.h"
+#include "communicator/request.h"
+
+namespace ftcomm {
+
+enum class TransportChoice : std::uint8_t { Auto = 0, Shm = 1, Tcp = 2 };
+enum class AuthorityChoice : std::uint8_t { Auto = 0, Shm = 1, Store = 2 };
+const char* to_string(TransportChoice choice);
+const char* to_string(AuthorityChoice choice);
+
+struct Address {
+    std::uint64_t job = 0;            // hash of its name
+    std::int32_t world_size = 0, rank = 0;
+    std::uint32_t incarnation = 0;
+    std::uint64_t host = 0, domain = 0;
+    std::string socket;               // abstract name that hands out the segment; empty: none
+    std::uint64_t nonce = 0;          // of this process, for the hand-out
+    // Equal on all ranks (C8), else the job does not start.
+    TransportChoice transport = TransportChoice::Auto;
+    AuthorityChoice authority = AuthorityChoice::Auto;
+    bool has_store = false, has_secret = false;
+    Time heartbeat = 0;
+    std::uint64_t flat_limit = 0, segment_bytes = 0, eager_limit = 0;
+
+    Bytes tcp;                        // TcpTransport's own blob, empty: none
+
+    Bytes encode() const;
+    static Status decode(ByteView blob, Address* out);
+    // Whether `other`, published for slot `slot`, can be in one job with this; says which option differs.
+    Status check_agrees(const Address& other, int slot) const;
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,38 @@
+// The thread that runs the user's code: completion callbacks and events. No other thread of the library does, so that a
+// callback that waits (for Python's interpreter lock, a slow disk) never delays ticks, evidence or frames.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace ftcomm {
+
+class Dispatcher {
+public:
+    ~Dispatcher() { stop(); }
+
+    // In order; from any thread, also with the engine locked. The thread starts with the first post. After stop(): dropped.
+    void post(std::function<void()> fn);
+    // Runs what has been posted, then ends the thread. Not from the thread itself unless it only wants to end it later:
+    // then the thread is left to end by itself.
+    void stop();
+    bool on_thread() const;
+
+private:
+    struct Shared {
+        std::mutex mutex;  // innermost
+        std::condition_variable changed;
+        std::vector<std::function<void()>> queue;
+        bool stopping = false;
+    };
+    static void run(const std::shared_ptr<Shared>& shared);
+
+    std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
+    std::thread thread_;
+};
+
+}  // namespace ftcomm

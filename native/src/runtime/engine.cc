@@ -1,0 +1,195 @@
+#include "runtime/engine.h"
+
+#include <sched.h>
+
+#include <cerrno>
+#include <climits>
+#include <utility>
+
+namespace ftcomm {
+namespace {
+
+// What one turn with the lock hands up at most, so that ticks and posts get their turn.
+constexpr std::uint64_t kPollBytes = 1u << 20;
+
+}  // namespace
+
+Engine::Engine(Dispatcher& dispatcher, EventSink events) : dispatcher_(dispatcher), events_(std::move(events)) {}
+
+Engine::~Engine() = default;
+
+void Engine::lock() { mutex_.lock(); }
+
+void Engine::lock_urgently() {
+    contenders_.fetch_add(1, std::memory_order_relaxed);
+    mutex_.lock();
+    contenders_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void Engine::unlock() {
+    if (node_ != nullptr && parts_.cells != nullptr) {
+        CellReply reply;
+        while (parts_.cells->next(&reply)) node_->on_cell(IoLoop::now(), std::move(reply));
+    }
+    bool changed = std::exchange(changed_, false);
+    bool wake_driver = changed && std::exchange(driver_sleeps_, false);
+    bool wake_passive = changed && passive_ > 0;
+    if (changed) changes_.fetch_add(1, std::memory_order_release);
+    if (wake_passive) futex_wake(changes_, INT_MAX);
+    if (wake_driver) {
+        auto& bell = mailbox_->bell[shm::kDriver - 1];
+        bell.fetch_add(1, std::memory_order_release);
+        futex_wake(bell, 1);
+    }
+    mutex_.unlock();
+}
+
+void Engine::set_parts(const Parts& parts) {
+    parts_ = parts;
+    shm_ = parts.shm;
+    mailbox_ = parts.self != nullptr ? &parts.self->mailbox : &own_mailbox_;
+}
+
+void Engine::set_node(std::unique_ptr<Node> node) {
+    node_ = std::move(node);
+    while (!early_.empty()) {
+        auto frame = std::move(early_.front());
+        early_.pop_front();
+        node_->on_frame(IoLoop::now(), frame.slot, frame.incarnation, frame.header, frame.payload);
+    }
+}
+
+void Engine::drop_node() {
+    node_.reset();
+    for (const auto& weak : with_callback_) {
+        auto request = weak.lock();
+        if (!request || request->done.load(std::memory_order_acquire)) continue;
+        request->status = Status::error(Code::Closed, "the job was closed before the operation was done");
+        request->done.store(true, std::memory_order_release);
+        completed(request);
+    }
+    with_callback_.clear();
+}
+
+bool Engine::on_done(const RequestPtr& request, std::function<void()> fn) {
+    Hold hold(*this);
+    if (request->done.load(std::memory_order_acquire)) return false;
+    request->on_done = [fn = std::move(fn)](Request&) { fn(); };
+    if (with_callback_.size() >= prune_at_) {
+        std::erase_if(with_callback_, [](const auto& weak) { return weak.expired(); });
+        prune_at_ = 64 + 2 * with_callback_.size();
+    }
+    with_callback_.push_back(request);
+    return true;
+}
+
+bool Engine::poll() { return shm_ != nullptr && shm_->poll(kPollBytes); }
+
+bool Engine::sleep_as(shm::Sleeper who) {
+    mailbox_->sleeper.store(who, std::memory_order_seq_cst);
+    if (!has_mail()) return true;
+    mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
+    return false;
+}
+
+void Engine::tick(Time now) {
+    if (parts_.self != nullptr) parts_.self->ticks.fetch_add(1, std::memory_order_relaxed);
+    // Whatever has arrived comes before any deadline (M11).
+    poll();
+    if (parts_.watch != nullptr) parts_.watch->check_ticks();
+    node_->on_tick(IoLoop::now());
+    next_tick_ = now + node_->tick_interval();
+}
+
+void Engine::run_progress() {
+    std::vector<FutexWord> words;
+    lock_urgently();
+    while (!stopped()) {
+        auto& bell = mailbox_->bell[shm::kProgress - 1];
+        words.assign(1, {&bell, bell.load(std::memory_order_acquire)});  // before anything that it may announce
+        if (parts_.watch != nullptr) {
+            parts_.watch->look_for_peers();
+            parts_.watch->check_liveness();
+        }
+        if (shm_ != nullptr) shm_->look_for_peers();
+        auto now = IoLoop::now();
+        if (now >= next_tick_)
+            tick(now);
+        else if (!driving_)
+            poll();
+        bool sleep = parts_.watch == nullptr || parts_.watch->words(&words);
+        if (sleep && !driving_) sleep = sleep_as(shm::kProgress);
+        progress_sleeps_ = sleep;
+        auto until = next_tick_;
+        unlock();
+        if (sleep) futex_wait_any(words, until);
+        lock_urgently();
+        progress_sleeps_ = false;
+        if (!driving_) mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
+    }
+    unlock();
+}
+
+void Engine::stop() {
+    lock();
+    stopped_.store(true, std::memory_order_release);
+    notify();
+    shm::ring_progress(*mailbox_);
+    unlock();
+}
+
+void Engine::wait_until_unused() {
+    lock();
+    while (inside_ > 0) {
+        notify();
+        auto seen = changes() + 1;  // the value after this unlock
+        ++passive_;
+        unlock();
+        futex_wait(changes_, seen, 0);
+        lock();
+        --passive_;
+    }
+    unlock();
+}
+
+void Engine::notify() { changed_ = true; }
+
+void Engine::evidence(int slot, std::uint32_t incarnation, Evidence what) {
+    if (shm_ != nullptr) shm_->drain(slot, incarnation);
+    if (node_ != nullptr) node_->on_evidence(IoLoop::now(), slot, incarnation, what);
+}
+
+void Engine::event(const NodeEvent& event) { events_(&event, {}); }
+
+void Engine::completed(const RequestPtr& request) {
+    notify();
+    if (request->on_done) dispatcher_.post([request] { request->on_done(*request); });
+}
+
+void Engine::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) {
+    if (node_ != nullptr)
+        node_->on_frame(IoLoop::now(), slot, incarnation, header, payload);
+    else
+        early_.push_back({slot, incarnation, header, Bytes(payload.begin(), payload.end())});
+}
+
+void Engine::on_writable(int slot) {
+    if (node_ != nullptr) node_->on_writable(IoLoop::now(), slot);
+}
+
+void Engine::on_broken(int slot, std::uint32_t incarnation) {
+    on_log("the shared memory ring from rank " + std::to_string(slot) + "." + std::to_string(incarnation) +
+           " holds what no rank writes: it is not read any more");
+}
+
+void Engine::on_heard(int slot, std::uint32_t incarnation) {
+    if (node_ != nullptr) node_->on_heard(IoLoop::now(), slot, incarnation);
+}
+
+void Engine::on_suspicion(int slot, std::uint32_t incarnation, Evidence what) { evidence(slot, incarnation, what); }
+
+void Engine::on_linked(int, std::uint32_t) { notify(); }
+
+void Engine::on_log(const std::string& text) { events_(nullptr, text); }
+
+}  // namespace ftcomm

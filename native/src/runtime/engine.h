@@ -1,0 +1,144 @@
+// The node behind one lock, and everything that may give it input: a progress thread, the io thread, and user threads that
+// post or wait.
+//
+// Lock order: fork_guard's, engine, then the innermost ones (dispatcher, io loop's posted list). Code of the user never runs
+// with the engine locked.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "communicator/node.h"
+#include "runtime/dispatcher.h"
+#include "runtime/shm_authority.h"
+#include "runtime/watch.h"
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace ftcomm {
+
+class Engine final : public NodeHost, public ShmEvents, public TcpEvents, public WatchEvents {
+public:
+    // An event, or (nullptr) a line for the log. With the engine locked.
+    using EventSink = std::function<void(const NodeEvent* event, const std::string& line)>;
+
+    Engine(Dispatcher& dispatcher, EventSink events);
+    ~Engine() override;
+
+    // --- the lock. unlock() first finishes the input: cell replies, completions, wake-ups.
+    void lock();
+    void unlock();
+    void lock_urgently();  // for threads of the library: a looping driver lets them in
+    class Hold {
+    public:
+        explicit Hold(Engine& e) : e_(e) { e_.lock(); }
+        ~Hold() { e_.unlock(); }
+        Hold(const Hold&) = delete;
+        Hold& operator=(const Hold&) = delete;
+
+    private:
+        Engine& e_;
+    };
+    // For fork: the lock alone.
+    std::mutex& raw_mutex() { return mutex_; }
+
+    // --- parts, given before the node exists. Any may be absent.
+    struct Parts {
+        shm::Segment* segment = nullptr;
+        shm::Instance* self = nullptr;
+        ShmTransport* shm = nullptr;       // frames; nullptr: tcp only
+        ShmAuthority* cells = nullptr;
+        Watch* watch = nullptr;
+        bool may_spin = false;             // every local rank has a processor of its own
+    };
+    void set_parts(const Parts& parts);    // locked
+    // Frames that tcp delivered before now are handed to it.
+    void set_node(std::unique_ptr<Node> node);  // locked
+    // Requests with a callback that are still open complete as closed; their callbacks run.
+    void drop_node();                           // locked
+    // `fn` runs once on the dispatcher's thread; false: the request is done already.
+    bool on_done(const RequestPtr& request, std::function<void()> fn);
+    bool has_node() const { return node_ != nullptr; }
+    Node& node() { return *node_; }        // locked
+
+    // --- threads
+    void run_progress();                   // until stop(); on a thread that blocks all signals
+    void stop();                           // any thread: ends run_progress and all waits
+    bool stopped() const { return stopped_.load(std::memory_order_acquire); }
+
+    enum class Wait { Done, Timeout, Interrupted, Closed };
+    // deadline 0: none
+    Wait wait(const RequestPtr& request, Time deadline);
+    // Sleeps until something has changed since `seen` = changes(): a link came up, a request completed, a stop.
+    std::uint32_t changes() const { return changes_.load(std::memory_order_acquire); }
+    Wait wait_change(std::uint32_t seen, Time deadline);
+    void wait_until_unused();              // after stop(): no user thread is in a wait any more
+    void notify();                         // locked: a change
+
+    void evidence(int slot, std::uint32_t incarnation, Evidence what);  // locked; drains first (M10)
+
+    // NodeHost
+    void event(const NodeEvent& event) override;
+    void completed(const RequestPtr& request) override;
+    // ShmEvents and TcpEvents: same meaning on both wires
+    void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) override;
+    void on_writable(int slot) override;
+    void on_broken(int slot, std::uint32_t incarnation) override;
+    void on_heard(int slot, std::uint32_t incarnation) override;
+    void on_suspicion(int slot, std::uint32_t incarnation, Evidence evidence) override;
+    void on_linked(int slot, std::uint32_t incarnation) override;
+    void on_idle() override { notify(); }
+    void on_log(const std::string& text) override;
+    // WatchEvents
+    void on_gone(int slot, std::uint32_t incarnation, Evidence what) override { evidence(slot, incarnation, what); }
+    void on_ticked(int slot, std::uint32_t incarnation) override { on_heard(slot, incarnation); }
+
+private:
+    struct EarlyFrame {
+        int slot;
+        std::uint32_t incarnation;
+        FrameHeader header;
+        Bytes payload;
+    };
+
+
+    bool poll();                            // locked
+    bool has_mail() const { return shm_ != nullptr && shm_->has_mail(); }
+    bool sleep_as(shm::Sleeper who);        // locked. False: there is mail
+    Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
+    void hand_back();                       // locked
+    Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit
+    void tick(Time now);                    // locked
+
+    Dispatcher& dispatcher_;
+    EventSink events_;
+
+    std::mutex mutex_;
+    std::atomic<int> contenders_{0};        // library threads that want the lock while a driver loops
+
+    // Under the lock.
+    Parts parts_;
+    ShmTransport* shm_ = nullptr;
+    shm::Mailbox own_mailbox_{};            // without a segment
+    shm::Mailbox* mailbox_ = &own_mailbox_;
+    std::unique_ptr<Node> node_;
+    std::deque<EarlyFrame> early_;
+    std::vector<std::weak_ptr<Request>> with_callback_;
+    std::size_t prune_at_ = 64;
+    bool changed_ = false;                  // notify() in this input
+    bool driving_ = false;                  // a user thread polls
+    bool driver_sleeps_ = false;
+    bool progress_sleeps_ = false;
+    int passive_ = 0;                       // threads that sleep on changes_
+    int inside_ = 0;                        // threads in wait() or wait_change()
+    Time next_tick_ = 0;
+
+    std::atomic<std::uint32_t> changes_{0};
+    std::atomic<bool> stopped_{false};
+};
+
+}  // namespace ftcomm

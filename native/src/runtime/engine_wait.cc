@@ -1,0 +1,116 @@
+// User threads in the engine: one of those that wait drives, so that a frame costs no hop between threads.
+#include <sched.h>
+
+#include <cerrno>
+
+#include "runtime/engine.h"
+
+namespace ftcomm {
+namespace {
+
+constexpr Time kSpin = 30'000;  // ns; less than two context switches
+
+void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+}  // namespace
+
+Engine::Wait Engine::sleep_passively(std::uint32_t seen, Time deadline) {
+    ++passive_;
+    unlock();
+    int rc = futex_wait(changes_, seen, deadline);
+    lock();
+    --passive_;
+    return rc == 0 ? Wait::Done : rc == EINTR ? Wait::Interrupted : Wait::Timeout;
+}
+
+Engine::Wait Engine::wait_change(std::uint32_t seen, Time deadline) {
+    lock();
+    ++inside_;
+    auto result = stopped() ? Wait::Closed : changes() != seen ? Wait::Done : sleep_passively(seen, deadline);
+    if (--inside_ == 0 && stopped()) notify();
+    unlock();
+    return result;
+}
+
+Engine::Wait Engine::wait(const RequestPtr& request, Time deadline) {
+    auto done = [&] { return request->done.load(std::memory_order_acquire); };
+    if (done()) return Wait::Done;
+    lock();
+    ++inside_;
+    Wait result;
+    for (;;) {
+        result = done() ? Wait::Done : stopped() ? Wait::Closed : Wait::Timeout;
+        if (result != Wait::Timeout) break;
+        if (!driving_) {
+            driving_ = true;
+            result = drive(request, deadline);
+            driving_ = false;
+            hand_back();
+            break;
+        }
+        result = sleep_passively(changes(), deadline);
+        if (result != Wait::Done) {
+            if (done()) result = Wait::Done;
+            break;
+        }
+    }
+    if (--inside_ == 0 && stopped()) notify();
+    unlock();
+    return result;
+}
+
+Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
+    auto done = [&] { return request->done.load(std::memory_order_acquire); };
+    auto& bell = mailbox_->bell[shm::kDriver - 1];
+    mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
+    bool spun = !parts_.may_spin;
+    for (;;) {
+        bool did = poll();
+        if (done()) return Wait::Done;
+        if (stopped()) return Wait::Closed;
+        if (did) {
+            unlock();
+            // A mutex is not fair: whoever has just let go would take it again and again.
+            for (int i = 0; i < 64 && contenders_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
+            lock();
+            spun = !parts_.may_spin;
+            continue;
+        }
+        auto now = IoLoop::now();
+        if (deadline != 0 && now >= deadline) return Wait::Timeout;
+        if (!spun) {
+            spun = true;
+            unlock();
+            for (auto end = now + kSpin; !has_mail() && !done() && IoLoop::now() < end;)
+                for (int i = 0; i < 16; ++i) relax();
+            lock();
+            continue;
+        }
+        auto rung = bell.load(std::memory_order_acquire);
+        if (!sleep_as(shm::kDriver)) continue;
+        driver_sleeps_ = true;
+        unlock();
+        int rc = futex_wait(bell, rung, deadline);
+        lock();
+        driver_sleeps_ = false;
+        mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
+        spun = !parts_.may_spin;
+        if (done()) return Wait::Done;
+        if (rc == EINTR) return Wait::Interrupted;
+    }
+}
+
+// The progress thread sleeps on the bell already, or is about to look at everything: either way only `sleeper` has to say
+// so, which costs no switch to it.
+void Engine::hand_back() {
+    if (passive_ > 0) notify();  // one of them drives
+    if (progress_sleeps_ && !sleep_as(shm::kProgress)) shm::ring_progress(*mailbox_);
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,251 @@
+#include "runtime/handoff.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <vector>
+
+#include "runtime/handoff_wire.h"
+#include "runtime/host.h"
+
+namespace ftcomm {
+
+using handoff::Kind;
+
+HandoffKey HandoffKey::make(ByteView secret, std::uint64_t job, std::uint64_t boot) {
+    ByteWriter w;
+    w.text("ftcomm segment").put(job).put(boot);
+    auto digest = hmac_sha256(secret, w.take());
+    return {Bytes(digest.begin(), digest.end())};
+}
+
+Status HandoffGiver::listen() {
+    nonce_ = random64();
+    char name[40];
+    std::snprintf(name, sizeof name, "ftcomm-%016llx%016llx", static_cast<unsigned long long>(random64()),
+                  static_cast<unsigned long long>(random64()));
+    name_ = name;
+    sockaddr_un address;
+    auto length = handoff::fill_address(name_, &address);
+    listener_ = handoff::open_socket();
+    if (listener_ >= 0 && ::bind(listener_, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+        ::listen(listener_, kMaxRanks) == 0)
+        return {};
+    auto status = Status::error(Code::System, std::string("a unix socket for the shared memory of this host: ") + std::strerror(errno));
+    close();
+    name_.clear();
+    return status;
+}
+
+int HandoffGiver::accept_one() {
+    int fd;
+    do fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
+    if (fd < 0) return -1;
+    if (!handoff::same_user(fd)) {
+        ::close(fd);
+        return -1;
+    }
+    askers_[fd] = {};
+    return fd;
+}
+
+bool HandoffGiver::receive(int fd, Asker& asker) {
+    Bytes message;
+    auto n = handoff::receive(fd, &message, nullptr);
+    if (n < 0) return errno == EAGAIN;
+    Kind kind;
+    ByteView body;
+    if (n == 0 || !handoff::parse(message, &kind, &body)) return false;
+    if (kind == Kind::Ask && !asker.answered) {
+        handoff::Ask ask;
+        if (!handoff::decode_ask(body, key_.key, nonce_, &ask)) return false;
+        asker.rank = ask.rank;
+        asker.joining = ask.joining;
+        asker.answered = handoff::send(fd, handoff::message(Kind::Give, handoff::encode_give(key_.key, ask.nonce, nonce_)), segment_);
+        return asker.answered && !ask.joining;
+    }
+    if (kind == Kind::Mapped && asker.answered && body.size() == 1) {
+        asker.mapped = body[0] != std::byte{0};
+        asker.answered = true;
+        if (!asker.mapped) asker.joining = true;  // has answered, without the segment: no more to wait for
+        return true;
+    }
+    return false;
+}
+
+Status HandoffGiver::gather(const HandoffKey& key, int segment_fd, const RankSet& expected, Time deadline, int stop_fd,
+                            RankSet* mapped) {
+    key_ = key;
+    segment_ = segment_fd;
+    for (;;) {
+        RankSet answered;
+        *mapped = {};
+        for (auto& [fd, asker] : askers_) {
+            if (asker.mapped || (asker.answered && asker.joining)) answered.add(asker.rank);
+            if (asker.mapped) mapped->add(asker.rank);
+        }
+        auto missing = expected - answered;
+        if (missing.empty()) return {};
+        std::vector<pollfd> fds{{listener_, POLLIN, 0}, {stop_fd, POLLIN, 0}};
+        for (auto& [fd, asker] : askers_) fds.push_back({fd, POLLIN, 0});
+        auto left = deadline - IoLoop::now();
+        timespec until{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
+        int rc = left > 0 ? ::ppoll(fds.data(), fds.size(), &until, nullptr) : 0;
+        if (rc < 0 && errno == EINTR) continue;
+        if (rc < 0 || fds[1].revents != 0) return Status::error(Code::Closed, "the job was closed while it started");
+        if (rc == 0 && IoLoop::now() < deadline) continue;
+        if (rc == 0) {
+            ByteWriter w;
+            w.ranks(missing);
+            auto abort = handoff::message(Kind::Abort, w.take());
+            for (auto& [fd, asker] : askers_) handoff::send(fd, abort);
+            auto status = Status::error(Code::Timeout, "rank(s) " + missing.text() + " of this host did not start in time: see "
+                                                       "whether they are running");
+            status.ranks = missing.list();
+            return status;
+        }
+        if (fds[0].revents != 0) accept_one();
+        for (std::size_t i = 2; i < fds.size(); ++i) {
+            auto it = askers_.find(fds[i].fd);
+            if (fds[i].revents == 0 || it == askers_.end() || receive(it->first, it->second)) continue;
+            int rank = it->second.answered ? it->second.rank : -1;
+            ::close(it->first);
+            askers_.erase(it);
+            if (rank < 0 || !expected.has(rank)) continue;
+            auto status = Status::error(Code::PeerFailure, "rank " + std::to_string(rank) + " ended while the job started");
+            status.ranks = {rank};
+            return status;
+        }
+    }
+}
+
+void HandoffGiver::go(const RankSet& have) {
+    ByteWriter w;
+    w.ranks(have);
+    auto message = handoff::message(Kind::Go, w.take());
+    for (auto& [fd, asker] : askers_) {
+        handoff::send(fd, message);
+        ::close(fd);
+    }
+    askers_.clear();
+}
+
+Status HandoffGiver::serve(IoLoop& loop, const HandoffKey& key, int segment_fd) {
+    key_ = key;
+    segment_ = segment_fd;
+    loop_ = &loop;
+    return loop.add(listener_, EPOLLIN, [this](std::uint32_t) {
+        int fd = accept_one();
+        if (fd < 0) return;
+        auto status = loop_->add(fd, EPOLLIN, [this, fd](std::uint32_t) {
+            if (receive(fd, askers_[fd])) return;
+            loop_->remove(fd);
+            ::close(fd);
+            askers_.erase(fd);
+        });
+        if (!status) {
+            ::close(fd);
+            askers_.erase(fd);
+        }
+    });
+}
+
+void HandoffGiver::close() {
+    for (auto& [fd, asker] : askers_) {
+        if (loop_ != nullptr) loop_->remove(fd);
+        ::close(fd);
+    }
+    askers_.clear();
+    if (listener_ >= 0) {
+        if (loop_ != nullptr) loop_->remove(listener_);
+        ::close(listener_);
+    }
+    listener_ = -1;
+}
+
+void HandoffGiver::close_in_child() {
+    for (auto& [fd, asker] : askers_) ::close(fd);
+    if (listener_ >= 0) ::close(listener_);
+}
+
+Status HandoffAsker::ask(const std::string& name, std::uint64_t giver_nonce, const HandoffKey& key, int rank,
+                         std::uint32_t incarnation, bool joining, Time deadline, int stop_fd, int* segment_fd) {
+    close();
+    fd_ = handoff::open_socket();
+    if (fd_ < 0) return Status::error(Code::System, std::string("socket: ") + std::strerror(errno));
+    sockaddr_un address;
+    auto length = handoff::fill_address(name, &address);
+    // A full backlog is EAGAIN for a nonblocking unix socket; the listener's backlog holds a whole job, so it is an error.
+    int rc;
+    do rc = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), length);
+    while (rc != 0 && errno == EINTR);
+    if (rc != 0) {
+        auto status = Status::error(Code::System, std::string("its shared memory socket: ") + std::strerror(errno));
+        close();
+        return status;
+    }
+    if (!handoff::same_user(fd_)) return Status::error(Code::System, "its shared memory socket belongs to another user");
+    handoff::Ask mine{rank, incarnation, joining, random64()};
+    if (!handoff::send(fd_, handoff::message(Kind::Ask, handoff::encode_ask(mine, key.key, giver_nonce))))
+        return Status::error(Code::System, std::string("its shared memory socket: ") + std::strerror(errno));
+    Bytes message;
+    *segment_fd = -1;
+    auto status = receive(deadline, stop_fd, &message, segment_fd);
+    if (!status) return status;
+    Kind kind;
+    ByteView body;
+    if (!handoff::parse(message, &kind, &body) || kind != Kind::Give || *segment_fd < 0 ||
+        !handoff::check_give(body, key.key, mine.nonce, giver_nonce)) {
+        if (*segment_fd >= 0) ::close(*segment_fd);
+        *segment_fd = -1;
+        return Status::error(Code::System, "its answer does not prove that it is of this job");
+    }
+    return {};
+}
+
+Status HandoffAsker::await_go(bool mapped, Time deadline, int stop_fd, RankSet* have) {
+    const std::byte yes[1] = {mapped ? std::byte{1} : std::byte{0}};
+    if (!handoff::send(fd_, handoff::message(Kind::Mapped, yes)))
+        return Status::error(Code::System, std::string("its shared memory socket: ") + std::strerror(errno));
+    Bytes message;
+    auto status = receive(deadline, stop_fd, &message, nullptr);
+    if (!status) return status;
+    Kind kind;
+    ByteView body;
+    if (!handoff::parse(message, &kind, &body)) return Status::error(Code::System, "its answer is damaged");
+    ByteReader r(body);
+    auto ranks = r.ranks();
+    if (!r.done() || (kind != Kind::Go && kind != Kind::Abort)) return Status::error(Code::System, "its answer is damaged");
+    if (kind == Kind::Abort) {
+        status = Status::error(Code::Timeout, "rank(s) " + ranks.text() + " of this host did not start in time: see whether they are running");
+        status.ranks = ranks.list();
+        return status;
+    }
+    *have = ranks;
+    close();
+    return {};
+}
+
+Status HandoffAsker::receive(Time deadline, int stop_fd, Bytes* message, int* descriptor) {
+    for (;;) {
+        int ready = handoff::wait_ready(fd_, POLLIN, deadline, stop_fd);
+        if (ready == 0) return Status::error(Code::Timeout, "it did not answer in time");
+        if (ready < 0) return Status::error(Code::Closed, "the job was closed while it started");
+        auto n = handoff::receive(fd_, message, descriptor);
+        if (n > 0) return {};
+        if (n == 0) return Status::error(Code::System, "it closed the connection");
+        if (errno != EAGAIN) return Status::error(Code::System, std::strerror(errno));
+    }
+}
+
+void HandoffAsker::close() {
+    if (fd_ >= 0) ::close(fd_);
+    fd_ = -1;
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,57 @@
+#include "runtime/host.h"
+
+#include <sched.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <thread>
+
+#include "base/bytes.h"
+#include "base/check.h"
+
+namespace ftcomm {
+namespace {
+
+std::uint64_t hash_of(const std::string& text) { return hash64(std::as_bytes(std::span(text.data(), text.size()))); }
+
+std::uint64_t inode(const char* path) {
+    struct stat info{};
+    return ::stat(path, &info) == 0 ? info.st_ino : 0;
+}
+
+}  // namespace
+
+HostIdentity find_host(const std::string& name) {
+    std::string boot;
+    std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+    char node[256] = {};
+    ::gethostname(node, sizeof node - 1);
+
+    HostIdentity id;
+    // The boot id alone is the same in virtual machines that were started from one snapshot.
+    id.host = hash_of(name.empty() ? boot + "/" + node : "named/" + name);
+    id.user = static_cast<std::uint32_t>(::getuid());
+    id.pid = static_cast<std::int32_t>(::getpid());
+    id.pid_namespace = inode("/proc/self/ns/pid");
+    // Abstract sockets belong to a network namespace.
+    id.domain = hash_of(std::to_string(id.host) + "/" + boot + "/" + std::to_string(inode("/proc/self/ns/net")) + "/" +
+                        std::to_string(id.user));
+    cpu_set_t set;
+    id.processors = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
+                                                                   : static_cast<int>(std::thread::hardware_concurrency());
+    return id;
+}
+
+std::uint64_t random64() {
+    std::uint64_t value = 0;
+    ssize_t n;
+    do n = ::getrandom(&value, sizeof value, 0);
+    while (n < 0 && errno == EINTR);
+    FT_CHECK(n == sizeof value, "getrandom returned %zd", n);
+    return value;
+}
+
+}  // namespace ftcomm

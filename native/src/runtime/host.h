@@ -1,0 +1,22 @@
+// Who this process is: host, namespaces, user. Nothing here is secret or stable across boots.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace ftcomm {
+
+struct HostIdentity {
+    std::uint64_t host = 0;           // ranks with the same one live and die with the same machine (M12)
+    std::uint64_t domain = 0;         // ranks with the same one can hand each other descriptors
+    std::uint64_t pid_namespace = 0;
+    std::uint32_t user = 0;
+    std::int32_t pid = 0;
+    int processors = 1;               // that this process may run on
+};
+
+// `name`: the user's own host identity, empty: found.
+HostIdentity find_host(const std::string& name);
+std::uint64_t random64();
+
+}  // namespace ftcomm

@@ -1,0 +1,116 @@
+// One rank's part in one job: everything behind an ft_job.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "ftcomm/ftcomm.h"
+#include "runtime/address.h"
+#include "runtime/engine.h"
+#include "runtime/fork_guard.h"
+#include "runtime/handoff.h"
+#include "runtime/host.h"
+#include "runtime/runtime_transport.h"
+#include "runtime/store_authority.h"
+
+namespace ftcomm {
+
+struct JobConfig {
+    std::string job;
+    int rank = 0, world_size = 1;
+    std::uint32_t incarnation = 0;
+    Time heartbeat = 0, timeout = 0;
+    TransportChoice transport = TransportChoice::Auto;
+    AuthorityChoice authority = AuthorityChoice::Auto;
+    std::string interface_, host, faults;
+    bool has_secret = false;
+    Bytes secret;
+    bool has_store = false;
+    ft_store store{};
+    std::uint64_t flat_limit = 0, segment_bytes = 0, eager_limit = 65536;
+    std::function<void(const std::string& json)> on_event;
+
+    // Checks everything that comes from outside, the environment's table of algorithms included.
+    static Status read(const ft_job_config& from, JobConfig* out);
+};
+
+class Job final : public ForkSensitive {
+public:
+    explicit Job(JobConfig config);
+    ~Job() override;  // close()
+
+    Status prepare();                       // binds, listens: address() is then complete
+    const Bytes& address() const { return address_blob_; }
+    // Code::Interrupted: a signal came; call again to go on waiting.
+    Status start(std::vector<Bytes> addresses, std::uint64_t boot, bool joining, Time timeout);
+    Status leave(Time timeout);             // likewise
+    void close();
+
+    Engine& engine() { return engine_; }
+    const JobConfig& config() const { return config_; }
+    bool running() const { return running_.load(std::memory_order_acquire); }
+    std::string info_json();
+
+    void lock_for_fork() override { engine_.raw_mutex().lock(); }
+    void unlock_after_fork() override { engine_.raw_mutex().unlock(); }
+    void close_in_child() override;
+
+private:
+    // --- formation.cc, on the progress thread
+    void progress_main();
+    Status form();
+    Status read_addresses();
+    Status share_memory(const RankSet& local);
+    Status give_segment(const RankSet& others);
+    Status get_segment(const RankSet& others);
+    Status join_host();
+    Status choose_authority(const RankSet& local);
+    Status write_first_view();
+    Status link_tcp();
+    void make_node();
+    void say(const std::string& line) { engine_.on_log(line); }
+
+    const JobConfig config_;
+    const std::uint64_t job_hash_;
+    const HostIdentity id_;
+    Dispatcher dispatcher_;
+    Engine engine_;
+    IoLoop loop_;
+    HandoffGiver giver_;
+    Address own_;
+    Bytes address_blob_;
+    int stop_event_ = -1;                   // readable: formation gives up
+
+    // Given to start(), then the progress thread's.
+    std::vector<Bytes> blobs_;
+    std::vector<Address> addresses_;        // job 0: not known
+    std::uint64_t boot_ = 0;
+    bool joining_ = false;
+    Time deadline_ = 0;
+
+    HandoffKey key_;
+    HandoffAsker asker_;
+    shm::Segment segment_;
+    shm::Instance* self_ = nullptr;
+    RankSet have_;                          // ranks of this host that map the segment
+    class LivenessHolder* liveness_ = nullptr;
+    std::unique_ptr<ShmTransport> shm_;
+    std::unique_ptr<TcpTransport> tcp_;
+    std::unique_ptr<RuntimeTransport> transport_;
+    std::unique_ptr<ShmAuthority> cells_;
+    std::unique_ptr<StoreAuthority> store_;
+    std::unique_ptr<Watch> watch_;
+    Bytes first_view_;
+
+    // Under the engine's lock.
+    bool started_ = false, formed_ = false, left_ = false, closed_ = false;
+    Status formation_;
+    RequestPtr leave_request_;
+    std::atomic<bool> running_{false};
+    std::thread progress_;
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,104 @@
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "runtime/job.h"
+
+namespace ftcomm {
+namespace {
+
+Status invalid(std::string text) { return Status::error(Code::Invalid, std::move(text)); }
+
+Status seconds(const char* name, double value, Time* out) {
+    if (!std::isfinite(value) || value <= 0 || value > 1e9)
+        return invalid(std::string(name) + " is " + std::to_string(value) + ": give a positive number of seconds");
+    *out = static_cast<Time>(value * 1e9);
+    return {};
+}
+
+// A size from the environment, with the bounds that the protocol can live with.
+Status size_from_environment(const char* name, std::uint64_t least, std::uint64_t most, std::uint64_t* out) {
+    const char* text = std::getenv(name);
+    if (text == nullptr || *text == 0) return {};
+    char* end = nullptr;
+    errno = 0;
+    auto value = std::strtoull(text, &end, 10);
+    if (errno != 0 || *end != 0 || *text == '-' || value < least || value > most)
+        return invalid(std::string(name) + "=" + text + ": give a number of bytes from " + std::to_string(least) + " to " +
+                       std::to_string(most));
+    *out = value;
+    return {};
+}
+
+}  // namespace
+
+Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
+    JobConfig c;
+    auto text = [](const char* s) { return s != nullptr ? std::string(s) : std::string(); };
+    c.job = text(from.job);
+    if (c.job.empty() || c.job.size() > 200)
+        return invalid("the job's name has " + std::to_string(c.job.size()) + " characters: give one with 1 to 200");
+    for (char ch : c.job)
+        if (static_cast<unsigned char>(ch) < 0x21 || ch == 0x7f)
+            return invalid("the job's name contains a space or a control character");
+    c.world_size = from.world_size;
+    c.rank = from.rank;
+    if (c.world_size < 1 || c.world_size > kMaxRanks)
+        return invalid("world size " + std::to_string(c.world_size) + ": from 1 to " + std::to_string(kMaxRanks) + " ranks are supported");
+    if (c.rank < 0 || c.rank >= c.world_size)
+        return invalid("rank " + std::to_string(c.rank) + " is not below the world size " + std::to_string(c.world_size));
+    c.incarnation = from.incarnation;
+    if (auto s = seconds("heartbeat", from.heartbeat, &c.heartbeat); !s) return s;
+    if (auto s = seconds("timeout", from.timeout, &c.timeout); !s) return s;
+    if (c.heartbeat < 10'000'000) return invalid("heartbeat is below 0.01 seconds");
+
+    auto transport = text(from.transport);
+    if (transport.empty() || transport == "auto")
+        c.transport = TransportChoice::Auto;
+    else if (transport == "shm")
+        c.transport = TransportChoice::Shm;
+    else if (transport == "tcp")
+        c.transport = TransportChoice::Tcp;
+    else
+        return invalid("transport \"" + transport + "\": one of auto, shm, tcp");
+    auto authority = text(from.authority);
+    if (authority.empty() || authority == "auto")
+        c.authority = AuthorityChoice::Auto;
+    else if (authority == "shm")
+        c.authority = AuthorityChoice::Shm;
+    else if (authority == "store")
+        c.authority = AuthorityChoice::Store;
+    else
+        return invalid("authority \"" + authority + "\": one of auto, shm, store");
+    if (from.store != nullptr) {
+        if (from.store->get == nullptr || from.store->compare_set == nullptr) return invalid("the store lacks a function");
+        c.has_store = true;
+        c.store = *from.store;
+    }
+    if (c.authority == AuthorityChoice::Store && !c.has_store) return invalid("authority \"store\" without a store");
+
+    c.interface_ = text(from.interface_);
+    c.host = text(from.host);
+    c.faults = text(from.faults);
+    if (from.secret != nullptr && from.secret_len > 0) {
+        c.has_secret = true;
+        const auto* p = reinterpret_cast<const std::byte*>(from.secret);
+        c.secret.assign(p, p + from.secret_len);
+    }
+    if (from.on_event != nullptr)
+        c.on_event = [fn = from.on_event, context = from.event_context](const std::string& json) { fn(context, json.c_str()); };
+
+    // The grid and the algorithm come from the world size and this table alone, never from what a rank happens to have.
+    auto payload = shm::max_payload(c.world_size);
+    c.segment_bytes = std::min<std::uint64_t>(128u << 10, payload);
+    c.eager_limit = std::min<std::uint64_t>(65536, payload);
+    if (auto s = size_from_environment("FTCOMM_FLAT_LIMIT", 0, 1u << 20, &c.flat_limit); !s) return s;
+    if (auto s = size_from_environment("FTCOMM_SEGMENT_BYTES", 4096, payload, &c.segment_bytes); !s) return s;
+    if (auto s = size_from_environment("FTCOMM_EAGER_LIMIT", 0, payload, &c.eager_limit); !s) return s;
+    *out = std::move(c);
+    return {};
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,48 @@
+// Each slot by the wire that reaches it: shared memory on this host, tcp elsewhere.
+#pragma once
+
+#include <vector>
+
+#include "transport/shm/shm_transport.h"
+#include "transport/tcp/tcp_transport.h"
+
+namespace ftcomm {
+
+class RuntimeTransport final : public Transport {
+public:
+    // Either may be nullptr, not both unless the job has one rank.
+    RuntimeTransport(int world_size, shm::Segment* segment, ShmTransport* shm, TcpTransport* tcp)
+        : segment_(segment), shm_(shm), tcp_(tcp), by_shm_(static_cast<std::size_t>(world_size)), world_size_(world_size) {}
+
+    std::byte* reserve(int slot, std::uint32_t length) override {
+        auto* wire = of(slot);
+        return wire != nullptr ? wire->reserve(slot, length) : nullptr;
+    }
+    void commit(int slot, const FrameHeader& header) override { of(slot)->commit(slot, header); }
+    void attach(int slot, std::uint32_t incarnation) override {
+        // A rank registers before it sends its first frame, so an unknown one is on another host.
+        bool local = shm_ != nullptr && (tcp_ == nullptr || segment_->find_instance(slot, incarnation) != nullptr);
+        by_shm_[static_cast<std::size_t>(slot)] = local;
+        if (shm_ != nullptr && local) shm_->attach(slot, incarnation);
+        if (tcp_ != nullptr) tcp_->attach(slot, incarnation);  // only notes it where tcp does not reach
+    }
+    void detach(int slot) override {
+        if (shm_ != nullptr) shm_->detach(slot);
+        if (tcp_ != nullptr) tcp_->detach(slot);
+    }
+    // The same on all ranks, whatever wires they have.
+    std::uint32_t max_payload() const override { return shm::max_payload(world_size_); }
+
+    bool is_shm(int slot) const { return by_shm_[static_cast<std::size_t>(slot)]; }
+
+private:
+    Transport* of(int slot) const { return is_shm(slot) ? static_cast<Transport*>(shm_) : tcp_; }
+
+    shm::Segment* segment_;
+    ShmTransport* shm_;
+    TcpTransport* tcp_;
+    std::vector<bool> by_shm_;
+    int world_size_;
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,106 @@
+#include "transport/shm/ring.h"
+
+#include <cstddef>
+#include <cstring>
+
+#include "base/check.h"
+
+namespace ftcomm::shm {
+namespace {
+
+constexpr std::uint64_t kHeader = sizeof(FrameHeader);
+// Beyond this place an empty ring starts over at its beginning, so that light traffic stays in few, warm pages.
+constexpr std::uint64_t kRewind = 256u << 10;
+
+static_assert(offsetof(FrameHeader, length) == 0, "the reader looks for kWrap in place of a length");
+
+constexpr std::uint64_t frame_bytes(std::uint64_t length) { return kHeader + ((length + 15) & ~std::uint64_t{15}); }
+
+}  // namespace
+
+bool RingWriter::fits(std::uint64_t bytes) {
+    auto used = head_ - tail_;
+    return used <= capacity_ && capacity_ - used >= bytes;  // a mad tail reads as full
+}
+
+std::byte* RingWriter::reserve(std::uint32_t length) {
+    auto need = frame_bytes(length);
+    if (need > capacity_ / 2) return nullptr;
+    auto place = head_ & (capacity_ - 1);
+    skip_ = capacity_ - place < need ? capacity_ - place : 0;
+    if (skip_ == 0 && place >= kRewind && place >= need) {
+        tail_ = ring_->tail.load(std::memory_order_acquire);
+        if (tail_ == head_) skip_ = capacity_ - place;
+    }
+    if (!fits(skip_ + need)) {
+        tail_ = ring_->tail.load(std::memory_order_acquire);
+        if (!fits(skip_ + need)) {
+            // The reader moves its tail, then looks at the flag; here the flag first, then the tail again.
+            ring_->wants_room.store(1, std::memory_order_seq_cst);
+            tail_ = ring_->tail.load(std::memory_order_seq_cst);
+            if (!fits(skip_ + need)) return nullptr;
+            ring_->wants_room.store(0, std::memory_order_relaxed);
+        }
+    }
+    reserved_ = true;
+    length_ = length;
+    return data() + ((place + skip_) & (capacity_ - 1)) + kHeader;
+}
+
+void RingWriter::commit(const FrameHeader& header) { write(header, header.length); }
+
+void RingWriter::commit_corrupt(const FrameHeader& header) { write(header, kWrap - 1); }
+
+void RingWriter::write(const FrameHeader& header, std::uint32_t length_word) {
+    FT_CHECK(reserved_ && header.length <= length_, "commit of %u bytes after reserve of %u", header.length, length_);
+    reserved_ = false;
+    auto place = head_ & (capacity_ - 1);
+    if (skip_ != 0) {
+        std::memcpy(data() + place, &kWrap, sizeof kWrap);
+        head_ += skip_;
+        place = 0;
+    }
+    std::memcpy(data() + place, &header, kHeader);
+    std::memcpy(data() + place, &length_word, sizeof length_word);
+    head_ += frame_bytes(header.length);
+    ring_->head.store(head_, std::memory_order_release);
+}
+
+RingReader::Next RingReader::peek(FrameHeader* header, ByteView* payload) {
+    if (head_ == tail_) head_ = ring_->head.load(std::memory_order_acquire);
+    for (int turn = 0; turn < 2; ++turn) {
+        auto available = head_ - tail_;
+        if (available == 0) return Next::Empty;
+        if (available > capacity_ || head_ % 16 != 0) return Next::Broken;
+        auto place = tail_ & (capacity_ - 1);
+        std::uint32_t length;
+        std::memcpy(&length, data() + place, sizeof length);
+        if (length == kWrap) {
+            if (place == 0 || capacity_ - place > available) return Next::Broken;
+            tail_ += capacity_ - place;
+            continue;
+        }
+        auto bytes = frame_bytes(length);
+        if (bytes > capacity_ - place || bytes > available) return Next::Broken;
+        std::memcpy(header, data() + place, kHeader);
+        header->length = length;  // as checked, whatever the memory says by now
+        *payload = ByteView(data() + place + kHeader, length);
+        next_ = tail_ + bytes;
+        return Next::Frame;
+    }
+    return Next::Broken;
+}
+
+void RingReader::take() {
+    tail_ = next_;
+    ring_->tail.store(tail_, std::memory_order_release);
+}
+
+bool RingReader::writer_waits() {
+    // The tail before the flag, see RingWriter::reserve; all four accesses are in the one sequentially consistent order.
+    ring_->tail.exchange(tail_, std::memory_order_seq_cst);
+    return ring_->wants_room.load(std::memory_order_seq_cst) != 0 &&
+           ring_->wants_room.exchange(0, std::memory_order_acq_rel) != 0;
+}
+
+}  // namespace ftcomm::shm

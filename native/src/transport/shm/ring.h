@@ -1,0 +1,60 @@
+// Both ends of a ring: one writer, one reader, frames contiguous and 16-byte aligned.
+#pragma once
+
+#include <cstdint>
+
+#include "base/bytes.h"
+#include "channel/frame.h"
+#include "transport/shm/layout.h"
+
+namespace ftcomm::shm {
+
+class RingWriter {
+public:
+    explicit RingWriter(Ring* ring) : ring_(ring), capacity_(ring->capacity) {}
+
+    // Space for a payload in the ring itself, or nullptr: full; then the reader's next taken() returns true.
+    std::byte* reserve(std::uint32_t length);
+    void commit(const FrameHeader& header);
+    // Fault injection: the same frame with a length that cannot be.
+    void commit_corrupt(const FrameHeader& header);
+    void abandon() { reserved_ = false; }
+
+private:
+    std::byte* data() const { return reinterpret_cast<std::byte*>(ring_ + 1); }
+    bool fits(std::uint64_t bytes);
+    void write(const FrameHeader& header, std::uint32_t length_word);
+
+    Ring* ring_;
+    std::uint64_t capacity_;
+    std::uint64_t head_ = 0;
+    std::uint64_t tail_ = 0;      // as last read
+    std::uint64_t skip_ = 0;      // bytes to the end of the ring that the reserved frame leaves out
+    std::uint32_t length_ = 0;
+    bool reserved_ = false;
+};
+
+class RingReader {
+public:
+    enum class Next { Frame, Empty, Broken };
+
+    explicit RingReader(Ring* ring) : ring_(ring), capacity_(ring->capacity) {}
+
+    // The next frame, left in place until taken(). The sender is another process, perhaps a mad one: the header is a copy,
+    // and lengths that cannot be are Broken.
+    Next peek(FrameHeader* header, ByteView* payload);
+    void take();
+    // After a batch of take()s: whether the writer asked to be told of the room.
+    bool writer_waits();
+
+private:
+    const std::byte* data() const { return reinterpret_cast<const std::byte*>(ring_ + 1); }
+
+    Ring* ring_;
+    std::uint64_t capacity_;
+    std::uint64_t head_ = 0;      // as last read
+    std::uint64_t tail_ = 0;
+    std::uint64_t next_ = 0;      // tail after the frame that peek() returned
+};
+
+}  // namespace ftcomm::shm

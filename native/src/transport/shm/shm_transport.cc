@@ -1,0 +1,211 @@
+#include "transport/shm/shm_transport.h"
+
+#include <algorithm>
+
+#include "base/failpoint.h"
+
+namespace ftcomm {
+
+using shm::Offset;
+
+ShmTransport::ShmTransport(shm::Segment& segment, shm::Instance& self, ShmEvents& events)
+    : segment_(segment), self_(self), events_(events), peers_(static_cast<std::size_t>(segment.world_size())) {}
+
+std::byte* ShmTransport::reserve(int slot, std::uint32_t length) {
+    auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
+    if (!writer.attached) return nullptr;
+    if (writer.ring == nullptr && !make_ring(slot, writer)) {
+        writer.waiting = true;
+        return nullptr;
+    }
+    auto* p = writer.ring->reserve(length);
+    if (p == nullptr) writer.waiting = true;
+    return p;
+}
+
+void ShmTransport::commit(int slot, const FrameHeader& header) {
+    auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
+    FT_CHECK(writer.ring != nullptr, "commit to slot %d without reserve", slot);
+    auto verdict = FT_POINT("shm.commit");
+    if (verdict.action == fault::Action::Cut) cut(verdict.argument);
+    if (cut_.has(slot)) {
+        writer.ring->abandon();  // lost on the way, as far as anybody can tell
+        return;
+    }
+    if (verdict.action == fault::Action::Corrupt)
+        writer.ring->commit_corrupt(header);
+    else
+        writer.ring->commit(header);
+    shm::post(writer.instance->mailbox, writer.instance->mailbox.pending, static_cast<int>(self_.slot));
+}
+
+void ShmTransport::attach(int slot, std::uint32_t incarnation) {
+    auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
+    if (writer.attached && writer.incarnation == incarnation) return;
+    writer = Writer{};
+    writer.attached = true;
+    writer.incarnation = incarnation;
+    writer.instance = segment_.find_instance(slot, incarnation);
+}
+
+void ShmTransport::detach(int slot) {
+    auto& peer = peers_[static_cast<std::size_t>(slot)];
+    if (!peer.writer.attached) return;
+    for (auto& reader : peer.readers)
+        if (reader->incarnation <= peer.writer.incarnation) reader->closed = closed_some_ = true;
+    peer.writer = Writer{};
+    sweep(peer);
+}
+
+bool ShmTransport::make_ring(int slot, Writer& writer) {
+    if (writer.instance == nullptr) writer.instance = segment_.find_instance(slot, writer.incarnation);
+    if (writer.instance == nullptr) return false;
+    auto capacity = shm::ring_capacity(segment_.world_size());
+    auto offset = segment_.allocate(sizeof(shm::Ring) + capacity, 4096);
+    auto* ring = segment_.at<shm::Ring>(offset, sizeof(shm::Ring) + capacity);
+    if (ring == nullptr) return false;
+    ring->source = self_.slot;
+    ring->source_incarnation = self_.incarnation;
+    ring->target = static_cast<std::uint32_t>(slot);
+    ring->target_incarnation = writer.incarnation;
+    ring->capacity = capacity;
+    ring->magic = shm::kRingMagic;
+    auto& newest = segment_.inbound(writer.instance, static_cast<int>(self_.slot));
+    auto seen = newest.load(std::memory_order_acquire);
+    do {
+        // A removed incarnation that wakes up must not hide its successor's ring.
+        const auto* other = segment_.at<shm::Ring>(seen);
+        if (other != nullptr && other->source_incarnation >= self_.incarnation) return false;
+        ring->older = seen;
+    } while (!newest.compare_exchange_weak(seen, offset, std::memory_order_acq_rel));
+    writer.ring = std::make_unique<shm::RingWriter>(ring);
+    return true;
+}
+
+void ShmTransport::find_rings(int slot, Peer& peer) {
+    auto newest = segment_.inbound(&self_, slot).load(std::memory_order_acquire);
+    if (newest == peer.newest) return;
+    std::vector<std::unique_ptr<Reader>> found;
+    for (auto at = newest; at != 0 && at != peer.newest && found.size() < 64;) {
+        auto* ring = segment_.at<shm::Ring>(at);
+        if (ring == nullptr || ring->magic != shm::kRingMagic || ring->source != static_cast<std::uint32_t>(slot) ||
+            ring->target != self_.slot || ring->target_incarnation != self_.incarnation ||
+            ring->capacity != shm::ring_capacity(segment_.world_size()) ||
+            segment_.at<shm::Ring>(at, sizeof(shm::Ring) + ring->capacity) == nullptr)
+            break;
+        found.push_back(std::unique_ptr<Reader>(new Reader{ring->source_incarnation, false, shm::RingReader(ring)}));
+        at = ring->older;
+    }
+    peer.newest = newest;
+    for (auto it = found.rbegin(); it != found.rend(); ++it) peer.readers.push_back(std::move(*it));
+}
+
+bool ShmTransport::read(int slot, Reader& reader, std::uint64_t& budget) {
+    bool took = false, empty = false;
+    while (!reader.closed && budget > 0) {
+        FrameHeader header;
+        ByteView payload;
+        auto next = reader.ring.peek(&header, &payload);
+        if (next == shm::RingReader::Next::Frame) {
+            auto bytes = sizeof header + payload.size();
+            budget -= std::min<std::uint64_t>(budget, bytes);
+            took = true;
+            if (!cut_.has(slot)) events_.on_frame(slot, reader.incarnation, header, payload);
+            reader.ring.take();
+            continue;
+        }
+        if (next == shm::RingReader::Next::Broken) {
+            reader.closed = closed_some_ = true;
+            events_.on_broken(slot, reader.incarnation);
+        }
+        empty = true;
+        break;
+    }
+    if (took && reader.ring.writer_waits()) {
+        // To the incarnation that wrote; another one's bit would only be a spurious look.
+        if (auto* sender = segment_.find_instance(slot, reader.incarnation))
+            shm::post(sender->mailbox, sender->mailbox.writable, static_cast<int>(self_.slot));
+    }
+    return empty || reader.closed;
+}
+
+bool ShmTransport::poll(std::uint64_t budget) {
+    FT_CHECK(!reading_, "poll from inside an upcall");
+    auto& box = self_.mailbox;
+    bool did = false;
+    for (int i = 0; i < (segment_.world_size() + 63) / 64; ++i) {
+        if (box.pending[i].load(std::memory_order_relaxed) != 0) {
+            auto word = box.pending[i].exchange(0, std::memory_order_seq_cst);
+            for (; word != 0; word &= word - 1) {
+                int slot = i * 64 + std::countr_zero(word);
+                if (slot < segment_.world_size()) todo_.add(slot);
+            }
+            did = true;
+        }
+    }
+    if (!todo_.empty()) {
+        did = true;
+        reading_ = true;
+        for (int slot : todo_.list()) {
+            auto& peer = peers_[static_cast<std::size_t>(slot)];
+            find_rings(slot, peer);
+            bool empty = true;
+            for (std::size_t r = 0; r < peer.readers.size() && empty; ++r) empty = read(slot, *peer.readers[r], budget);
+            if (empty)
+                todo_.remove(slot);
+            else if (budget == 0)
+                // Left over for the next poll, of whichever thread: said in the mailbox, where sleepers look.
+                box.pending[slot / 64].fetch_or(std::uint64_t{1} << (slot % 64), std::memory_order_seq_cst);
+        }
+        reading_ = false;
+        if (closed_some_) {
+            closed_some_ = false;
+            for (auto& peer : peers_) sweep(peer);
+        }
+    }
+    for (int i = 0; i < (segment_.world_size() + 63) / 64; ++i) {
+        if (box.writable[i].load(std::memory_order_relaxed) == 0) continue;
+        auto word = box.writable[i].exchange(0, std::memory_order_seq_cst);
+        for (; word != 0; word &= word - 1) {
+            int slot = i * 64 + std::countr_zero(word);
+            if (slot >= segment_.world_size()) continue;
+            auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
+            if (!writer.waiting) continue;
+            writer.waiting = false;
+            events_.on_writable(slot);
+            did = true;
+        }
+    }
+    return did;
+}
+
+void ShmTransport::drain(int slot, std::uint32_t incarnation) {
+    auto& peer = peers_[static_cast<std::size_t>(slot)];
+    find_rings(slot, peer);
+    reading_ = true;
+    for (std::size_t r = 0; r < peer.readers.size(); ++r) {
+        if (peer.readers[r]->incarnation != incarnation) continue;
+        std::uint64_t budget = UINT64_MAX;
+        read(slot, *peer.readers[r], budget);
+    }
+    reading_ = false;
+    sweep(peer);
+}
+
+void ShmTransport::look_for_peers() {
+    for (std::size_t slot = 0; slot < peers_.size(); ++slot) {
+        auto& writer = peers_[slot].writer;
+        if (!writer.attached || writer.instance != nullptr) continue;
+        writer.instance = segment_.find_instance(static_cast<int>(slot), writer.incarnation);
+        if (writer.instance == nullptr || !writer.waiting) continue;
+        writer.waiting = false;
+        events_.on_writable(static_cast<int>(slot));
+    }
+}
+
+void ShmTransport::sweep(Peer& peer) {
+    if (reading_) return;  // a reader may be in use further up the stack
+    std::erase_if(peer.readers, [](const auto& reader) { return reader->closed; });
+}
+
+}  // namespace ftcomm

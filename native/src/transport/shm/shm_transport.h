@@ -1,0 +1,81 @@
+// Transport over the rings of one host's segment.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/shm/mailbox.h"
+#include "transport/shm/ring.h"
+#include "transport/shm/segment.h"
+#include "transport/transport.h"
+
+namespace ftcomm {
+
+class ShmEvents {
+public:
+    virtual ~ShmEvents() = default;
+    virtual void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) = 0;
+    virtual void on_writable(int slot) = 0;
+    // The ring holds what no correct sender writes: it is not read any more, which is silence.
+    virtual void on_broken(int slot, std::uint32_t incarnation) = 0;
+};
+
+class ShmTransport final : public Transport {
+public:
+    ShmTransport(shm::Segment& segment, shm::Instance& self, ShmEvents& events);
+
+    std::byte* reserve(int slot, std::uint32_t length) override;
+    void commit(int slot, const FrameHeader& header) override;
+    void attach(int slot, std::uint32_t incarnation) override;
+    void detach(int slot) override;
+    std::uint32_t max_payload() const override { return shm::max_payload(segment_.world_size()); }
+
+    // Hands up what has arrived, at most about `budget` bytes. True: it did something, or there is more.
+    bool poll(std::uint64_t budget);
+    // Whether poll() would do something. From any thread.
+    bool has_mail() const { return shm::has_mail(self_.mailbox, segment_.world_size()); }
+    // Everything that this incarnation has written (M10: before its death is believed).
+    void drain(int slot, std::uint32_t incarnation);
+    // Peers that were attached before they had registered: look again.
+    void look_for_peers();
+    // Fault injection: from now on silence in both directions.
+    void cut(int slot) { cut_.add(slot); }
+
+private:
+    struct Writer {
+        bool attached = false;
+        bool waiting = false;      // reserve() said no
+        std::uint32_t incarnation = 0;
+        shm::Instance* instance = nullptr;
+        std::unique_ptr<shm::RingWriter> ring;
+    };
+    struct Reader {
+        std::uint32_t incarnation;
+        bool closed = false;
+        shm::RingReader ring;
+    };
+    struct Peer {
+        Writer writer;
+        shm::Offset newest = 0;                        // newest inbound ring that is known
+        std::vector<std::unique_ptr<Reader>> readers;  // by age
+    };
+
+    bool make_ring(int slot, Writer& writer);
+    void find_rings(int slot, Peer& peer);
+    // True: the ring is empty (or closed).
+    bool read(int slot, Reader& reader, std::uint64_t& budget);
+    void sweep(Peer& peer);
+
+    shm::Segment& segment_;
+    shm::Instance& self_;
+    ShmEvents& events_;
+    std::vector<Peer> peers_;
+    RankSet todo_;      // sources whose rings may still hold frames
+    RankSet cut_;
+    bool reading_ = false;
+    bool closed_some_ = false;
+};
+
+}  // namespace ftcomm

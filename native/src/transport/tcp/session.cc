@@ -1,0 +1,229 @@
+#include "transport/tcp/session.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+
+namespace ftcomm::tcp {
+namespace {
+
+constexpr std::size_t kHeader = sizeof(WireHeader);
+
+std::uint32_t header_crc(WireHeader header) {
+    header.header_crc = 0;
+    return crc32c(&header, sizeof header);
+}
+
+}  // namespace
+
+// The receiver acknowledges after 1/16 of the ring: then a sender that is out of room always hears soon.
+Session::Session(std::size_t ring_bytes) : ring_((ring_bytes + 15) & ~std::size_t{15}), ack_after_(ring_bytes / 16) {
+    FT_CHECK(ring_bytes >= 4096, "ring of %zu bytes", ring_bytes);
+}
+
+std::uint32_t Session::max_payload() const {
+    // A quarter: however the ring is split by what is still unacknowledged (less than 1/16), one of the parts has it.
+    return static_cast<std::uint32_t>(std::min<std::size_t>(kMaxFramePayload, ring_.capacity() / 4 - kHeader));
+}
+
+void Session::seal(std::byte* at, WireHeader& header) const {
+    header.header_crc = header_crc(header);
+    std::memcpy(at, &header, kHeader);
+}
+
+std::byte* Session::reserve(std::uint32_t length) {
+    FT_CHECK(length <= max_payload(), "frame of %u bytes, the limit is %u", length, max_payload());
+    reserved_ = ring_.reserve(wire_size(length));
+    if (reserved_ == nullptr) {
+        refused_length_ = refused_ ? std::max(refused_length_, length) : length;
+        refused_ = true;
+        return nullptr;
+    }
+    reserved_length_ = length;
+    return reserved_ + kHeader;
+}
+
+void Session::commit(const FrameHeader& frame) {
+    FT_CHECK(reserved_ != nullptr && frame.length <= reserved_length_, "commit without its reserve");
+    const std::size_t size = wire_size(frame.length);
+    std::memset(reserved_ + kHeader + frame.length, 0, size - kHeader - frame.length);
+    WireHeader header;
+    header.seq = ring_.last() + 1;
+    header.ack = received_;
+    header.frame = frame;
+    header.payload_crc = crc32c(reserved_ + kHeader, size - kHeader);  // with the padding: no byte is unprotected
+    seal(reserved_, header);
+    ring_.commit(size);
+    reserved_ = nullptr;
+    // Not yet written, but nothing overtakes it: the peer will know.
+    if (connected_) {
+        ack_sent_ = received_;
+        unacknowledged_bytes_ = 0;
+    }
+}
+
+void Session::want_ack(bool at_once) {
+    control_wanted_ = true;
+    control_at_once_ = control_at_once_ || at_once;
+}
+
+void Session::corrupt_last() {
+    if (ring_.empty() || corrupted_ != 0) return;
+    corrupted_ = ring_.last();
+    const auto& frame = ring_.at(corrupted_);
+    frame.data[frame.size > kHeader ? kHeader : kHeader - 1] ^= std::byte{0x40};
+}
+
+bool Session::connected(std::uint64_t peer_received) {
+    if (peer_received > std::max(highest_sent_, acked_)) return false;
+    connected_ = true;
+    ++stats_.connections;
+    acked_ = std::max(acked_, peer_received);
+    cursor_offset_ = 0;
+    // Lower positions than acked_ are old news: the peer got more over its previous connection after it had said so.
+    cursor_ = acked_ + 1;
+    control_active_ = false;
+    control_offset_ = 0;
+    release();
+    return true;
+}
+
+void Session::disconnected() {
+    connected_ = false;
+    control_active_ = false;
+    control_offset_ = 0;
+    cursor_offset_ = 0;
+    if (corrupted_ >= ring_.first() && corrupted_ <= ring_.last()) {
+        const auto& frame = ring_.at(corrupted_);
+        frame.data[frame.size > kHeader ? kHeader : kHeader - 1] ^= std::byte{0x40};
+    }
+    corrupted_ = 0;
+    release();
+}
+
+bool Session::wants_write() const {
+    return connected_ && (control_active_ || control_wanted_ || cursor_ <= ring_.last());
+}
+
+int Session::gather(iovec* out, int max) {
+    if (!connected_) return 0;
+    int n = 0;
+    // A request for an acknowledgement follows the frames that it is about.
+    const bool due = control_wanted_ && (!control_at_once_ || cursor_ > ring_.last());
+    if (!control_active_ && due && cursor_offset_ == 0) {
+        WireHeader header;
+        header.ack = received_;
+        header.flags = control_at_once_ ? std::uint32_t{kAckNow} : 0;
+        seal(control_, header);
+        control_active_ = true;
+        control_offset_ = 0;
+        control_wanted_ = control_at_once_ = false;
+        ack_sent_ = received_;
+        unacknowledged_bytes_ = 0;
+    }
+    if (control_active_) out[n++] = {control_ + control_offset_, kHeader - control_offset_};
+    std::size_t skip = cursor_offset_;
+    for (auto number = cursor_; number <= ring_.last(); ++number) {
+        const auto& frame = ring_.at(number);
+        std::byte* const data = frame.data + skip;
+        if (n > 0 && static_cast<std::byte*>(out[n - 1].iov_base) + out[n - 1].iov_len == data) {
+            out[n - 1].iov_len += frame.size - skip;
+        } else if (n == max) {
+            break;
+        } else {
+            out[n++] = {data, frame.size - skip};
+        }
+        skip = 0;
+    }
+    return n;
+}
+
+void Session::wrote(std::size_t bytes) {
+    if (control_active_) {
+        const auto part = std::min(bytes, kHeader - control_offset_);
+        control_offset_ += part;
+        bytes -= part;
+        if (control_offset_ == kHeader) control_active_ = false;
+    }
+    while (bytes > 0) {
+        const auto& frame = ring_.at(cursor_);
+        const auto part = std::min(bytes, frame.size - cursor_offset_);
+        cursor_offset_ += part;
+        bytes -= part;
+        if (cursor_offset_ < frame.size) break;
+        ++stats_.sent;
+        if (cursor_ <= highest_sent_) ++stats_.resent;
+        highest_sent_ = std::max(highest_sent_, cursor_);
+        ++cursor_;
+        cursor_offset_ = 0;
+    }
+    release();
+}
+
+void Session::release() {
+    // A frame that is half written stays until it is written, even if the peer has it from an earlier connection.
+    if (cursor_offset_ == 0) cursor_ = std::max(cursor_, acked_ + 1);
+    ring_.release_to(std::min(acked_, cursor_ - 1));
+}
+
+bool Session::take_writable() {
+    if (!refused_) return false;
+    reserved_ = nullptr;
+    if (ring_.reserve(wire_size(refused_length_)) == nullptr) return false;
+    refused_ = false;
+    refused_length_ = 0;
+    return true;
+}
+
+Session::Step Session::broken(const char* reason) {
+    ++stats_.broken;
+    Step step;
+    step.kind = Step::Kind::Broken;
+    step.reason = reason;
+    return step;
+}
+
+Session::Step Session::parse(ByteView data) {
+    Step step;
+    step.needed = kHeader;
+    if (data.size() < kHeader) return step;
+    WireHeader header;
+    std::memcpy(&header, data.data(), kHeader);
+    if (header.magic != kWireMagic) return broken("a frame does not begin with the frame mark");
+    if (header.header_crc != header_crc(header)) return broken("a frame header has a wrong checksum");
+    if (header.frame.length > kMaxFramePayload) return broken("a frame is longer than allowed");
+    if (header.ack > highest_sent_ && header.ack > acked_) return broken("an acknowledgement of frames never sent");
+    const std::size_t size = header.seq == 0 ? kHeader : wire_size(header.frame.length);
+    step.needed = size;
+    if (data.size() < size) return step;
+
+    if (crc32c(data.data() + kHeader, size - kHeader) != header.payload_crc) {
+        return broken("a payload has a wrong checksum");
+    }
+    const auto payload = data.subspan(kHeader, header.seq == 0 ? 0 : header.frame.length);
+    if (header.seq > received_ + 1) return broken("frames are missing");
+
+    if (header.ack > acked_) {
+        acked_ = header.ack;
+        release();
+    }
+    if ((header.flags & kAckNow) != 0) want_ack(false);
+    step.consumed = size;
+    if (header.seq == 0 || header.seq <= received_) {
+        if (header.seq != 0) ++stats_.duplicates;
+        step.kind = Step::Kind::Nothing;
+        return step;
+    }
+    received_ = header.seq;
+    ++stats_.received;
+    unacknowledged_bytes_ += size;
+    if (unacknowledged_bytes_ >= ack_after_) want_ack(false);
+    step.kind = Step::Kind::Frame;
+    step.header = header.frame;
+    step.payload = payload;
+    return step;
+}
+
+}  // namespace ftcomm::tcp

@@ -1,0 +1,187 @@
+// Established connections: frames in and out, and what happens when one ends.
+#include <cstring>
+
+#include "base/failpoint.h"
+#include "transport/tcp/tcp_impl.h"
+
+namespace ftcomm {
+
+using namespace tcp;
+
+namespace {
+
+constexpr int kReadsPerEvent = 8;  // then other descriptors get their turn
+constexpr int kParts = 16;
+
+// A whole data frame at the front of `data`: its size, else 0. Only for fault injection, which runs before the checks.
+std::size_t whole_frame(ByteView data) {
+    WireHeader header;
+    if (data.size() < sizeof header) return 0;
+    std::memcpy(&header, data.data(), sizeof header);
+    if (header.seq == 0 || header.frame.length > kMaxFramePayload) return 0;
+    const auto size = wire_size(header.frame.length);
+    return data.size() >= size ? size : 0;
+}
+
+std::string ended(const Connection& c) {
+    return c.error() == 0 ? "the peer closed the connection" : std::string("connection lost: ") + std::strerror(c.error());
+}
+
+}  // namespace
+
+bool TcpImpl::advance_handshake(const ConnectionPtr& c, std::uint32_t events, std::string* why) {
+    auto& h = *c->handshake;
+    bool end = false;
+    while ((events & ~std::uint32_t{EPOLLOUT}) != 0 && h.state() == Handshake::State::Waiting) {
+        if (c->data().empty()) {
+            c->make_room(1);
+            const auto r = c->read_some();
+            if (r == IoResult::Again) break;
+            if (r == IoResult::End) {
+                end = true;
+                break;
+            }
+        }
+        c->consume(h.feed(c->data()));
+    }
+    c->queue(h.take_output());
+    const auto written = c->write_pending();
+    if (h.state() == Handshake::State::Failed) {
+        *why = (h.rejected_by_peer() ? "refused by the peer: " : "") + h.text();
+        return false;
+    }
+    if (end || written == IoResult::End) {
+        *why = ended(*c);
+        return false;
+    }
+    c->want_write(c->has_pending());
+    return true;
+}
+
+void TcpImpl::install(const ConnectionPtr& c, const LinkPtr& link, std::uint64_t peer_received) {
+    loop_.cancel(c->deadline);
+    c->deadline = 0;
+    c->handshake.reset();
+    c->link = link;
+    c->make_room(0);
+    const auto old = link->current;
+    link->current = nullptr;
+    if (old != nullptr) {
+        old->close();
+        old->link.reset();
+    }
+    link->session.disconnected();
+    if (!link->session.connected(peer_received)) {
+        // Can only be another process, or memory that was overwritten: nothing may be sent into that.
+        c->close();
+        c->link.reset();
+        link->why = "the peer claims to have received what was never sent";
+        log("rank " + std::to_string(link->slot) + ": " + link->why);
+        schedule_dial(link, fraction(2));
+        return;
+    }
+    link->current = c;
+    link->why.clear();
+    link->last_heard = link->last_sent = IoLoop::now();
+    link->reset_reported = false;
+    cancel_dials(link, false);
+    log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + " connected (" +
+        std::to_string(c->generation) + ", " + (c->dialed ? "dialed " : "accepted from ") + c->remote.text() + ")");
+    if (!link->linked) {
+        link->linked = true;
+        events_.on_linked(link->slot, link->incarnation);
+    }
+    if (link->current == c) events_.on_heard(link->slot, link->incarnation);
+    // The acceptor may have sent frames right behind its last handshake message.
+    if (link->current == c) take_frames(c);
+}
+
+void TcpImpl::on_established(const ConnectionPtr& c, std::uint32_t events) {
+    const auto link = c->link;
+    if ((events & ~std::uint32_t{EPOLLOUT}) == 0) return flush(link);
+    bool heard = false;
+    for (int i = 0; i < kReadsPerEvent; ++i) {
+        const auto r = c->read_some();
+        if (r == IoResult::Again) break;
+        if (r == IoResult::End) return broken(link, ended(*c));
+        link->last_heard = IoLoop::now();
+        link->backoff = 0;
+        link->reset_reported = false;
+        if (!heard) events_.on_heard(link->slot, link->incarnation);
+        heard = true;
+        if (link->current != c || !take_frames(c)) return;
+    }
+    flush(link);
+}
+
+// True: `c` is still the link's connection, and has room to read into.
+bool TcpImpl::take_frames(const ConnectionPtr& c) {
+    const auto link = c->link;
+    auto& session = link->session;
+    for (;;) {
+        if (fault::armed.load(std::memory_order_relaxed)) {
+            if (whole_frame(c->data()) != 0) {
+                const auto verdict = FT_POINT("tcp.receive");
+                if (verdict.action == fault::Action::Corrupt) c->mutable_data()[whole_frame(c->data()) - 1] ^= std::byte{1};
+                if (verdict.action == fault::Action::Cut) cut(verdict.argument);
+            }
+        }
+        const auto step = session.parse(c->data());
+        if (step.kind == Session::Step::Kind::More) {
+            c->make_room(step.needed);
+            break;
+        }
+        if (step.kind == Session::Step::Kind::Broken) {
+            broken(link, step.reason);
+            return false;
+        }
+        if (step.kind == Session::Step::Kind::Frame) {
+            events_.on_frame(link->slot, link->incarnation, step.header, step.payload);
+            if (link->current != c) return false;  // detached by what it called
+        }
+        c->consume(step.consumed);
+    }
+    if (session.take_writable() && attached_[static_cast<std::size_t>(link->slot)] == link->incarnation) {
+        events_.on_writable(link->slot);
+    }
+    if (!was_idle_ && session.all_acknowledged() && all_acknowledged()) {
+        was_idle_ = true;
+        events_.on_idle();
+    }
+    if (link->current != c) return false;
+    flush(link);
+    return true;
+}
+
+void TcpImpl::flush(const LinkPtr& link) {
+    const auto c = link->current;
+    if (c == nullptr) return;
+    auto result = c->write_pending();
+    while (result == IoResult::Ok && link->session.wants_write()) {
+        iovec parts[kParts];
+        std::size_t written;
+        result = c->write(parts, link->session.gather(parts, kParts), &written);
+        if (result == IoResult::Ok) {
+            link->session.wrote(written);
+            link->last_sent = IoLoop::now();
+        }
+    }
+    // The loop then sees the end and handles it on its own thread; a caller deep in the node may not be called back.
+    if (result == IoResult::End) c->break_off();
+    c->want_write(result == IoResult::Again);
+}
+
+void TcpImpl::broken(const LinkPtr& link, const std::string& why) {
+    const auto c = link->current;
+    if (c == nullptr) return;
+    link->current = nullptr;
+    c->close();
+    c->link.reset();
+    link->session.disconnected();
+    link->why = why;
+    log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + ": " + why + "; reconnecting");
+    schedule_dial(link, link->backoff);
+    link->backoff = link->backoff == 0 ? fraction(40) : std::min(2 * link->backoff, fraction(2));
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,42 @@
+// What the protocol needs from the wires: reliable FIFO frames per peer incarnation, written in place.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "channel/frame.h"
+
+namespace ftcomm {
+
+// One per rank. All calls come from the engine, one at a time. Implementations: shm, tcp (mixed by the runtime), sim.
+//
+// Contract:
+// - Frames from one peer incarnation reach Node::on_frame in order, once, whole; a link that breaks and heals loses
+//   nothing (tcp: the session layer resumes). A link that stays broken is silence; it is never reported as a death here.
+// - `commit` copies or publishes at once: after it the caller may reuse all memory.
+// - Frames to a peer that is not connected yet are buffered or refused (`reserve` returns nullptr), never lost.
+class Transport {
+public:
+    virtual ~Transport() = default;
+
+    // Space for the payload of the next frame to `slot` (16-byte aligned), or nullptr when there is none now; then
+    // Node::on_writable(slot) follows when there is. length may be 0 (a non-null pointer comes back).
+    virtual std::byte* reserve(int slot, std::uint32_t length) = 0;
+    // Sends the reserved frame; header.length is at most what was reserved.
+    virtual void commit(int slot, const FrameHeader& header) = 0;
+
+    // From now on `slot` is this incarnation: sends go to it. Frames of any incarnation keep coming up; the node filters.
+    virtual void attach(int slot, std::uint32_t incarnation) = 0;
+    // The slot's current incarnation was voted out: stop sending, free what can be freed; nothing it still writes may
+    // ever be read again (M9: its memory is never reused).
+    virtual void detach(int slot) = 0;
+
+    // Delivers (Node::on_frame, from inside this call) every frame of the slot's current incarnation that has already arrived:
+    // a reader drains the channel before it believes in a departure (M10).
+    virtual void drain(int slot) { (void)slot; }
+
+    // Payloads up to this size are sure to fit an idle link.
+    virtual std::uint32_t max_payload() const = 0;
+};
+
+}  // namespace ftcomm

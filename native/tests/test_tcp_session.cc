@@ -1,0 +1,240 @@
+#include <cstring>
+#include <vector>
+
+#include "base/random.h"
+#include "tests/unit.h"
+#include "transport/tcp/session.h"
+
+namespace ftcomm::tcp {
+
+namespace {
+
+constexpr std::size_t kRing = 8192;
+
+// One direction of a connection, and the receiver's buffer behind it.
+struct Pipe {
+    Bytes flying, arrived;
+};
+
+struct Side {
+    explicit Side(std::size_t ring) : session(ring) {}
+    Session session;
+    std::uint64_t posted = 0, delivered = 0;  // frames
+    Pipe in;
+};
+
+Bytes content(std::uint64_t number, std::uint32_t length) {
+    Bytes out(length);
+    for (std::uint32_t i = 0; i < length; ++i) out[i] = static_cast<std::byte>(number * 31 + i * 7);
+    return out;
+}
+
+class Harness {
+public:
+    explicit Harness(std::uint64_t seed) : random_(seed), a_(kRing), b_(kRing) {}
+
+    void run(int steps) {
+        reconnect();
+        for (int i = 0; i < steps; ++i) {
+            auto& self = random_.below(2) == 0 ? a_ : b_;
+            auto& other = &self == &a_ ? b_ : a_;
+            switch (random_.below(40)) {
+                case 0: cut(); break;
+                case 1: corrupt(self); break;
+                case 2: self.session.want_ack(random_.below(2) == 0); break;
+                case 3: overlap(); break;
+                case 4: case 5: case 6: case 7: case 8: case 9: case 10: post(self); break;
+                default: move(self, other, false); break;
+            }
+        }
+        if (!connected_) reconnect();
+        while (settle(a_, b_) | settle(b_, a_)) {
+        }
+        for (auto* side : {&a_, &b_}) side->session.want_ack(true);
+        while (settle(a_, b_) | settle(b_, a_)) {
+        }
+        EXPECT_EQ(a_.delivered, b_.posted);
+        EXPECT_EQ(b_.delivered, a_.posted);
+        EXPECT(a_.session.all_acknowledged() && b_.session.all_acknowledged());
+    }
+
+    std::uint64_t resent() const { return a_.session.stats().resent + b_.session.stats().resent; }
+    std::uint64_t frames() const { return a_.posted + b_.posted; }
+    std::uint64_t broken() const { return a_.session.stats().broken + b_.session.stats().broken; }
+    std::uint64_t duplicates() const { return a_.session.stats().duplicates + b_.session.stats().duplicates; }
+    std::uint64_t refused = 0, writable = 0;
+
+private:
+    void post(Side& s) {
+        const auto length = static_cast<std::uint32_t>(random_.below(random_.below(4) == 0 ? s.session.max_payload() + 1 : 64));
+        auto* at = s.session.reserve(length);
+        if (at == nullptr) {
+            ++refused;
+            return;
+        }
+        EXPECT_EQ(reinterpret_cast<std::uintptr_t>(at) % 16, 0u);
+        const auto used = length - static_cast<std::uint32_t>(random_.below(length / 8 + 1));  // less than reserved
+        const auto data = content(++s.posted, used);
+        if (used > 0) std::memcpy(at, data.data(), used);
+        FrameHeader header;
+        header.length = used;
+        header.seq = s.posted;
+        s.session.commit(header);
+        if (random_.below(50) == 0) s.session.corrupt_last();
+    }
+
+    // Writes a random amount of self's output; the other side then reads a random amount.
+    bool move(Side& self, Side& other, bool all) {
+        bool moved = false;
+        iovec parts[3];
+        const int n = self.session.gather(parts, 3);
+        std::size_t total = 0;
+        for (int i = 0; i < n; ++i) total += parts[i].iov_len;
+        const auto amount = all ? total : random_.below(total + 1);
+        std::size_t left = amount;
+        for (int i = 0; i < n && left > 0; ++i) {
+            const auto part = std::min(left, parts[i].iov_len);
+            const auto* p = static_cast<const std::byte*>(parts[i].iov_base);
+            other.in.flying.insert(other.in.flying.end(), p, p + part);
+            left -= part;
+        }
+        if (amount > 0) self.session.wrote(amount);
+        moved = amount > 0;
+        return read(other, all) || moved;
+    }
+
+    bool read(Side& s, bool all) {
+        const auto amount = all ? s.in.flying.size() : random_.below(s.in.flying.size() + 1);
+        const auto end = s.in.flying.begin() + static_cast<std::ptrdiff_t>(amount);
+        s.in.arrived.insert(s.in.arrived.end(), s.in.flying.begin(), end);
+        s.in.flying.erase(s.in.flying.begin(), end);
+        for (;;) {
+            const auto step = s.session.parse(s.in.arrived);
+            if (step.kind == Session::Step::Kind::More) break;
+            if (step.kind == Session::Step::Kind::Broken) {
+                cut();
+                return true;
+            }
+            if (step.kind == Session::Step::Kind::Frame) {
+                ++s.delivered;
+                EXPECT_EQ(step.header.seq, s.delivered);
+                const auto expected = content(s.delivered, step.header.length);
+                EXPECT(std::equal(expected.begin(), expected.end(), step.payload.begin(), step.payload.end()));
+            }
+            s.in.arrived.erase(s.in.arrived.begin(), s.in.arrived.begin() + static_cast<std::ptrdiff_t>(step.consumed));
+        }
+        writable += s.session.take_writable();
+        return amount > 0;
+    }
+
+    bool settle(Side& self, Side& other) {
+        if (!connected_) reconnect();
+        return move(self, other, true);
+    }
+
+    void cut() {
+        if (!connected_) return reconnect();
+        connected_ = false;
+        for (auto* side : {&a_, &b_}) {
+            side->in = {};
+            side->session.disconnected();
+        }
+    }
+
+    void reconnect() {
+        EXPECT(a_.session.connected(b_.session.received()));
+        EXPECT(b_.session.connected(a_.session.received()));
+        connected_ = true;
+    }
+
+    // A second connection replaces the first, which still carries frames after the positions were told.
+    void overlap() {
+        if (!connected_) return;
+        const auto at_a = a_.session.received(), at_b = b_.session.received();
+        for (int i = 0; i < 6 && connected_; ++i) {
+            if (random_.below(2) == 0) move(a_, b_, false);
+            else move(b_, a_, false);
+        }
+        if (connected_) cut();
+        EXPECT(a_.session.connected(at_b));
+        EXPECT(b_.session.connected(at_a));
+        connected_ = true;
+    }
+
+    void corrupt(Side& s) {
+        if (s.in.flying.empty()) return;
+        s.in.flying[random_.below(s.in.flying.size())] ^= static_cast<std::byte>(1 + random_.below(255));
+    }
+
+    Random random_;
+    Side a_, b_;
+    bool connected_ = false;
+};
+
+}  // namespace
+
+FT_TEST(tcp_session_exactly_once_in_order) {
+    std::uint64_t frames = 0, resent = 0, broken = 0, duplicates = 0, refused = 0, writable = 0;
+    for (std::uint64_t seed = 1; seed <= 400; ++seed) {
+        Harness h(seed);
+        h.run(1500);
+        frames += h.frames();
+        resent += h.resent();
+        broken += h.broken();
+        duplicates += h.duplicates();
+        refused += h.refused;
+        writable += h.writable;
+    }
+    // The harness reached what it is for.
+    EXPECT(frames > 10000);
+    EXPECT(resent > 100);
+    EXPECT(broken > 100);
+    EXPECT(duplicates > 10);
+    EXPECT(refused > 100);
+    EXPECT(writable > 100);
+}
+
+FT_TEST(tcp_session_refuses_nonsense) {
+    Session s(kRing);
+    EXPECT(!s.connected(5));  // nothing was ever sent
+    EXPECT(s.connected(0));
+    const auto broken = [&](auto change) {
+        Session sender(kRing), receiver(kRing);
+        sender.connected(0);
+        receiver.connected(0);
+        FrameHeader header;
+        header.length = 40;
+        std::memset(sender.reserve(40), 7, 40);
+        sender.commit(header);
+        iovec part;
+        REQUIRE(sender.gather(&part, 1) == 1);
+        Bytes wire(static_cast<std::byte*>(part.iov_base), static_cast<std::byte*>(part.iov_base) + part.iov_len);
+        change(wire);
+        EXPECT(receiver.parse(wire).kind == Session::Step::Kind::Broken);
+        EXPECT_EQ(receiver.received(), 0u);
+    };
+    broken([](Bytes& w) { w[0] ^= std::byte{1}; });
+    broken([](Bytes& w) { w[w.size() - 1] ^= std::byte{1}; });  // padding, too
+    broken([](Bytes& w) { w[85] ^= std::byte{0x80}; });
+    for (std::size_t i = 0; i < sizeof(WireHeader); ++i) broken([i](Bytes& w) { w[i] ^= std::byte{4}; });
+}
+
+FT_TEST(tcp_session_largest_frame_fits_an_idle_link) {
+    Session s(1u << 20);
+    s.connected(0);
+    for (int i = 0; i < 20; ++i) {
+        auto* at = s.reserve(s.max_payload());
+        REQUIRE(at != nullptr);
+        std::memset(at, i, s.max_payload());
+        FrameHeader header;
+        header.length = s.max_payload();
+        s.commit(header);
+        iovec part;
+        while (s.gather(&part, 1) > 0) s.wrote(part.iov_len);
+        s.disconnected();
+        EXPECT(s.connected(static_cast<std::uint64_t>(i) + 1));
+        EXPECT(s.all_acknowledged());
+    }
+}
+
+}  // namespace ftcomm::tcp

@@ -1,0 +1,80 @@
+"""Wrong arguments are refused locally, with a sentence that says what to do; nothing hangs and the communicator goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Ranks
+
+import ftcomm
+
+f4 = np.float32
+CASES: list[tuple[str, Callable[[ftcomm.Communicator], Any]]] = [
+    ("is not one of auto, ring", lambda c: c.all_reduce(np.zeros(2), algorithm="fast")),
+    ("is not known", lambda c: c.all_reduce(np.zeros(2), "median")),
+    ("not defined for float64", lambda c: c.all_reduce(np.zeros(2), "band")),
+    ("not defined for complex64", lambda c: c.all_reduce(np.zeros(2, np.complex64), "max")),
+    ("ascontiguousarray", lambda c: c.all_reduce(np.zeros((3, 3))[:, 0])),
+    ("read-only", lambda c: c.all_reduce(b"1234")),
+    ("root=2 must be a rank", lambda c: c.broadcast(np.zeros(2), 2)),
+    ("root=-1 must be a rank", lambda c: c.reduce(np.zeros(2), -1)),
+    ("it must have size \\* input", lambda c: c.all_gather(np.zeros(3), np.zeros(2))),
+    ("different types", lambda c: c.all_gather(np.zeros(4, f4), np.zeros(2))),
+    ("size \\* output", lambda c: c.reduce_scatter(np.zeros(2), np.zeros(5))),
+    ("must give the output", lambda c: c.gather(np.zeros(2), None, c.rank)),
+    ("must give the input", lambda c: c.scatter(np.zeros(2), None, c.rank)),
+    ("add up to", lambda c: c.gather(np.zeros(2), np.zeros(4), c.rank, [2, 3])),
+    ("one number, not negative", lambda c: c.gather(np.zeros(2), np.zeros(4), c.rank, [4])),
+    ("one number, not negative", lambda c: c.scatter(np.zeros(2), np.zeros(4), c.rank, [5, -1])),
+    ("no multiple of the 2 ranks", lambda c: c.all_to_all(np.zeros(3), np.zeros(3))),
+    ("needs both", lambda c: c.all_to_all(np.zeros(3), np.zeros(3), [1, 2])),
+    ("dst=5 must be a rank", lambda c: c.send(np.zeros(2), 5)),
+    ("dst=-1 must be a rank", lambda c: c.send(np.zeros(2), ftcomm.ANY)),
+    ("src=7 must be a rank.*ANY", lambda c: c.recv(np.zeros(2), 7)),
+    ("positive number of seconds", lambda c: c.barrier(timeout=0)),
+    ("pair log", lambda c: c.ft_send(np.zeros(2), 0)),
+    ("pair log", lambda c: c.ft_recv(np.zeros(2), 0)),
+    ("pair log", lambda c: c.commit_checkpoint("a")),
+    ("is not one of raise", lambda c: c.dup(policy="ignore") if c.size == 1 else ftcomm.Communicator.create(c.job, policy="x")),
+    ("different ranks", lambda c: ftcomm.Communicator.create(c.job, "twice", [0, 0, 1])),
+    ("already runs job", lambda c: ftcomm.init(0, 1, store=c.job.store, job=c.job.name)),
+]
+
+
+def test_wrong_arguments(ranks: Ranks) -> None:
+    def run(comm: ftcomm.Communicator) -> None:
+        for says, call in CASES:
+            with pytest.raises(ftcomm.ConfigError, match=says):
+                call(comm)
+        buf = np.ones(3)
+        comm.all_reduce(buf)
+        assert buf.tolist() == [2, 2, 2]
+
+    ranks(2, run)
+
+
+MISMATCHES: dict[str, Callable[[ftcomm.Communicator], Any]] = {
+    "size": lambda c: c.all_reduce(np.zeros(3 if c.rank == 1 else 2, f4)),
+    "large size": lambda c: c.all_reduce(np.zeros(300_000 if c.rank == 1 else 200_000, f4)),
+    "small against large": lambda c: c.all_reduce(np.zeros(300_000 if c.rank == 1 else 2, f4)),
+    "type": lambda c: c.all_reduce(np.zeros(2, np.int32 if c.rank == 1 else f4)),
+    "operator": lambda c: c.all_reduce(np.zeros(2, f4), "max" if c.rank == 1 else "sum"),
+    "algorithm": lambda c: c.all_reduce(np.zeros(2, f4), algorithm="ring" if c.rank == 1 else "flat"),
+    "operation": lambda c: c.barrier() if c.rank == 1 else c.all_reduce(np.zeros(2, f4)),
+    "root": lambda c: c.broadcast(np.zeros(2, f4), c.rank == 1),
+}
+
+
+@pytest.mark.parametrize("what", MISMATCHES)
+def test_ranks_that_disagree(ranks: Ranks, what: str) -> None:
+    """An error on every rank that names the one that differs, not a hang."""
+
+    def run(comm: ftcomm.Communicator) -> tuple[str, tuple[int, ...]]:
+        with pytest.raises(ftcomm.Error) as caught:
+            MISMATCHES[what](comm)
+        return type(caught.value).__name__, caught.value.ranks
+
+    assert set(ranks(3, run)) == {("Mismatch", (1,))}

@@ -1,0 +1,242 @@
+"""The stores: one contract, checked on each kind; then what is special about sockets and files."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ftcomm import ConfigError
+from ftcomm.errors import SystemFailure, Timeout
+from ftcomm.stores import MAX_VALUE, Store, wire
+from ftcomm.stores.file import FileStore
+from ftcomm.stores.memory import MemoryStore
+from ftcomm.stores.tcp import TcpStore
+from ftcomm.stores.tcp_server import TcpStoreServer
+
+Connect = Callable[[], Store]
+
+
+@pytest.fixture(params=["memory", "file", "tcp", "torch"])
+def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+    """Each call gives another client of the same store."""
+    if request.param == "memory":
+        store = MemoryStore()
+        yield lambda: store
+    elif request.param == "file":
+        yield lambda: FileStore(str(tmp_path / "store"))
+    elif request.param == "torch":
+        distributed = pytest.importorskip("torch.distributed")
+        from ftcomm.stores.torch_store import TorchStore
+
+        hosted = distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        yield lambda: TorchStore(hosted)
+    else:
+        server = TcpStoreServer()
+        yield lambda: TcpStore(*server.address)
+        server.close(0)
+
+
+def test_get_and_set(connect: Connect) -> None:
+    one, other = connect(), connect()
+    assert one.get("a") is None
+    value = bytes(range(256))
+    one.set("a", value)
+    one.set("b", b"2")
+    assert (other.get("a"), other.get("b")) == (value, b"2")
+    other.set("a", b"changed")
+    assert one.get("a") == b"changed"
+
+
+def test_compare_set(connect: Connect) -> None:
+    one, other = connect(), connect()
+    assert one.compare_set("k", b"not there", b"x") == b""
+    assert one.compare_set("k", b"", b"first") == b"first"
+    assert other.compare_set("k", b"", b"second") == b"first"
+    assert other.compare_set("k", b"first", b"\x00\xff") == b"\x00\xff"
+    assert one.get("k") == b"\x00\xff"
+
+
+def test_compare_set_has_one_winner(connect: Connect) -> None:
+    stores = [connect() for _ in range(4)]
+    barrier = threading.Barrier(4)
+    results: list[set[bytes]] = [set() for _ in range(4)]
+
+    def run(number: int) -> None:
+        barrier.wait()
+        for round in range(20):
+            results[number].add(b"%d:" % round + stores[number].compare_set(f"r{round}", b"", b"%d" % number))
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results[0] == results[1] == results[2] == results[3]
+    assert len(results[0]) == 20
+
+
+def test_wait_names_what_is_missing(connect: Connect) -> None:
+    store = connect()
+    store.set("here", b"1")
+    assert store.wait(["here"], 0.05) == []
+    assert store.wait(["here", "not", "neither"], 0.05) == ["not", "neither"]
+
+
+def test_wait_ends_when_the_key_comes(connect: Connect) -> None:
+    store, writer = connect(), connect()
+    if type(store).__name__ == "TorchStore":
+        pytest.skip("one hosted torch store is one connection; a job uses one per process")
+    waited: list[list[str]] = []
+    thread = threading.Thread(target=lambda: waited.append(store.wait(["late"], 30)))
+    thread.start()
+    writer.set("late", b"1")
+    thread.join(30)
+    assert waited == [[]]
+
+
+def test_tcp_secret() -> None:
+    server = TcpStoreServer(secret=b"s" * 32)
+    store = TcpStore(*server.address, secret=b"s" * 32)
+    store.set("k", b"v")
+    for wrong in (b"", b"t" * 32):
+        with pytest.raises(ConfigError, match="another secret"):
+            TcpStore(*server.address, secret=wrong)
+    assert store.get("k") == b"v"
+    server.close(0)
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\n\r\n" + b"x" * 200,
+        b"\x00" * (wire.NONCE + wire.PROOF),
+        b"short",
+        os.urandom(4096),
+    ],
+)
+def test_tcp_survives_garbage(garbage: bytes) -> None:
+    server = TcpStoreServer()
+    with socket.create_connection(server.address) as sock:
+        sock.sendall(garbage)
+    store = TcpStore(*server.address)
+    store.set("k", b"v")
+    assert store.get("k") == b"v"
+    server.close(0)
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\xff\xff\xff\xff\x01\x01\x00",  # a length over the limit
+        b"\x00\x00\x00\x00\x01\xff\xff",  # more fields than allowed
+        b"\x04\x00\x00\x00\x01\x01\x00\xff\xff\xff\xff",  # a field longer than its frame
+        wire.pack(99),
+        wire.pack(wire.GET),
+        wire.pack(wire.GET, b"\xff"),
+        wire.pack(wire.GET, b"k" * 2000),
+        wire.pack(wire.SET, b"k", b""),
+        wire.pack(wire.WAIT, b"1"),
+    ],
+)
+def test_tcp_drops_a_client_that_breaks_the_protocol(frame: bytes) -> None:
+    server = TcpStoreServer()
+    good, bad = TcpStore(*server.address), TcpStore(*server.address)
+    bad._sock.sendall(frame)
+    assert bad._sock.recv(1) == b""
+    good.set("k", b"v")
+    assert good.get("k") == b"v"
+    server.close(0)
+
+
+def test_tcp_limits() -> None:
+    server = TcpStoreServer()
+    store = TcpStore(*server.address)
+    store.set("k", b"v" * MAX_VALUE)
+    assert store.get("k") == b"v" * MAX_VALUE
+    for key, value in (("k" * 2000, b"v"), ("", b"v"), ("k", b"v" * (MAX_VALUE + 1)), ("k", b"")):
+        with pytest.raises(ConfigError):
+            store.set(key, value)
+    server.close(0)
+
+
+def test_tcp_port_in_use() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="in use"):
+        TcpStoreServer(port=taken.getsockname()[1])
+
+
+def test_tcp_without_secret_is_loopback_only() -> None:
+    with pytest.raises(ConfigError, match="FTCOMM_SECRET"):
+        TcpStoreServer(host="0.0.0.0")
+
+
+def test_tcp_no_server() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(Timeout, match="did not come up"):
+        TcpStore("127.0.0.1", port, timeout=0.05)
+
+
+def test_tcp_something_else_listens() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+
+        def answer() -> None:
+            connection, _ = other.accept()
+            connection.sendall(b"220 mail.example.org ESMTP " + b"x" * 64)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConfigError, match="Something else"):
+            TcpStore("127.0.0.1", other.getsockname()[1])
+        thread.join()
+
+
+def test_tcp_lost_server() -> None:
+    server = TcpStoreServer()
+    store = TcpStore(*server.address)
+    server.close(0)
+    with pytest.raises(SystemFailure, match="lost|closed"):
+        store.get("k")
+
+
+def test_tcp_host_waits_for_those_who_still_start() -> None:
+    server = TcpStoreServer()
+    early, late = TcpStore(*server.address), TcpStore(*server.address)
+    early.release()
+    closing = threading.Thread(target=server.close, args=(60.0,))
+    closing.start()
+    late.set("k", b"v")  # still served
+    late.release()
+    closing.join(60)
+    assert not closing.is_alive()
+
+
+def test_file_with_a_half_written_tail(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    store = FileStore(str(path))
+    store.set("a", b"1")
+    store.set("b", b"2")
+    whole = path.read_bytes()
+    for cut in range(len(whole) // 2 + 1, len(whole)):
+        path.write_bytes(whole[:cut])
+        again = FileStore(str(path))
+        assert (again.get("a"), again.get("b")) == (b"1", None)
+        again.set("c", b"3")
+        other = FileStore(str(path))
+        assert (other.get("a"), other.get("b"), other.get("c")) == (b"1", None, b"3")
+
+
+def test_file_that_is_something_else(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    path.write_text("A text file, much longer than a header.")
+    with pytest.raises(ConfigError, match="not an ftcomm rendezvous file"):
+        FileStore(str(path)).get("k")
+
+
+def test_file_in_a_folder_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="can't be opened"):
+        FileStore(str(tmp_path / "no" / "store"))

@@ -1,0 +1,34 @@
+"""ftrun for tests: needs torch."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from launch.running import Ftrun, Start  # noqa: E402
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """start(script_text, *flags) -> Ftrun; whatever still runs at the end of the test is killed."""
+    started: list[Ftrun] = []
+
+    def begin(script: str, *flags: str, **extra_env: str) -> Ftrun:
+        path = tmp_path / f"script{len(started)}.py"
+        path.write_text(textwrap.dedent(script))
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("FTCOMM_", "PET_"))}
+        env.update(OMP_NUM_THREADS="1", WORK=str(tmp_path), TMPDIR=str(tmp_path), **extra_env)
+        started.append(Ftrun([*flags, str(path)], env))
+        return started[-1]
+
+    yield begin
+    for ftrun in started:
+        if ftrun.process.poll() is None:
+            ftrun.process.kill()
+            ftrun.process.communicate()

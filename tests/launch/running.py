@@ -1,0 +1,49 @@
+"""Runs ftrun on small scripts. Scripts and tests wait for each other through pipes and process ends, never by time."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+
+PATIENCE = 120.0  # only a hang takes that long
+
+
+class Ftrun:
+    """A running ftrun with its workers' output."""
+
+    def __init__(self, args: list[str], env: dict[str, str]) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "ftcomm.launch.cli", *args],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True,
+        )
+
+    def read_lines(self, count: int) -> list[str]:
+        """The next lines that workers print; they stand for 'so far has it come'."""
+        assert self.process.stdout is not None
+        lines = [self.process.stdout.readline().strip() for _ in range(count)]
+        assert all(lines), f"ftrun ended early: {lines}, {self.process.communicate()[1]}"
+        return lines
+
+    def send(self, sig: signal.Signals) -> None:
+        self.process.send_signal(sig)
+
+    def finish(self) -> tuple[int, str, str]:
+        """Exit code, the rest of the workers' output, what ftrun said."""
+        out, err = self.process.communicate(timeout=PATIENCE)
+        return self.process.returncode, out, err
+
+
+Start = Callable[..., Ftrun]
+
+
+def wait_gone(pidfds: list[int]) -> None:
+    """Waits until the processes have ended."""
+    for fd in pidfds:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        assert poller.poll(PATIENCE * 1000), "a process that should have ended still runs"
+        os.close(fd)

@@ -1,0 +1,45 @@
+"""One line for each happening, however many ranks report it."""
+
+from __future__ import annotations
+
+import io
+
+from launch.story import story
+
+from ftcomm.launch.narrator import Narrator
+
+
+def told(events: list[dict[str, object]]) -> list[str]:
+    out = io.StringIO()
+    narrator = Narrator(out)
+    narrator.begin(4)
+    for event in sorted(events, key=lambda e: e["time"]):  # type: ignore[arg-type,return-value]
+        narrator.hear(event)
+    return [line.split(" | ", 1)[1] for line in out.getvalue().splitlines()]
+
+
+def test_the_story_of_one_death() -> None:
+    assert told(story()) == [
+        "4 workers, policy lossy",
+        "rank 2: fault at ring.ag.hop: kill",
+        "rank 2 is gone: detected by rank 0 after 0.9 ms, by robust-futex",
+        "all-reduce #512 repaired: contributors 3 of 4",
+        "rank 2 ended: killed by SIGKILL (pid 102)",
+        "slot 2: replacement 1 started (pid 110)",
+        "slot 2 is a member again",
+        "slot 2 rejoined at step 33: 1.2 MB of state moved at 300 MB/s",
+    ]
+
+
+def test_without_last_words_no_delay_is_claimed() -> None:
+    lines = told([event for event in story() if event["event"] != "fault"])
+    assert "rank 2 is gone: detected by rank 0, by robust-futex" in lines
+
+
+def test_an_event_with_missing_fields_is_told_as_such() -> None:
+    (line,) = told([{"time": 1.0, "event": "repaired", "rank": 0}])
+    assert "can't be read" in line
+
+
+def test_events_of_no_interest_are_not_told() -> None:
+    assert told([{"time": 1.0, "event": "step", "rank": 0, "step": 3}, {"time": 2.0, "event": "of a later version"}]) == []

@@ -1,0 +1,157 @@
+"""Only the worker that failed is replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from launch.running import Start, wait_gone
+
+HELLO = """
+import os, signal, sys
+rank, incarnation = int(os.environ["RANK"]), int(os.environ["FTCOMM_INCARNATION"])
+def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+"""
+
+
+def test_siblings_of_a_killed_worker_go_on(start: Start, tmp_path: Path) -> None:
+    for rank in (0, 2):
+        os.mkfifo(tmp_path / f"fifo{rank}")
+    run = start(
+        HELLO
+        + """
+say(rank, incarnation)
+if rank == 1 and incarnation == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+if rank == 1:
+    for other in (0, 2):
+        with open(f"{os.environ['WORK']}/fifo{other}", "w") as fifo: fifo.write("go")
+else:
+    with open(f"{os.environ['WORK']}/fifo{rank}") as fifo: assert fifo.read() == "go"
+""",
+        "--nproc-per-node", "3",
+    )
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert sorted(out.split("\n")[:-1]) == ["0 0", "1 0", "1 1", "2 0"]
+    assert "rank 1 ended: killed by SIGKILL" in err and "slot 1: replacement 1 started" in err
+
+
+def test_a_worker_that_comes_back_too_often_is_given_up(start: Start) -> None:
+    run = start(HELLO + "say(rank, incarnation); sys.exit(3 * rank)", "--nproc-per-node", "2", "--max-restarts", "2")
+    code, out, err = run.finish()
+    assert code == 1
+    assert sorted(out.split("\n")[:-1]) == ["0 0", "1 0", "1 1", "1 2"]
+    assert "slot 1 is given up" in err and "rank 1 failed for good: exit code 3" in err
+
+
+def test_the_others_outlive_a_given_up_slot(start: Start, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    run = start(
+        HELLO
+        + """
+if rank == 1: sys.exit(1)
+with open(f"{os.environ['WORK']}/fifo") as fifo: say("went on", fifo.read())
+""",
+        "--nproc-per-node", "2", "--max-restarts", "0",
+    )
+    assert run.process.stderr is not None
+    said = []
+    for line in run.process.stderr:
+        said.append(line)
+        if "slot 1 is given up" in line:
+            break
+    (tmp_path / "fifo").write_text("and ended")
+    code, out, err = run.finish()
+    assert (code, out) == (1, "went on and ended\n"), said + [err]
+
+
+def test_forked_children_of_a_killed_worker_are_swept_away(start: Start, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    run = start(
+        HELLO
+        + """
+if incarnation == 0:
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+    say(child)
+    open(f"{os.environ['WORK']}/fifo").read()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    child = os.pidfd_open(int(run.read_lines(1)[0]))
+    (tmp_path / "fifo").write_text("go")
+    code, _, err = run.finish()
+    assert code == 0, err
+    wait_gone([child])
+
+
+def test_a_replacement_that_comes_after_the_end_is_ended(start: Start, tmp_path: Path) -> None:
+    """Of a job that speaks ftcomm: the replacement waits for members that are not there any more."""
+    os.mkfifo(tmp_path / "fifo")
+    run = start(
+        HELLO
+        + """
+import json, time
+with open(f"{os.environ['FTCOMM_EVENTS']}/events-{rank}-{incarnation}.jsonl", "a") as file:
+    file.write(json.dumps({"time": time.time(), "rank": rank, "incarnation": incarnation, "event": "step"}) + "\\n")
+if rank == 1 and incarnation == 0: sys.exit(1)
+fifo = f"{os.environ['WORK']}/fifo"
+if rank == 0:
+    open(fifo).read()
+else:
+    open(fifo, "w").close()
+    signal.pause()
+""",
+        "--nproc-per-node", "2",
+    )
+    code, _, err = run.finish()
+    assert code == 1
+    assert "slot 1: the replacement is ended: the others had finished before it came in" in err
+
+
+def test_run_folder(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "events-7-0.jsonl").write_text('{"time": 1, "event": "step"}\n')  # of an earlier, larger run
+    run = start(
+        HELLO
+        + """
+import json
+with open(f"{os.environ['FTCOMM_EVENTS']}/events-{rank}-{incarnation}.jsonl", "a") as file:
+    file.write(json.dumps({"time": 10 + rank, "rank": rank, "event": "step"}) + '\\n{"half a li')
+""",
+        "--nproc-per-node", "2", "--events", str(folder),
+    )
+    code, _, err = run.finish()
+    assert code == 0, err
+    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+    assert [e["time"] for e in events] == sorted(e["time"] for e in events)
+    assert [e["rank"] for e in events if e["event"] == "step"] == [0, 1]
+    assert len([e for e in events if e["event"] == "exit"]) == 2
+
+
+def test_without_a_run_folder_nothing_is_left(start: Start, tmp_path: Path) -> None:
+    run = start(HELLO + "say(os.environ['FTCOMM_EVENTS'])")
+    (folder,) = run.read_lines(1)
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert not Path(folder).exists() and re.match(r"ftrun-\d+-", Path(folder).name)
+
+
+def test_a_wrong_option_is_told_once(start: Start) -> None:
+    code, out, err = start(HELLO + "say('started')", "--policy", "hopeful", "--nproc-per-node", "2").finish()
+    assert (code, out) == (2, "")
+    assert err.count("hopeful") == 1
+
+
+def test_when_all_have_failed_it_is_over(start: Start) -> None:
+    """As with gloo, where the others raise: replacements would only find what the first workers left in the store."""
+    run = start(HELLO + "say(rank, incarnation); sys.exit(1) if incarnation == 0 else signal.pause()", "--nproc-per-node", "3")
+    code, out, err = run.finish()
+    assert code == 1
+    assert {"0 0", "1 0", "2 0"} <= set(out.split("\n"))
+    assert "no worker is left that it could join" in err

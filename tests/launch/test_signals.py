@@ -1,0 +1,91 @@
+"""SIGTERM is a notice, Ctrl-C ends, and SIGKILL of ftrun leaves nobody behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from launch.running import Start, wait_gone
+
+NOTICED = """
+import os, signal
+from ftcomm.launch import preempt
+read, write = os.pipe()
+os.set_blocking(write, False)
+signal.set_wakeup_fd(write)
+assert preempt.install() and not preempt.requested()
+os.write(1, b"ready\\n")
+os.read(read, 1)
+assert preempt.requested()
+os.write(1, b"finished the step\\n")
+"""
+
+STUBBORN = """
+import os, signal
+for name in ("SIGTERM", "SIGINT"):
+    signal.signal(signal.Signals[name], signal.SIG_IGN)
+os.write(1, b"%d\\n" % os.getpid())
+while True: signal.pause()
+"""
+
+PATIENT = """
+import os, signal
+os.write(1, b"%d\\n" % os.getpid())
+while True: signal.pause()
+"""
+
+
+def test_sigterm_is_forwarded_as_a_notice(start: Start) -> None:
+    run = start(NOTICED, "--nproc-per-node", "2")
+    run.read_lines(2)
+    run.send(signal.SIGTERM)
+    code, out, err = run.finish()
+    assert code == 143, err
+    assert out.count("finished the step") == 2, err
+    assert "replacement" not in err
+
+
+def test_ctrl_c_ends_everything(start: Start) -> None:
+    run = start(PATIENT, "--nproc-per-node", "2")
+    workers = [os.pidfd_open(int(line)) for line in run.read_lines(2)]
+    run.send(signal.SIGINT)
+    code, _, err = run.finish()
+    assert code == 130, err
+    wait_gone(workers)
+
+
+def test_a_second_signal_ends_at_once(start: Start) -> None:
+    run = start(STUBBORN, "--nproc-per-node", "2", "--shutdown-timeout", "3600")
+    workers = [os.pidfd_open(int(line)) for line in run.read_lines(2)]
+    run.send(signal.SIGTERM)
+    assert run.process.stderr is not None
+    assert any("SIGTERM: the workers finish" in line for line in run.process.stderr)
+    run.send(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 143, err
+    wait_gone(workers)
+
+
+def test_who_does_not_end_in_time_is_killed(start: Start) -> None:
+    run = start(STUBBORN, "--nproc-per-node", "2", "--shutdown-timeout", "1")
+    workers = [os.pidfd_open(int(line)) for line in run.read_lines(2)]
+    run.send(signal.SIGINT)
+    code, _, err = run.finish()
+    assert code == 130 and "are killed: did not end in time" in err
+    wait_gone(workers)
+
+
+def test_sigkill_of_ftrun_leaves_no_worker(start: Start) -> None:
+    run = start(STUBBORN, "--nproc-per-node", "3")
+    workers = [os.pidfd_open(int(line)) for line in run.read_lines(3)]
+    run.process.kill()
+    wait_gone(workers)
+
+
+def test_a_script_without_join_points_ends_by_sigterm(start: Start) -> None:
+    run = start(PATIENT + "\nimport ftcomm.launch.preempt", "--nproc-per-node", "1")
+    workers = [os.pidfd_open(int(line)) for line in run.read_lines(1)]
+    run.send(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 143, err
+    wait_gone(workers)

@@ -87,13 +87,17 @@ def main() -> int:
             wrong.append(f"the ranks of the {name} run ended with different weights")
     if quiet and disturbed:
         before, after = (100 * next(iter(run.values()))["accuracy"] for run in (quiet, disturbed))
-        print(f"\naccuracy undisturbed {before:.2f} %, with the kill {after:.2f} %: difference {after - before:+.2f} points")
+        print(
+            f"\naccuracy undisturbed {before:.2f} %, with the kill {after:.2f} %: difference {after - before:+.2f} points"
+        )
         if abs(after - before) > 1:
             wrong.append("the accuracies differ by more than one point")
     for complaint in wrong:
         print(f"demo: NOT AS PROMISED: {complaint}", file=sys.stderr)
     if not wrong:
-        print(f"slot {VICTIM} was killed, repaired around, and taken again; all {WORLD} ranks end with bitwise equal weights")
+        print(
+            f"slot {VICTIM} was killed, repaired around, and taken again; all {WORLD} ranks end with bitwise equal weights"
+        )
     return 1 if wrong else 0
 
 

@@ -139,7 +139,7 @@ class Communicator(Collectives, PointToPoint):
         request = Request(self._job, out[0], self.size, None, f"shrink of {self.name}")
         survivors = request.wait().contributors
         slots = [self.slots[rank] for rank in survivors]
-        return Communicator(self._job, request.new_comm, f"{self.name}.shrunk", slots, self.policy)
+        return Communicator.create(self._job, f"{self.name}.shrunk", slots, id=request.new_comm, policy=self.policy)
 
     # -- derived communicators -----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import atexit
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +17,12 @@ from ftcomm._lib import check, lib
 from ftcomm.errors import Closed
 from ftcomm.events import EventFile
 from ftcomm.options import Options
+from ftcomm.request import Request
 from ftcomm.stores.callbacks import StoreCallbacks
 
 __all__ = ["Job", "current"]
+
+FT_INTERRUPTED = 8
 
 _jobs: dict[str, Job] = {}  # by job name; several only in tests and in programs that start several
 _registry_lock = threading.Lock()
@@ -144,6 +148,28 @@ class Job:
         check(getattr(C, function)(self.handle, flags))
         return tuple(rank for rank, flag in enumerate(flags) if flag)
 
+    # -- join ----------------------------------------------------------------------------------------------------
+
+    def join_wait(self) -> Request:
+        """For a replacement: done when the others have admitted it, at a point where all of them call :meth:`admit`.
+
+        ``request.wait().contributors`` are the ranks (slots) of the job from then on.
+        """
+        return self._request("ft_join_wait", "join of job " + self.name)
+
+    def admit(self) -> Request:
+        """Collective, of all living ranks of the job, between operations: the waiting replacements come in.
+
+        ``request.wait().contributors`` are the ranks (slots) of the job from then on.
+        """
+        return self._request("ft_admit", "admission to job " + self.name)
+
+    def _request(self, function: str, operation: str) -> Request:
+        ffi, C = lib()
+        out = ffi.new("ft_request**")
+        check(getattr(C, function)(self.handle, out))
+        return Request(self, out[0], self.world_size, None, operation)
+
     # -- events --------------------------------------------------------------------------------------------------
 
     def emit(self, event: str, **fields: Any) -> None:
@@ -155,7 +181,8 @@ class Job:
         self._listeners.append(listener)
 
     def _native_event(self, _context: Any, text: Any) -> None:
-        self._tell(json.loads(lib()[0].string(text).decode("utf-8", "replace")))
+        event = json.loads(lib()[0].string(text).decode("utf-8", "replace"))
+        self._tell({"event": str(event.pop("kind", "unknown")).replace("_", "-"), **event})
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._events is not None:
@@ -166,15 +193,20 @@ class Job:
     # -- end -----------------------------------------------------------------------------------------------------
 
     def leave(self, timeout: float | None = None) -> None:
-        """Says goodbye, waits until no other rank needs this one (at most two heartbeats of silence), and closes.
+        """Says goodbye, waits until no other rank needs this one, and closes.
 
-        The others go on without waiting for a timeout. Communicators of the job can't be used afterwards.
+        The wait ends by itself after two heartbeats of silence, or after ``timeout`` seconds. The others go on without waiting
+        for a timeout. Communicators of the job can't be used afterwards.
         """
         if self._handle is None or os.getpid() != self._pid:
             return
         try:
-            bound = 2 * self.options.heartbeat if timeout is None else timeout
-            check(lib()[1].ft_job_leave(self.handle, bound))
+            deadline = None if timeout is None else time.monotonic() + timeout
+            code = FT_INTERRUPTED
+            while code == FT_INTERRUPTED:  # a signal came; its Python handler runs here, and may raise
+                left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+                code = lib()[1].ft_job_leave(self.handle, left)
+            check(code)
         finally:
             self.close()
 

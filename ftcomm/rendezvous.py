@@ -14,7 +14,7 @@ from typing import Any
 
 from ftcomm._lib import check, lib
 from ftcomm.errors import ConfigError, Error, Timeout
-from ftcomm.job import Job, current
+from ftcomm.job import FT_INTERRUPTED, Job, current
 from ftcomm.options import Options
 from ftcomm.stores import Store
 from ftcomm.stores.memory import MemoryStore
@@ -241,7 +241,10 @@ class _Start:
         held = [ffi.new("uint8_t[]", address) if address else ffi.NULL for address in addresses]
         pointers = ffi.new("const uint8_t*[]", held)
         lengths = ffi.new("size_t[]", [len(address) for address in addresses])
-        check(C.ft_job_start(self.job.handle, pointers, lengths, boot, int(joining), self._left()))
+        code = FT_INTERRUPTED
+        while code == FT_INTERRUPTED:  # a signal came; its Python handler runs here, and may raise
+            code = C.ft_job_start(self.job.handle, pointers, lengths, boot, int(joining), self._left())
+        check(code)
 
     def _tell_others(self, error: Error) -> None:
         """A founder that fails wakes everybody who waits for a key of the start that is not written yet."""

@@ -92,7 +92,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):
             given = os.environ.get("FTCOMM_SECRET")
             sent = store.get("ftrun/secret").decode()
             if bool(given) != (sent == ""):
-                raise RuntimeError("FTCOMM_SECRET is set on some nodes only: set the same one on all of them, or on none.")
+                raise RuntimeError(
+                    "FTCOMM_SECRET is set on some nodes only: set the same one on all of them, or on none."
+                )
             secret = given or sent
         os.environ["FTCOMM_JOB"] = job
         os.environ["FTCOMM_SECRET"] = secret
@@ -157,7 +159,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):
         if self._nobody_to_join():
             self._give_up(ended, "no worker is left that it could join")
         elif slot.incarnation >= restarts:
-            self._give_up(ended, f"it was replaced {restarts} times (--max-restarts)" if restarts else "--max-restarts is 0")
+            self._give_up(
+                ended, f"it was replaced {restarts} times (--max-restarts)" if restarts else "--max-restarts is 0"
+            )
         else:
             self._context.replace(slot)
             pid = self._context.worker(slot).pid

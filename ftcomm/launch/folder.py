@@ -75,7 +75,9 @@ class RunFolder:
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "inotify is not available: see fs.inotify.max_user_instances")
         if libc.inotify_add_watch(self.fd, os.fsencode(self.path), _IN_MODIFY | _IN_CREATE) < 0:
-            raise OSError(ctypes.get_errno(), f"the run folder {self.path} can't be watched; give another with --events")
+            raise OSError(
+                ctypes.get_errno(), f"the run folder {self.path} can't be watched; give another with --events"
+            )
 
     def begin(self, ranks: Iterable[int], node: int, nodes: int) -> None:
         """Before the workers start: what an earlier run left of these ranks goes."""

@@ -127,7 +127,9 @@ class _Reader:
         if not incarnation:
             lane.enter(State.STARTING, event["time"])
         else:
-            lane.marks.append(Mark(event["time"], "replacement started" if incarnation == 1 else f"replacement {incarnation}"))
+            lane.marks.append(
+                Mark(event["time"], "replacement started" if incarnation == 1 else f"replacement {incarnation}")
+            )
 
     def _death(self, lane: Lane, time: float, known: bool, text: str) -> None:
         if lane.rank in self.open:
@@ -153,8 +155,13 @@ class _Reader:
         if not failure.evidence:
             index = self.failures.index(failure)
             self.failures[index] = failure = Failure(
-                failure.rank, failure.time, failure.known, failure.noticed, failure.repaired,
-                str(event.get("evidence", "")), failure.text,
+                failure.rank,
+                failure.time,
+                failure.known,
+                failure.noticed,
+                failure.repaired,
+                str(event.get("evidence", "")),
+                failure.text,
             )
             if self.open.get(victim.rank) is not None:
                 self.open[victim.rank] = failure
@@ -182,7 +189,9 @@ def read_timeline(events: Iterable[Event]) -> Timeline:
     ordered = sorted(events, key=lambda e: e["time"])
     ranks = {e["rank"] for e in ordered if isinstance(e.get("rank"), int)}
     if not ranks:
-        raise ValueError("the file tells of no rank; it should be the events.jsonl of a run folder (ftrun --events DIR)")
+        raise ValueError(
+            "the file tells of no rank; it should be the events.jsonl of a run folder (ftrun --events DIR)"
+        )
     reader = _Reader(ranks)
     for event in ordered:
         reader.read(event)

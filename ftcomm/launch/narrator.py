@@ -112,7 +112,11 @@ class Narrator:
             after = f" after {1000 * (event['time'] - died):.1f} ms"
         elif event.get("silence"):
             after = f" after {event['silence']:.2f} s of silence"
-        self._once(("suspected", *who), f"rank {slot} is gone: detected by rank {event['rank']}{after}, by {evidence}", event["time"])
+        self._once(
+            ("suspected", *who),
+            f"rank {slot} is gone: detected by rank {event['rank']}{after}, by {evidence}",
+            event["time"],
+        )
 
     def _repaired(self, event: Event) -> None:
         ranks = event["ranks"]
@@ -124,13 +128,17 @@ class Narrator:
         )
 
     def _failed(self, event: Event) -> None:
-        self._once(("failed", event.get("comm"), event.get("seq")), f"rank {event['rank']}: {event['text']}", event["time"])
+        self._once(
+            ("failed", event.get("comm"), event.get("seq")), f"rank {event['rank']}: {event['text']}", event["time"]
+        )
 
     def _stale(self, event: Event) -> None:
         self.say(f"rank {event['rank']} was voted out by the others and can't go on", event["time"])
 
     def _authority_lost(self, event: Event) -> None:
-        self._once(("authority",), "the membership cell can't be reached: nobody can be voted out or let in", event["time"])
+        self._once(
+            ("authority",), "the membership cell can't be reached: nobody can be voted out or let in", event["time"]
+        )
 
     def _joined(self, event: Event) -> None:
         slot = event["slot"]

@@ -26,7 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="ftcomm timeline", description="Draws who was doing what, when.")
     parser.add_argument("events", nargs="+", type=Path, help="events.jsonl of a run folder (several: of several nodes)")
-    parser.add_argument("-o", "--output", type=Path, default=Path("timeline.png"), help="png, svg or pdf (timeline.png)")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("timeline.png"), help="png, svg or pdf (timeline.png)"
+    )
     args = parser.parse_args(argv)
     try:
         timeline = read_timeline(event for path in args.events for event in read_events(path))
@@ -52,7 +54,11 @@ def draw(timeline: Timeline, path: Path) -> None:
     height = 0.62 * len(timeline.lanes)
     ratios = [height + 1.0] + ([height + 0.6] if zoomed else [])
     figure, axes = plt.subplots(
-        len(ratios), 1, figsize=(12, sum(ratios) + 1.5), squeeze=False, layout="constrained",
+        len(ratios),
+        1,
+        figsize=(12, sum(ratios) + 1.5),
+        squeeze=False,
+        layout="constrained",
         gridspec_kw={"height_ratios": ratios},
     )
     _draw_run(axes[0][0], timeline)
@@ -64,7 +70,8 @@ def draw(timeline: Timeline, path: Path) -> None:
     figure.suptitle(
         f"{len(timeline.lanes)} ranks, {deaths or 'no'} failure{'' if deaths == 1 else 's'}{policy}: "
         "what each rank was doing",
-        fontsize=14, fontweight="bold",
+        fontsize=14,
+        fontweight="bold",
     )
     _legend(figure, timeline)
     figure.savefig(path, dpi=130)
@@ -104,8 +111,12 @@ def _draw_failure(axis: Any, timeline: Timeline, failure: Failure) -> None:
     for index, lane in enumerate(timeline.lanes):
         if lane.rank == failure.rank:
             axis.text(
-                span * 20, index, f"rank {lane.rank}: {failure.text}" if failure.known else f"rank {lane.rank}: first noticed here",
-                color="white", fontsize=9, va="center",
+                span * 20,
+                index,
+                f"rank {lane.rank}: {failure.text}" if failure.known else f"rank {lane.rank}: first noticed here",
+                color="white",
+                fontsize=9,
+                va="center",
             )
             continue
         noticed, repaired = failure.noticed.get(lane.rank), failure.repaired.get(lane.rank)
@@ -122,7 +133,9 @@ def _draw_failure(axis: Any, timeline: Timeline, failure: Failure) -> None:
             axis.text(x, index - BAR / 2 - 0.1, f" {text}", fontsize=8.5, va="bottom")
     axis.set_xlim(1000 * (left - failure.time), 1000 * (right - failure.time))
     how = f", noticed by {failure.evidence}" if failure.evidence else ""
-    axis.set_xlabel(f"milliseconds since rank {failure.rank}'s death{how}: the same run, enlarged {_times(timeline, span)} times")
+    axis.set_xlabel(
+        f"milliseconds since rank {failure.rank}'s death{how}: the same run, enlarged {_times(timeline, span)} times"
+    )
 
 
 def _times(timeline: Timeline, span: float) -> str:
@@ -136,8 +149,13 @@ def _bars(axis: Any, lanes: list[Lane], zero: float, scale: float, least: float)
             if scale == 1.0 and span.state is State.RECOVERING:
                 width = max(width, least)  # a few milliseconds: drawn wide enough to be seen at all
             axis.barh(
-                index, width * scale, left=(span.start - zero) * scale, height=BAR, color=COLORS[span.state],
-                edgecolor="none", zorder=2 + (span.state is State.RECOVERING),
+                index,
+                width * scale,
+                left=(span.start - zero) * scale,
+                height=BAR,
+                color=COLORS[span.state],
+                edgecolor="none",
+                zorder=2 + (span.state is State.RECOVERING),
             )
     axis.set_yticks(range(len(lanes)), [f"rank {lane.rank}" for lane in lanes], fontsize=11)
     axis.set_ylim(len(lanes) - 0.5, -0.95)
@@ -155,8 +173,13 @@ def _connect(figure: Any, run: Any, enlarged: Any, x: float) -> None:
     for edge in (0.0, 1.0):
         figure.add_artist(
             ConnectionPatch(
-                xyA=(x, run.get_ylim()[0]), coordsA=run.transData, xyB=(edge, 1.0), coordsB=enlarged.transAxes,
-                color="#888888", lw=0.8, ls=":",
+                xyA=(x, run.get_ylim()[0]),
+                coordsA=run.transData,
+                xyB=(edge, 1.0),
+                coordsB=enlarged.transAxes,
+                color="#888888",
+                lw=0.8,
+                ls=":",
             )
         )
 
@@ -167,7 +190,10 @@ def _legend(figure: Any, timeline: Timeline) -> None:
     used = {span.state for lane in timeline.lanes for span in lane.spans}
     figure.legend(
         handles=[Patch(color=COLORS[state], label=state.value) for state in State if state in used],
-        loc="outside lower center", ncols=3, frameon=False, fontsize=10,
+        loc="outside lower center",
+        ncols=3,
+        frameon=False,
+        fontsize=10,
     )
 
 

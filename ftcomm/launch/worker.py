@@ -36,7 +36,12 @@ class Worker(SubprocessHandler):
                 os._exit(1)
 
         return subprocess.Popen(
-            args, env=env, stdout=self._stdout, stderr=self._stderr, start_new_session=True, preexec_fn=die_with_launcher
+            args,
+            env=env,
+            stdout=self._stdout,
+            stderr=self._stderr,
+            start_new_session=True,
+            preexec_fn=die_with_launcher,
         )
 
     @property

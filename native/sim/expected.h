@@ -8,8 +8,8 @@ inline constexpr const char* kExpected[] = {
     "inject partition", "inject reset", "inject authority-slow", "inject authority-unknown", "inject authority unknown outcome",
     "inject authority-lost", "inject authority-blank", "inject pause", "inject fault during a recovery", "inject replacement",
     "inject join completed", "inject leave and exit", "inject exit of a voted-out rank", "authority conflict", "authority swap",
-    "event suspected", "event view changed", "event removed", "event frozen", "event decided", "event repaired", "event failed",
-    "event joined", "event stale", "event authority lost", "event join waiting",
+    "event suspected", "event view", "event removed", "event frozen", "event decided", "event repaired", "event failed",
+    "event joined", "event stale", "event authority_lost", "event join_waiting",
 };
 
 }  // namespace ftcomm::sim

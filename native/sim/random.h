@@ -8,7 +8,10 @@ namespace ftcomm::sim {
 
 class Random {
 public:
-    explicit Random(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15ULL + 0x632be59bd9b4e019ULL) {}
+    // The seed is mixed first: the streams of neighbouring seeds would otherwise be one stream, shifted.
+    explicit Random(std::uint64_t seed) : state_(seed) {
+        state_ = next() ^ 0x632be59bd9b4e019ULL;
+    }
 
     std::uint64_t next() {
         std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ULL);

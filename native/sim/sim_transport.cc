@@ -57,6 +57,10 @@ void SimTransport::detach(int slot) {
     target(slot).detached = true;
 }
 
+void SimTransport::drain(int slot) {
+    if (Instance* from = world_.find(slot, target(slot).incarnation)) world_.links().drain(*from, self_, true);
+}
+
 std::uint32_t SimTransport::max_payload() const { return world_.scenario().network.max_payload; }
 
 Link* Links::find_or_make(const Instance& from, int to_slot, std::uint32_t to_incarnation) {
@@ -210,17 +214,28 @@ void Links::drop_tails(const Instance& from) {
     }
 }
 
-void Links::drain(const Instance& from, Instance& to) {
-    for (std::size_t i = 0; i < links_.size(); ++i) {
-        Link& l = *links_[i];
-        if (l.from != from.id || l.to_slot != to.slot || l.to_incarnation != to.incarnation) continue;
-        while (!l.frames.empty() && to.running()) {
-            Frame* frame = l.frames.front();
-            l.frames.pop_front();
-            l.bytes -= frame->header.length;
-            world_.deliver(from.id, to, *frame);
-            give(frame);
-        }
+Link* Links::existing(const Instance& from, const Instance& to) {
+    for (auto& l : links_)
+        if (l->from == from.id && l->to_slot == to.slot && l->to_incarnation == to.incarnation) return l.get();
+    return nullptr;
+}
+
+bool Links::clear(const Instance& from, const Instance& to) {
+    if (cut_until(from.slot, to.slot) > world_.now()) return false;
+    const Link* l = existing(from, to);
+    return l == nullptr || l->frames.empty() || l->frames.front()->at <= world_.now();
+}
+
+void Links::drain(const Instance& from, Instance& to, bool nested) {
+    Link* link = existing(from, to);
+    if (link == nullptr || cut_until(from.slot, to.slot) > world_.now()) return;
+    const bool shared = world_.same_host(from.slot, to.slot);
+    while (!link->frames.empty() && to.running() && (shared || link->frames.front()->at <= world_.now())) {
+        Frame* frame = link->frames.front();
+        link->frames.pop_front();
+        link->bytes -= frame->header.length;
+        world_.deliver(from.id, to, *frame, nested);
+        give(frame);
     }
 }
 

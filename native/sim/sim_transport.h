@@ -43,6 +43,7 @@ public:
     void commit(int slot, const FrameHeader& header) override;
     void attach(int slot, std::uint32_t incarnation) override;
     void detach(int slot) override;
+    void drain(int slot) override;
     std::uint32_t max_payload() const override;
 
 private:
@@ -73,12 +74,16 @@ public:
     void cut(int from_slot, int to_slot, Time until);  // an outage or a partition: frames wait, none is lost
     void heal_all();
     void instance_started(const Instance& to);
+    // Whether a sign of life that `from` gives now would reach `to` at once: nothing cut, nothing late before it.
+    bool clear(const Instance& from, const Instance& to);
     void drop_tails(const Instance& from);           // a host died: what its kernel had not sent is gone
-    void drain(const Instance& from, Instance& to);  // shared memory: everything written is readable at once
+    // Hands over what has arrived (shared memory: everything written). `nested`: from inside an input of `to`.
+    void drain(const Instance& from, Instance& to, bool nested);
 
 private:
     void schedule(Link& link, Time at);
     void after_removal(Link& link);
+    Link* existing(const Instance& from, const Instance& to);
     Time delay();
     Time& cut_until(int from_slot, int to_slot);
     World& world_;

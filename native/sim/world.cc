@@ -155,25 +155,26 @@ void World::tick(Instance& who) {
     if (scenario_.network.spike > 0 && random_.chance(0.002)) next += random_.between(0, scenario_.network.spike_high);
     queue_.push(now() + next, EventKind::Tick, who.id);
     input(who, [](Node& node, Time at) { node.on_tick(at); });
-    // Liveness words in shared memory: who shares the host and runs is heard without a frame.
+    // Signs of life: liveness words in shared memory, the transport's pings between hosts.
     for (std::size_t i = 0; i < instances_.size(); ++i) {
         Instance& other = *instances_[i];
-        if (&other == &who || !other.running() || other.stopped_until > now()) continue;
-        if (scenario_.hosts[static_cast<std::size_t>(other.slot)] != scenario_.hosts[static_cast<std::size_t>(who.slot)]) continue;
+        if (&other == &who || !other.running() || other.stopped_until > now() || !links_.clear(other, who)) continue;
         input(who, [&other](Node& node, Time at) { node.on_heard(at, other.slot, other.incarnation); });
     }
     check_stall();
 }
 
-void World::deliver(int from, Instance& to, const Frame& frame) {
+void World::deliver(int from, Instance& to, const Frame& frame, bool nested) {
     const Instance& sender = instance(from);
     std::uint32_t incarnation = sender.incarnation;
     // Without M9 a voted-out rank's memory is used again: what it still writes looks like its replacement's.
     if (mutated("M9")) incarnation = newest(sender.slot)->incarnation;
     trace_.frame(now(), "recv", sender.slot, incarnation, to.slot, to.incarnation, frame.header);
-    input(to, [&](Node& node, Time at) {
+    const auto hand_over = [&](Node& node, Time at) {
         node.on_frame(at, sender.slot, incarnation, frame.header, ByteView(frame.data.get(), frame.header.length));
-    });
+    };
+    if (nested) hand_over(*to.node, now());
+    else input(to, hand_over);
 }
 
 bool World::may_send(Instance& who) {
@@ -239,13 +240,13 @@ void World::exited(Instance& who) {
 }
 
 void World::tell_of_exit(Instance& who, bool host_gone) {
-    const auto host = [&](const Instance& i) { return scenario_.hosts[static_cast<std::size_t>(i.slot)]; };
+    const auto near = [&](const Instance& i) { return same_host(i.slot, who.slot); };
     if (host_gone) links_.drop_tails(who);
     bool fellow = agents_;
-    for (auto& i : instances_) fellow = fellow || (i->running() && host(*i) == host(who));
+    for (auto& i : instances_) fellow = fellow || (i->running() && near(*i));
     for (auto& i : instances_) {
         if (!i->running() || i->slot == who.slot || host_gone) continue;
-        if (host(*i) == host(who)) {
+        if (near(*i)) {
             const auto kind = random_.chance(0.7) ? Evidence::RobustFutex : Evidence::Pidfd;
             const Time after = kind == Evidence::RobustFutex ? random_.between(100 * kUs, 1100 * kUs) : random_.between(kMs, 80 * kMs);
             queue_.push(now() + after, EventKind::Evidence, i->id, who.id, static_cast<int>(kind));
@@ -262,9 +263,8 @@ void World::tell_of_exit(Instance& who, bool host_gone) {
 void World::evidence(Instance& observer, Instance& about, Evidence kind) {
     if (!observer.running()) return;
     // Whoever reports an exit on its own host has read the dead rank's channel first (M10).
-    if (scenario_.hosts[static_cast<std::size_t>(observer.slot)] == scenario_.hosts[static_cast<std::size_t>(about.slot)] &&
-        kind != Evidence::Reset)
-        links_.drain(about, observer);
+    if (same_host(observer.slot, about.slot) && kind != Evidence::Reset)
+        links_.drain(about, observer, false);
     trace_.text(now(), "%d.%u is told: %d.%u %s", observer.slot, observer.incarnation, about.slot, about.incarnation, to_string(kind));
     input(observer, [&](Node& node, Time at) { node.on_evidence(at, about.slot, about.incarnation, kind); });
 }

@@ -18,7 +18,11 @@ class Ftrun:
     def __init__(self, args: list[str], env: dict[str, str]) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ftcomm.launch.cli", *args],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=env,
+            start_new_session=True,
         )
 
     def read_lines(self, count: int) -> list[str]:

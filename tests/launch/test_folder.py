@@ -16,8 +16,18 @@ from ftcomm.launch.folder import RunFolder, parse_line, remove_abandoned
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"{", b"[]", b"null", b'{"event": "step"}', b'{"time": 1}', b'{"time": true, "event": "x"}', b'{"time": 1, "event": 2}',
-     b"\xff\xfe", b'{"time": 1, "event": "' + b"x" * (1 << 20) + b'"}'],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"event": "step"}',
+        b'{"time": 1}',
+        b'{"time": true, "event": "x"}',
+        b'{"time": 1, "event": 2}',
+        b"\xff\xfe",
+        b'{"time": 1, "event": "' + b"x" * (1 << 20) + b'"}',
+    ],
 )
 def test_what_is_no_event(line: bytes) -> None:
     assert parse_line(line) is None

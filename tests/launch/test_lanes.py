@@ -27,7 +27,11 @@ def test_the_victims_slot_is_gone_until_its_replacement_is_there() -> None:
         State.STARTING, State.TRAINING, State.GONE, State.WAITING, State.RECOVERING, State.TRAINING,
     ]  # fmt: skip
     assert lane.spans[2].start == DEATH
-    assert [mark.text for mark in lane.marks] == ["killed in ring.ag.hop at step 20", "replacement started", "back at step 33"]
+    assert [mark.text for mark in lane.marks] == [
+        "killed in ring.ag.hop at step 20",
+        "replacement started",
+        "back at step 33",
+    ]
 
 
 def test_the_order_of_lines_does_not_matter() -> None:

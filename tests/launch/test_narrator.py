@@ -42,4 +42,6 @@ def test_an_event_with_missing_fields_is_told_as_such() -> None:
 
 
 def test_events_of_no_interest_are_not_told() -> None:
-    assert told([{"time": 1.0, "event": "step", "rank": 0, "step": 3}, {"time": 2.0, "event": "of a later version"}]) == []
+    assert (
+        told([{"time": 1.0, "event": "step", "rank": 0, "step": 3}, {"time": 2.0, "event": "of a later version"}]) == []
+    )

@@ -31,7 +31,8 @@ if rank == 1:
 else:
     with open(f"{os.environ['WORK']}/fifo{rank}") as fifo: assert fifo.read() == "go"
 """,
-        "--nproc-per-node", "3",
+        "--nproc-per-node",
+        "3",
     )
     code, out, err = run.finish()
     assert code == 0, err
@@ -55,7 +56,10 @@ def test_the_others_outlive_a_given_up_slot(start: Start, tmp_path: Path) -> Non
 if rank == 1: sys.exit(1)
 with open(f"{os.environ['WORK']}/fifo") as fifo: say("went on", fifo.read())
 """,
-        "--nproc-per-node", "2", "--max-restarts", "0",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "0",
     )
     assert run.process.stderr is not None
     said = []
@@ -106,7 +110,8 @@ else:
     open(fifo, "w").close()
     signal.pause()
 """,
-        "--nproc-per-node", "2",
+        "--nproc-per-node",
+        "2",
     )
     code, _, err = run.finish()
     assert code == 1
@@ -124,7 +129,10 @@ import json
 with open(f"{os.environ['FTCOMM_EVENTS']}/events-{rank}-{incarnation}.jsonl", "a") as file:
     file.write(json.dumps({"time": 10 + rank, "rank": rank, "event": "step"}) + '\\n{"half a li')
 """,
-        "--nproc-per-node", "2", "--events", str(folder),
+        "--nproc-per-node",
+        "2",
+        "--events",
+        str(folder),
     )
     code, _, err = run.finish()
     assert code == 0, err
@@ -150,7 +158,9 @@ def test_a_wrong_option_is_told_once(start: Start) -> None:
 
 def test_when_all_have_failed_it_is_over(start: Start) -> None:
     """As with gloo, where the others raise: replacements would only find what the first workers left in the store."""
-    run = start(HELLO + "say(rank, incarnation); sys.exit(1) if incarnation == 0 else signal.pause()", "--nproc-per-node", "3")
+    run = start(
+        HELLO + "say(rank, incarnation); sys.exit(1) if incarnation == 0 else signal.pause()", "--nproc-per-node", "3"
+    )
     code, out, err = run.finish()
     assert code == 1
     assert {"0 0", "1 0", "2 0"} <= set(out.split("\n"))

@@ -34,7 +34,10 @@ def test_logs_of_both_incarnations_are_kept(start: Start, tmp_path: Path) -> Non
         print("incarnation", os.environ["FTCOMM_INCARNATION"])
         sys.exit(os.environ["FTCOMM_INCARNATION"] == "0")
         """,
-        "--redirects", "3", "--log-dir", str(tmp_path / "logs"),
+        "--redirects",
+        "3",
+        "--log-dir",
+        str(tmp_path / "logs"),
     )
     code, out, err = run.finish()
     assert (code, out) == (0, ""), err
@@ -46,8 +49,18 @@ def test_two_nodes_are_one_job(start: Start) -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    flags = ("--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-id", "two",
-             "--rdzv-endpoint", f"localhost:{port}")
+    flags = (
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        "two",
+        "--rdzv-endpoint",
+        f"localhost:{port}",
+    )
     nodes = [start(GLOO, *flags), start(GLOO, *flags)]
     lines = []
     for node in nodes:
@@ -62,8 +75,18 @@ def test_a_worker_of_one_node_is_replaced_there(start: Start) -> None:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "two",
-             "--rdzv-endpoint", f"localhost:{port}")
+    flags = (
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-id",
+        "two",
+        "--rdzv-endpoint",
+        f"localhost:{port}",
+    )
     script = """
     import os, sys
     print(os.environ["RANK"], os.environ["FTCOMM_INCARNATION"])

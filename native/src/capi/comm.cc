@@ -76,19 +76,18 @@ int ft_comm_revoked(ft_job* job, ft_comm comm) {
     return revoked;
 }
 
-static int comm_flags(ft_job* job, uint8_t* flags, const RankSet& set) {
-    // The caller's array has the communicator's size, which is at most the world's: ranks beyond it are never in the set.
-    for (int r : set.list())
-        if (r < job->job->config().world_size) flags[r] = 1;
-    return FT_OK;
-}
-
 int ft_comm_alive(ft_job* job, ft_comm comm, uint8_t* flags) {
-    return with_node(job, [&](Node& node) { return comm_flags(job, flags, node.comm_alive(comm)); });
+    return with_node(job, [&](Node& node) {
+        put_flags(node.comm_alive(comm), flags, static_cast<size_t>(node.comm_size(comm)));
+        return int{FT_OK};
+    });
 }
 
 int ft_comm_failed(ft_job* job, ft_comm comm, uint8_t* flags) {
-    return with_node(job, [&](Node& node) { return comm_flags(job, flags, node.comm_failed(comm)); });
+    return with_node(job, [&](Node& node) {
+        put_flags(node.comm_failed(comm), flags, static_cast<size_t>(node.comm_size(comm)));
+        return int{FT_OK};
+    });
 }
 
 int ft_comm_ack_failed(ft_job* job, ft_comm comm, int32_t n) {

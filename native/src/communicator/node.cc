@@ -326,6 +326,10 @@ std::uint64_t Node::comm_seq(CommId comm) const {
     const auto* c = impl_->find(comm);
     return c == nullptr ? 0 : c->next_seq();
 }
+int Node::comm_size(CommId comm) const {
+    const auto* c = impl_->find(comm);
+    return c == nullptr ? 0 : static_cast<int>(c->spec().members.size());
+}
 bool Node::idle() const {
     for (const auto& [id, comm] : impl_->comms)
         if (!comm->idle()) return false;

@@ -135,6 +135,7 @@ public:
     bool comm_revoked(CommId comm) const;
     bool comm_solo(CommId comm) const;               // joiner before admission: collectives act on itself
     std::uint64_t comm_seq(CommId comm) const;       // next operation number
+    int comm_size(CommId comm) const;                // 0: there is no such communicator
     // True when nothing is open: used by tests and by the quiet invariant.
     bool idle() const;
 

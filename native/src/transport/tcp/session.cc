@@ -91,6 +91,7 @@ bool Session::connected(std::uint64_t peer_received) {
 }
 
 void Session::disconnected() {
+    if (!connected_) return;  // damage done before the first connection has to reach the peer, too
     connected_ = false;
     control_active_ = false;
     control_offset_ = 0;

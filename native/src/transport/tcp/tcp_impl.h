@@ -57,7 +57,7 @@ class TcpImpl {
 public:
     TcpImpl(TcpConfig config, IoLoop& loop, TcpEvents& events);
 
-    // tcp_transport.cc
+    // tcp_links.cc
     Status listen();
     Status start(const std::vector<Bytes>& peers, std::uint64_t boot);
     void stop();
@@ -95,6 +95,7 @@ public:
     bool take_frames(const tcp::ConnectionPtr& c);
     void flush(const tcp::LinkPtr& link);  // never calls up: errors are left to the loop
     void broken(const tcp::LinkPtr& link, const std::string& why);
+    void check_idle();
 
     void log(const std::string& text) { events_.on_log("tcp: " + text); }
     tcp::Identity identity() const;

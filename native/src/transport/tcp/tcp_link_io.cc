@@ -144,13 +144,17 @@ bool TcpImpl::take_frames(const ConnectionPtr& c) {
     if (session.take_writable() && attached_[static_cast<std::size_t>(link->slot)] == link->incarnation) {
         events_.on_writable(link->slot);
     }
-    if (!was_idle_ && session.all_acknowledged() && all_acknowledged()) {
-        was_idle_ = true;
-        events_.on_idle();
-    }
+    if (session.all_acknowledged()) check_idle();
     if (link->current != c) return false;
     flush(link);
     return true;
+}
+
+// Once per time that there was something to wait for.
+void TcpImpl::check_idle() {
+    if (was_idle_ || !all_acknowledged()) return;
+    was_idle_ = true;
+    events_.on_idle();
 }
 
 void TcpImpl::flush(const LinkPtr& link) {
@@ -182,6 +186,7 @@ void TcpImpl::broken(const LinkPtr& link, const std::string& why) {
     log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + ": " + why + "; reconnecting");
     schedule_dial(link, link->backoff);
     link->backoff = link->backoff == 0 ? fraction(40) : std::min(2 * link->backoff, fraction(2));
+    check_idle();  // a peer that has gone is not waited for
 }
 
 }  // namespace ftcomm

@@ -92,6 +92,12 @@ public:
     int policy() const { return policy_; }
     std::vector<std::uint8_t> alive();
     bool solo();
+    bool closed() const { return closed_; }
+    const std::shared_ptr<JobRef>& job() const { return job_; }
+    // Under `lossy`: a broadcast whose root is dead is made from the lowest living rank. Right where all ranks hold replicas
+    // (DDP's buffers and bucket order); set at the same point of every rank's program.
+    void set_stand_in(bool on) { stand_in_ = on; }
+    bool stand_in() const { return stand_in_; }
 
 private:
     // Runs `prepare(operation)`, which fills in the calls, and starts the operation; what it throws fails the Work.
@@ -118,7 +124,7 @@ private:
     const int policy_;
     std::atomic<double> timeout_;
     const std::shared_ptr<std::atomic<int>> last_error_ = std::make_shared<std::atomic<int>>(0);
-    std::atomic<bool> closed_{false};
+    std::atomic<bool> closed_{false}, stand_in_{false};
     int derived_ = 0;  // groups made of this one by shrink and split, in the same order on all members
 
     std::mutex order_;  // operations reach the library one at a time, in the order of the calls

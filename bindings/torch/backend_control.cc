@@ -17,7 +17,7 @@ public:
         for (std::size_t i = 0; i < size; ++i) value_ = (value_ ^ bytes[i]) * 1099511628211ULL;
     }
     void add(std::uint64_t number) { add(&number, sizeof number); }
-    std::uint64_t value() const { return value_; }
+    std::uint64_t value() const { return value_ == 0 ? 1 : value_; }
 
 private:
     std::uint64_t value_ = 14695981039346656037ULL;

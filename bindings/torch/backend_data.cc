@@ -1,4 +1,6 @@
 // Operations that move data from or to everybody, and barriers.
+#include <algorithm>
+
 #include "backend.h"
 
 namespace ftcomm_torch {
@@ -33,10 +35,26 @@ void add_broadcast(Operation& o, Call call, const at::Tensor& tensor, int root) 
 }  // namespace
 
 FtBackend::WorkPtr FtBackend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
-    return start(c10d::OpType::BROADCAST, "ftcomm:broadcast", tensors, [&](Operation& o) {
-        add_broadcast(o, collective(FT_BROADCAST, opts.timeout), only(tensors, "broadcast"), static_cast<int>(opts.rootRank));
-        o.result = tensors;
-    });
+    int root = static_cast<int>(opts.rootRank);
+    while (true) {
+        WorkPtr work = start(c10d::OpType::BROADCAST, "ftcomm:broadcast", tensors, [&](Operation& o) {
+            add_broadcast(o, collective(FT_BROADCAST, opts.timeout), only(tensors, "broadcast"), root);
+            o.result = tensors;
+        });
+        if (!stand_in_ || policy_ != FT_LOSSY) return work;
+        // The failure is uniform, and waiting for it here keeps the second attempt at the same place among the operations
+        // of every rank.
+        try {
+            work->wait(kNoTimeout);
+        } catch (const FtError& e) {
+            if (e.code != FT_PEER_FAILURE) return work;
+        }
+        if (work->isSuccess()) return work;
+        const auto present = alive();
+        const auto first = std::find(present.begin(), present.end(), 1);
+        if (present[static_cast<std::size_t>(root)] != 0 || first == present.end()) return work;
+        root = static_cast<int>(first - present.begin());
+    }
 }
 
 void FtBackend::add_all_gather_list(Operation& o, const Tensors& outputs, const at::Tensor& input,
@@ -61,7 +79,7 @@ void FtBackend::add_all_gather_list(Operation& o, const Tensors& outputs, const 
         call.op.dtype = element.dtype;
         call.op.count = static_cast<std::uint64_t>(input.numel()) * element.per_item;
         call.op.send = o.in(input).data_ptr();
-        call.op.recv = o.out_list(outputs, /*by_rank=*/true).data_ptr();
+        call.op.recv = o.out_list(outputs, /*sparse=*/false).data_ptr();
         o.calls.push_back(std::move(call));
         return;
     }
@@ -118,15 +136,7 @@ void FtBackend::add_all_gather(Operation& o, const at::Tensor& output, const at:
     call.op.dtype = element.dtype;
     call.op.count = static_cast<std::uint64_t>(input.numel()) * element.per_item;
     call.op.send = o.in(input).data_ptr();
-    if (output.device().is_cpu()) {
-        call.op.recv = o.out(output).data_ptr();
-    } else {
-        // Rank by rank: what a lost rank did not send stays as it is.
-        const at::Tensor flat = output.view({-1});
-        Tensors views;
-        for (int r = 0; r < getSize(); ++r) views.push_back(flat.narrow(0, r * input.numel(), input.numel()));
-        call.op.recv = o.out_list(views, /*by_rank=*/true).data_ptr();
-    }
+    call.op.recv = o.out(output).data_ptr();  // the block of a lost rank comes as zeros
     o.calls.push_back(std::move(call));
 }
 
@@ -165,7 +175,7 @@ FtBackend::WorkPtr FtBackend::gather(std::vector<Tensors>& outputs, Tensors& inp
             check_same_kind(outputs[0][0], input, "gather");
             call.recv_counts = counts_of(outputs[0], element.per_item);
             call.recv_offsets = offsets_of(call.recv_counts);
-            call.op.recv = o.out_list(outputs[0], /*by_rank=*/true).data_ptr();
+            call.op.recv = o.out_list(outputs[0], /*sparse=*/policy_ != FT_RAISE).data_ptr();
             o.result = outputs[0];
         } else if (!outputs.empty() && !outputs[0].empty()) {
             refuse("gather: only the destination takes output tensors");

@@ -83,7 +83,7 @@ FtBackend::WorkPtr FtBackend::alltoall(Tensors& outputs, Tensors& inputs, const 
         set_pairs(call.send_counts, call.send_offsets, counts(inputs));
         set_pairs(call.recv_counts, call.recv_offsets, counts(outputs));
         call.op.send = o.in_list(inputs).data_ptr();
-        call.op.recv = o.out_list(outputs, /*by_rank=*/false).data_ptr();
+        call.op.recv = o.out_list(outputs, /*sparse=*/policy_ != FT_RAISE).data_ptr();
         o.calls.push_back(std::move(call));
         o.result = outputs;
     });

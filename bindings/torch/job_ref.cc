@@ -5,7 +5,8 @@
 
 namespace ftcomm_torch {
 
-JobRef::JobRef(ft_job* job, std::function<void()> on_unused) : job_(job), on_unused_(std::move(on_unused)) {}
+JobRef::JobRef(ft_job* job, std::function<void()> on_unused)
+    : job_(job), pointer_(reinterpret_cast<std::uintptr_t>(job)), on_unused_(std::move(on_unused)) {}
 
 void JobRef::retire() {
     std::unique_lock<std::shared_mutex> lock(mutex_);

@@ -1,6 +1,7 @@
 // The native job under all process groups of this process.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <shared_mutex>
@@ -25,12 +26,15 @@ public:
     void retire();
     bool closed();
 
+    std::uintptr_t pointer() const { return pointer_; }  // identifies the job, also a closed one
+
     void attach();
     void detach(bool tell);
 
 private:
     std::shared_mutex mutex_;
     ft_job* job_;
+    const std::uintptr_t pointer_;
     int groups_ = 0;
     std::function<void()> on_unused_;
 };

@@ -54,6 +54,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
              }),
              py::arg("job"), py::arg("on_unused"))
         .def("retire", &JobRef::retire, py::call_guard<py::gil_scoped_release>())
+        .def_property_readonly("pointer", &JobRef::pointer)
         .def_property_readonly("closed", &JobRef::closed);
 
     py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(m, "FtWork");
@@ -74,6 +75,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         .def_property_readonly("policy", &FtBackend::policy)
         .def_property_readonly("timeout_seconds", &FtBackend::timeout)
         .def_property_readonly("solo", &FtBackend::solo)
+        .def_property_readonly("closed", &FtBackend::closed)
+        .def_property_readonly("job", &FtBackend::job)
+        .def_property("stand_in", &FtBackend::stand_in, &FtBackend::set_stand_in)
         .def_property_readonly("alive", [](FtBackend& self) { return py::tuple(py::cast(set_bits(self.alive()))); })
         // torch calls it on ranks outside a new group when the default group is bound to a device; nothing to do here.
         .def("perform_nocolor_split", [](FtBackend&, const py::object&) {});

@@ -51,9 +51,9 @@ public:
     at::Tensor in(const at::Tensor& tensor);
     at::Tensor out(const at::Tensor& tensor);
     at::Tensor inout(const at::Tensor& tensor);
-    // One flat buffer for a list; out_list copies back to piece r only what rank r contributed to (by_rank).
+    // One flat buffer for a list. `sparse`: the library may leave pieces untouched (those of dead ranks): they become zero.
     at::Tensor in_list(const std::vector<at::Tensor>& tensors);
-    at::Tensor out_list(const std::vector<at::Tensor>& tensors, bool by_rank);
+    at::Tensor out_list(const std::vector<at::Tensor>& tensors, bool sparse);
     void at_end(std::function<void(Operation&)> fn) { finishers_.push_back(std::move(fn)); }
     void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
     bool needs_lane() const { return staging_.has_value(); }

@@ -102,7 +102,7 @@ at::Tensor Operation::in_list(const std::vector<at::Tensor>& tensors) {
     return flat;
 }
 
-at::Tensor Operation::out_list(const std::vector<at::Tensor>& tensors, bool by_rank) {
+at::Tensor Operation::out_list(const std::vector<at::Tensor>& tensors, bool sparse) {
     for (const auto& tensor : tensors) {
         use_device(tensor);
         kept_.push_back(tensor);
@@ -113,12 +113,11 @@ at::Tensor Operation::out_list(const std::vector<at::Tensor>& tensors, bool by_r
     }
     at::Tensor flat = staging_ ? Staging::host_empty(total(tensors), tensors[0]) : at::empty({total(tensors)}, tensors[0].options());
     kept_.push_back(flat);
-    at_end([flat, tensors, by_rank](Operation& self) {
-        const auto flags = by_rank ? self.contributors() : std::vector<std::uint8_t>(tensors.size(), 1);
+    if (sparse) flat.zero_();
+    at_end([flat, tensors](Operation&) {
         std::int64_t at = 0;
-        for (std::size_t i = 0; i < tensors.size(); ++i) {
-            const auto& tensor = tensors[i];
-            if (flags[i] != 0) tensor.copy_(flat.narrow(0, at, tensor.numel()).view(tensor.sizes()), true);
+        for (const auto& tensor : tensors) {
+            tensor.copy_(flat.narrow(0, at, tensor.numel()).view(tensor.sizes()), true);
             at += tensor.numel();
         }
     });

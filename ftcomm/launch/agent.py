@@ -146,7 +146,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):
         for event in self._setting.folder.new_events():
             self._speaks_ftcomm = True
             if event["event"] == "joined":
-                self._admitted.add((event.get("slot", event.get("rank")), event.get("incarnation", 0)))
+                slot, incarnation = event.get("slot"), event.get("slot_incarnation")
+                if isinstance(slot, int) and isinstance(incarnation, int):
+                    self._admitted.add((slot, incarnation))
             self._setting.narrator.hear(event)
 
     def _on_exit(self, ended: Exit) -> None:

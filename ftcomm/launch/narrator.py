@@ -38,7 +38,6 @@ class Narrator:
             "authority-lost": self._authority_lost,
             "joined": self._joined,
             "rejoined": self._rejoined,
-            "left": self._left,
         }
 
     def begin(self, world_size: int) -> None:
@@ -105,25 +104,24 @@ class Narrator:
 
     def _suspected(self, event: Event) -> None:
         slot, evidence = event["slot"], event["evidence"]
-        who = (slot, event.get("of", self._incarnation.get(slot, 0)))
+        who = (slot, event["slot_incarnation"])
+        if evidence == "left":
+            self._once(("left", *who), f"rank {slot} has left as planned", event["time"])
+            return
         died = self._died.get(who)
         after = ""
         if died is not None and event["time"] >= died:
             after = f" after {1000 * (event['time'] - died):.1f} ms"
         elif event.get("silence"):
             after = f" after {event['silence']:.2f} s of silence"
-        self._once(
-            ("suspected", *who),
-            f"rank {slot} is gone: detected by rank {event['rank']}{after}, by {evidence}",
-            event["time"],
-        )
+        text = f"rank {slot} is gone: detected by rank {event['rank']}{after}, by {evidence}"
+        self._once(("suspected", *who), text, event["time"])
 
     def _repaired(self, event: Event) -> None:
         ranks = event["ranks"]
         self._once(
             ("repaired", event.get("comm"), event["seq"]),
-            f"{event.get('operation', 'all-reduce')} #{event['seq']} repaired: contributors {len(ranks)} of "
-            f"{event.get('size', self._world)}",
+            f"{event.get('text', 'operation')} #{event['seq']} repaired: contributors {len(ranks)} of {self._world}",
             event["time"],
         )
 
@@ -142,18 +140,15 @@ class Narrator:
 
     def _joined(self, event: Event) -> None:
         slot = event["slot"]
-        self._once(("joined", slot, event["incarnation"]), f"slot {slot} is a member again", event["time"])
+        self._once(("joined", slot, event["slot_incarnation"]), f"slot {slot} is a member again", event["time"])
 
     def _rejoined(self, event: Event) -> None:
         rate = event["bytes"] / max(event["seconds"], 1e-9)
         self._once(
-            ("rejoined", event["slot"], event["incarnation"]),
+            ("rejoined", event["slot"], event["slot_incarnation"]),
             f"slot {event['slot']} rejoined at step {event['step']}: {_size(event['bytes'])} of state moved at {_size(rate)}/s",
             event["time"],
         )
-
-    def _left(self, event: Event) -> None:
-        self._once(("left", event["rank"]), f"rank {event['rank']} finished its step and left", event["time"])
 
 
 def _list(ranks: Iterable[int]) -> str:

@@ -316,7 +316,7 @@ void Checker::progress_of(Instance& who, const OpenCall& call) {
     if (call.members.size() < 2 || who.was_stale) return;
     for (auto& other : world_.instances()) {
         if (other.get() == &who || !other->running() || other->was_stale || other->stopped_until > world_.now()) continue;
-        if (who.view.empty() || other->view.empty()) continue;
+        if (!who.view.has(who.slot) || !other->view.has(other->slot)) continue;  // not in: a replacement that waits
         if (!who.view.has(other->slot) && !other->view.has(who.slot)) {
             world_.violate("V", "slots %d %s and %d %s both go on", who.slot, who.view.text().c_str(), other->slot, other->view.text().c_str());
             return;

@@ -143,7 +143,11 @@ void Program::admitted_like(const Program& survivor, int step) {
     const auto& s = world_.scenario();
     for (std::size_t c = 0; c < handles_.size(); ++c) {
         handles_[c] = survivor.handles_[c];
-        if (s.comms[c].policy == Policy::Raise) handles_[c].gone = true;
+        auto& h = handles_[c];
+        if (s.comms[c].policy == Policy::Raise) h.gone = true;
+        const bool mine = std::find(h.members.begin(), h.members.end(), self_.slot) != h.members.end();
+        // A communicator that the survivors have shrunk meanwhile, with this slot in it.
+        if (mine && !h.gone && h.id != 100 + c) create(static_cast<int>(c));
     }
     group_ = static_cast<int>(std::upper_bound(s.groups.begin(), s.groups.end(), step) - s.groups.begin());
     next_step_ = s.groups[static_cast<std::size_t>(group_)];
@@ -169,7 +173,7 @@ void Program::run() {
                 break;
             }
             case Phase::Joining:
-                if (!open_.empty() && !wait_done()) return;
+                if (!wait_done()) return;
                 if (stop_) {
                     phase_ = Phase::Finished;
                     world_.exited(self_);
@@ -446,10 +450,25 @@ void Program::next_any(int index) {
     add(std::move(call), request);
 }
 
+// A receive from anyone, when all who have not been heard are known dead: cancelled, or it would wait for ever.
+bool Program::stop_waiting_for_anyone(OpenCall& call) {
+    RankSet missing = RankSet::first(static_cast<int>(call.members.size())) - self_.node->comm_failed(call.comm) - RankSet::of(any_.got);
+    missing.remove(call.rank);
+    if (!missing.empty()) return false;
+    const auto request = call.request;
+    world_.input(self_, [&](Node& node, Time now) { node.fail_request(now, request, Code::Cancelled); });
+    return request->done.load();
+}
+
 bool Program::wait_done() {
     for (std::size_t i = 0; i < open_.size() && self_.running();) {
         OpenCall& call = *open_[i];
         if (!call.request->done.load()) {
+            if (call.request->alarmed && self_.node != nullptr) {  // ULFM: acknowledge, then the receive goes on
+                self_.node->ack_failed(call.comm, -1);
+                world_.counters().add("program: alarm acknowledged");
+                if (stop_waiting_for_anyone(call)) continue;
+            }
             ++i;
             continue;
         }

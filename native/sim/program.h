@@ -68,6 +68,7 @@ private:
     void post_collective(OpenCall& call, const Step& step);
     void post_ring(int step);
     void next_any(int step);
+    bool stop_waiting_for_anyone(OpenCall& call);
     bool wait_done();             // handles what is done; true when nothing is open
     void after_group();
     void call_shrink(int comm_index);

@@ -77,7 +77,7 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.eager_limit = scenario_.eager_limit;
     for (const auto& m : mutations_)
         if (m != "M9") c.mutations.push_back(m);  // M9 is the transport's
-    c.initial_view = incarnation > 0 ? store_.cell(Node::view_key("sim")) : initial_view_;
+    c.initial_view = initial_view_;
     who.program = std::make_unique<Program>(*this, who);
     who.view = RankSet::first(scenario_.ranks);
     who.node = std::make_unique<Node>(c, who.transport, who.authority, who, now());
@@ -210,6 +210,7 @@ void World::after_input(Instance& who) {
         for (const auto& request : done) {
             OpenCall* call = who.program->find(request);
             if (call == nullptr || call->checked) continue;  // completed inside its own call: Program::add looks
+            if (!request->done.load()) continue;              // an alarm: the program acknowledges and waits on
             checker_.completed(who, *call);
             who.program->completed(*call);
         }

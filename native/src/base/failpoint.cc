@@ -11,6 +11,7 @@
 #include "base/failpoint_spec.h"
 #include "base/failpoint_stop.h"
 #include "base/failpoint_table.h"
+#include "base/failpoint_words.h"
 
 namespace ftcomm::fault {
 
@@ -68,9 +69,12 @@ void delay(double seconds) {
 Verdict act(const Fault& fault) {
     switch (fault.deed) {
         case Deed::Kill:
+            last_words(fault);
             kill(getpid(), SIGKILL);
             for (;;) pause();  // another thread may run on for a moment; this one must not
-        case Deed::Exit: _exit(fault.argument);
+        case Deed::Exit:
+            last_words(fault);
+            _exit(fault.argument);
         case Deed::Stop: stop_for(fault.seconds); return {};
         case Deed::Delay: delay(fault.seconds); return {};
         case Deed::Corrupt: return {Action::Corrupt, 0};

@@ -26,6 +26,7 @@ public:
     bool started = false;
     bool ran = false;              // frames were exchanged for it
     bool timeout_proposed = false;
+    RankSet team;                  // the living of the attempt that it last ran in
     std::uint32_t repairs = 0;     // how many repair plans it went through
     std::shared_ptr<Bytes> kept;   // helper: the kept result that desc points into
 

@@ -127,6 +127,7 @@ private:
         FT_CHECK(holder != nullptr, "operation %llu was completed by a rank, another lacks data, and nobody kept the result",
                  static_cast<unsigned long long>(p.seq));
         p.verdict = OpPlan::Verdict::Repair;
+        p.settled = true;
         for (std::uint32_t g = 0; g < n; ++g) append(p.runs, SegmentMode::Gather, holder->rank, carried(holder->at(p.shape, g)));
         return p;
     }

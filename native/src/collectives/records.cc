@@ -150,7 +150,7 @@ Bytes Decision::encode() const {
     cause.encode(w);
     w.put(static_cast<std::uint32_t>(plans.size()));
     for (const auto& p : plans) {
-        w.put(p.seq).put(p.verdict);
+        w.put(p.seq).put(p.verdict).put(static_cast<std::uint8_t>(p.settled));
         p.cause.encode(w);
         p.shape.encode(w);
         w.put(static_cast<std::uint32_t>(p.runs.size()));
@@ -177,6 +177,7 @@ std::optional<Decision> Decision::decode(ByteView data) {
     for (auto& p : d.plans) {
         p.seq = r.get<std::uint64_t>();
         p.verdict = r.get<OpPlan::Verdict>();
+        p.settled = r.get<std::uint8_t>() != 0;
         p.cause = Cause::decode(r);
         p.shape = Shape::decode(r);
         p.runs.resize(r.count(10));

@@ -95,6 +95,7 @@ struct OpPlan {
     enum class Verdict : std::uint8_t { Complete = 1, Fail = 2, Repair = 3 };
     std::uint64_t seq = 0;
     Verdict verdict = Verdict::Complete;
+    bool settled = false;            // Repair of what a rank has returned from: no wish to fail it counts any more (C7)
     Cause cause;                     // Fail
     Shape shape;                     // Repair
     std::vector<SegmentRun> runs;    // Repair, Complete (contributors)

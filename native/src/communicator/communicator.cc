@@ -162,6 +162,10 @@ void Communicator::pump() {
         auto* op = current();
         if (op == nullptr || op->started) break;
         if (!start(*op)) continue;
+        if (!frozen_ && wishes_now()) {  // given up while it was queued
+            freeze();
+            send_vote();
+        }
         if (frozen_ || run_ == nullptr) continue;
         after_progress();
     }
@@ -220,6 +224,7 @@ RunEnv Communicator::env() const {
 }
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
+    op.team = decision_.alive;
     op.ran = true;
     if (repair) {
         ++op.repairs;
@@ -305,7 +310,7 @@ void Communicator::finish_current(Status status) {
     done_seq_ = op->seq;
     last_ = Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr};
     if (status.ok()) {
-        op->request->outcome = op->outcome(rank_, decision_.alive, core_.view.epoch);
+        op->request->outcome = op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
         if (op->shape.algorithm == Algorithm::Flat && op->repairs == 0 && core_.rules.c6 && decision_.alive.count() > 1) {
             // C6: nobody waited for the others to have it, so it is kept until the next operation is through.
             const auto bytes = op->desc.count * size_of(op->desc.dtype);

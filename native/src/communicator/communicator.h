@@ -102,6 +102,7 @@ private:
 
     // vote.cc: freeze, vote, decide, apply
     void propose(Code code, std::uint64_t seq);
+    bool wishes_now() const;            // a proposal that the next vote can answer: not one for a queued operation
     void freeze();
     Vote build_vote() const;
     void send_vote();

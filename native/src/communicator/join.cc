@@ -155,7 +155,9 @@ void NodeImpl::on_admission(const RankSet& came, bool self_came) {
     admit_votes_.clear();
     if (self_came) core.solo = false;
     RankSet newcomers = came;
+    // A newer view than the admitting one may be the first that a newcomer sees: then `admitted` is empty again.
     if (self_came) newcomers = newcomers | core.view.admitted;
+    if (self_came) newcomers.add(core.self());
     for (int s : core.view.admitted.list()) {
         NodeEvent e;
         e.kind = NodeEvent::Kind::Joined;
@@ -262,7 +264,7 @@ void NodeImpl::check_leave_done() {
     if (!(others - (leave_ok_ | core.left)).empty() && core.now <= leave_deadline_ && core.dead_end()) return;
     FrameHeader h;
     h.kind = FrameKind::Goodbye;
-    for (int s : (others - core.left).list()) core.sender.send(s, h);
+    for (int s : others.list()) core.sender.send(s, h);  // those that have left, too, may still run and wonder about our exit
     auto request = std::move(leave_request_);
     leave_request_ = nullptr;
     core.finish(request, {});

@@ -61,8 +61,16 @@ void Communicator::propose(Code code, std::uint64_t seq) {
     }
     proposals_.push_back({code, seq});
     core_.host.trace("propose");
+    if (!wishes_now()) return;  // pump() looks again when the operation's turn has come
     freeze();
     send_vote();
+}
+
+bool Communicator::wishes_now() const {
+    const bool started = !open_.empty() && open_.front()->started;
+    for (const auto& p : proposals_)
+        if (p.seq == 0 || (started && p.seq <= open_.front()->seq)) return true;
+    return false;
 }
 
 void Communicator::revoke() {
@@ -200,6 +208,8 @@ void Communicator::try_decide() {
     FT_POINT("decide.before");
     core_.cells.compare_and_set(cell_key(), record_, bytes, [this, bytes](CellClient::Result result, const Bytes& value) {
         on_decide_reply(result, value, bytes);
+        try_agree();  // votes for either may have come in while the cell was busy
+        try_decide();
     });
     if (!core_.rules.m4) {  // rule M4 switched off: act before it is recorded
         announce(bytes, FrameKind::Decision);
@@ -302,6 +312,8 @@ void Communicator::apply(const Decision& d) {
     for (const auto& p : d.plans) e.text += (e.text.empty() ? "" : "; ") + describe(p);
     if (d.revoked) e.text += " revoked";
     core_.event(std::move(e));
+    for (const auto& p : d.plans)
+        if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
     apply_plans();
     if (d.revoked) {
         auto s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
@@ -312,7 +324,7 @@ void Communicator::apply(const Decision& d) {
     if (agreed) finish_agree();
     pump();
     // News since the votes were cast: another death, a proposal that came too late for them.
-    if (!(decision_.alive - in_view()).empty() || !proposals_.empty()) {
+    if (!(decision_.alive - in_view()).empty() || wishes_now()) {
         freeze();
         send_vote();
     } else {

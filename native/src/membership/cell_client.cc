@@ -6,14 +6,14 @@ namespace ftcomm {
 
 void CellClient::read(const std::string& key, Callback done) {
     const auto id = next_++;
-    pending_[id] = Pending{key, {}, false, false, std::move(done)};
+    pending_[id] = Pending{key, {}, {}, false, false, std::move(done)};
     authority_.read(key, id);
 }
 
 void CellClient::compare_and_set(const std::string& key, Bytes expected, Bytes desired, Callback done) {
     const auto id = next_++;
-    auto& p = pending_[id] = Pending{key, std::move(desired), true, false, std::move(done)};
-    authority_.compare_and_set(key, expected, p.desired, id);
+    auto& p = pending_[id] = Pending{key, std::move(expected), std::move(desired), true, false, std::move(done)};
+    authority_.compare_and_set(key, p.expected, p.desired, id);
 }
 
 void CellClient::on_reply(const CellReply& reply) {
@@ -41,6 +41,10 @@ void CellClient::on_reply(const CellReply& reply) {
             auto key = p.key;
             pending_[id] = std::move(p);
             authority_.read(key, id);
+            return;
+        }
+        if (reply.value == p.expected) {  // it did not take effect: once more
+            compare_and_set(p.key, std::move(p.expected), std::move(p.desired), std::move(p.done));
             return;
         }
         p.done(reply.value == p.desired ? Result::Swapped : Result::Conflict, reply.value);

@@ -27,7 +27,7 @@ public:
 private:
     struct Pending {
         std::string key;
-        Bytes desired;
+        Bytes expected, desired;
         bool is_swap = false;
         bool rereading = false;
         Callback done;

@@ -1,0 +1,199 @@
+"""Process groups: the job under them, their communicators, and the way back from a group to its Communicator."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import threading
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcomm.communicator import Communicator, communicator_id
+from ftcomm.errors import ConfigError
+from ftcomm.job import Job
+from ftcomm.options import Options
+from ftcomm.rendezvous import job_name, start_job
+from ftcomm.request import Outcome
+from ftcomm.torch._extension import load
+
+__all__ = ["backend_of", "communicator", "create", "job_of", "outcome"]
+
+_POLICIES = {"raise": 0, "lossy": 1, "replay": 2}
+
+
+@dataclasses.dataclass
+class _Entry:
+    """A job of this process and the torch ranks that it was started with, in the order of its slots."""
+
+    job: Job
+    ref: Any
+    ranks: list[int]
+
+
+_lock = threading.RLock()
+_entries: dict[int, _Entry] = {}  # by the native job's address
+_groups: dict[str, Any] = {}  # open backends by torch's name of the group
+_started = 0
+
+
+def create(dist_opts: Any, pg_options: Any) -> Any:
+    """What torch calls for each device type of a new group; a group has one backend for all of them."""
+    extension = load()
+    if pg_options is not None and not isinstance(pg_options, Options):
+        raise ConfigError(f"pg_options must be an ftcomm.Options, not {type(pg_options).__name__}.")
+    name = str(dist_opts.group_id)
+    with _lock:
+        for old in [old for old, backend in _groups.items() if backend.closed]:
+            del _groups[old]
+        if name in _groups:
+            return _groups[name]
+        ranks = [int(rank) for rank in dist_opts.global_ranks_in_group] or list(range(dist_opts.group_size))
+        found = _find(ranks) if dist_opts.global_ranks_in_group else None
+        if found is None:
+            entry, slots = _start(dist_opts, ranks, pg_options), list(range(len(ranks)))
+        else:
+            entry, slots = found
+        options = pg_options or entry.job.options
+        timeout = options.timeout if options.timeout is not None else dist_opts.timeout.total_seconds()
+        backend = extension.FtBackend(
+            job=entry.ref,
+            id=communicator_id(entry.job.name, "torch", name, *slots),
+            name="world" if not dist_opts.global_ranks_in_group else f"group {name}",
+            slots=slots,
+            rank=dist_opts.group_rank,
+            policy=_POLICIES[options.policy],
+            timeout=timeout,
+        )
+        _groups[name] = backend
+        return backend
+
+
+def _find(ranks: list[int]) -> tuple[_Entry, list[int]] | None:
+    """The job that already links these ranks, and their slots in it; all of them find the same one."""
+    default = _own_backend(dist.distributed_c10d._get_default_group()) if dist.is_initialized() else None
+    if default is not None and not default.closed:
+        # After shrink_group the default group's ranks are numbered anew.
+        return _entries[default.job.pointer], [default.slots[rank] for rank in ranks]
+    for entry in _entries.values():
+        if not entry.job.closed and set(ranks) <= set(entry.ranks):
+            return entry, [entry.ranks.index(rank) for rank in ranks]
+    return None
+
+
+def _start(dist_opts: Any, ranks: list[int], options: Options | None) -> _Entry:
+    global _started
+    name = job_name()
+    if dist_opts.global_ranks_in_group:  # the default group has another backend
+        name += f".{communicator_id('group', dist_opts.group_id, *ranks):x}"
+    elif _started:
+        name += f".{_started}"  # destroyed and initialized again, maybe over the same store
+    job = start_job(
+        dist_opts.store,
+        dist_opts.group_rank,
+        dist_opts.group_size,
+        options or Options(),
+        job=name,
+        timeout=dist_opts.timeout.total_seconds(),
+    )
+    if not dist_opts.global_ranks_in_group:
+        _started += 1
+    entry = _Entry(job, None, ranks)
+    entry.ref = load().JobRef(job.pointer, lambda: _leave(entry))
+    _entries[job.pointer] = entry
+    return entry
+
+
+def _leave(entry: _Entry) -> None:
+    """The last group was destroyed: the others need not wait for this process any more."""
+    pointer = entry.ref.pointer
+    entry.ref.retire()
+    try:
+        entry.job.leave()
+    finally:
+        with _lock:
+            if _entries.get(pointer) is entry:
+                del _entries[pointer]
+
+
+def _own_backend(group: Any) -> Any:
+    """The FtBackend of a process group for whichever device it serves, or None."""
+    extension = load()
+    for device in ("cpu", "cuda"):
+        try:
+            backend = group._get_backend(torch.device(device))
+        except RuntimeError:
+            continue
+        while not isinstance(backend, extension.FtBackend) and hasattr(backend, "wrapped_pg"):
+            backend = backend.wrapped_pg  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        if isinstance(backend, extension.FtBackend):
+            return backend
+    return None
+
+
+def backend_of(group: Any = None) -> Any:
+    """The native backend under a process group (default: the default group).
+
+    Raises:
+        ConfigError: the group has another backend, or was destroyed.
+    """
+    group = group if group is not None else dist.distributed_c10d._get_default_group()
+    backend = _own_backend(group)
+    if backend is None:
+        raise ConfigError(
+            "This process group does not run on ftcomm. Make it with backend='ftcomm' (or 'cpu:gloo,cuda:ftcomm')."
+        )
+    return backend
+
+
+def job_of(backend: Any) -> Job:
+    """The job that a native backend belongs to."""
+    entry = _entries.get(backend.job.pointer)
+    if entry is None or backend.closed:
+        raise ConfigError("This process group was destroyed; its job has ended.")
+    return entry.job
+
+
+def communicator(group: Any = None) -> Communicator:
+    """The :class:`ftcomm.Communicator` under a process group: agree, alive, failed, revoke, direct operations.
+
+    Its operations and the group's are numbered together: call both in the same order on all ranks, from one thread.
+    """
+    backend = backend_of(group)
+    policy = next(name for name, code in _POLICIES.items() if code == backend.policy)
+    return Communicator(job_of(backend), backend.comm_id, backend.comm_name, backend.slots, policy)
+
+
+def outcome(work: Any) -> Outcome:
+    """Who contributed to a finished operation (``work = dist.all_reduce(t, async_op=True); work.wait()``).
+
+    Raises:
+        ConfigError: it is not finished, has failed, or belongs to another backend.
+    """
+    found = load().outcome(work)
+    if found is None:
+        raise ConfigError(
+            "outcome() needs a Work of an ftcomm group that has succeeded: make the call with async_op=True and wait for it."
+        )
+    contributors, chunks, epoch = found
+    return Outcome(contributors, tuple(chunks), epoch)
+
+
+def _leave_all() -> None:
+    """Before Python's own end: the extension's threads must find no half-gone job."""
+    for entry in list(_entries.values()):
+        try:
+            _leave(entry)
+        except Exception:  # noqa: BLE001 - at exit there is nobody to tell
+            continue
+
+
+def _forget_in_child() -> None:
+    _entries.clear()
+    _groups.clear()
+
+
+atexit.register(_leave_all)  # runs before ftcomm.job's own, which was registered earlier
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,32 @@
+"""DDP communication hooks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ftcomm.torch.groups import backend_of
+
+__all__ = ["lossy_hook"]
+
+
+def lossy_hook(state: Any, bucket: Any) -> Any:
+    """Averages gradients over the ranks that contributed: ``ddp.register_comm_hook(None, ftcomm.torch.lossy_hook)``.
+
+    Without a hook DDP divides by the world size before it adds, so that with a dead rank the sum comes out too small. A hook
+    gets the plain gradients, and ftcomm's average divides each part by the number of its contributors.
+
+    Args:
+        state: the process group, or None for the default one.
+    """
+    group = state if state is not None else dist.group.WORLD
+    # The ranks are replicas: what DDP broadcasts from rank 0 (buffers, bucket order) can come from another one.
+    backend_of(group).stand_in = True
+    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
+    return work.get_future().then(_first)
+
+
+def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    return future.value()[0]

@@ -1,0 +1,64 @@
+"""DDP's gradient buckets, made anew on all ranks when somebody joins.
+
+Survivors have ordered their buckets by the first backward pass; a replacement has not, and torch would exchange the new order
+only among ranks that are in their first iteration. With new reducers everywhere, the next iteration is the first for all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+__all__ = ["renew"]
+
+
+def renew(ddp: Any) -> None:
+    """Replaces the reducer of a DistributedDataParallel, with its hooks and settings. Does not communicate."""
+    builtin = _builtin_hook(ddp)
+    ddp._has_rebuilt_buckets = False
+    ddp._static_graph_delay_allreduce_enqueued = False
+    ddp.logger = None  # holds the old reducer
+    ddp.reducer = None  # its destructor takes its autograd hooks off the parameters
+    parameters, sparse = ddp._build_params_for_reducer()
+    ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+    for hook, state in ddp._comm_hooks:
+        reset_hook_state(state)
+        dist._register_comm_hook(ddp.reducer, state, hook)
+    if builtin is not None:
+        dist._register_builtin_comm_hook(ddp.reducer, builtin)
+    if getattr(ddp, "mixed_precision", None) is not None:
+        ddp.reducer._set_mixed_precision_param_dtype(ddp.mixed_precision.param_dtype)
+    ddp.require_forward_param_sync = True
+
+
+def _builtin_hook(ddp: Any) -> Any:
+    """A hook registered with _register_builtin_comm_hook, which DDP itself does not keep."""
+    if ddp._comm_hooks or ddp.logger is None:
+        return None
+    name = ddp._get_ddp_logging_data().get("comm_hook", "")
+    return getattr(dist.BuiltinCommHookType, name, None)
+
+
+def reset_hook_state(state: Any) -> None:
+    """PowerSGD keeps errors and factors by bucket, and counts iterations until its start: all begin again, on all ranks."""
+    for name in ("error_dict", "p_memory_dict", "q_memory_dict"):
+        kept = getattr(state, name, None)
+        if isinstance(kept, dict):
+            kept.clear()
+    if hasattr(state, "start_powerSGD_iter"):
+        state.iter = 0
+
+
+def hook_random_states(ddp: Any) -> list[Any]:
+    """Random generators of hook states (PowerSGD): equal on all ranks, so a replacement needs the survivors'."""
+    return [getattr(getattr(state, "rng", None), "get_state", lambda: None)() for _, state in ddp._comm_hooks]
+
+
+def set_hook_random_states(ddp: Any, values: list[Any]) -> None:
+    for (_, state), value in zip(ddp._comm_hooks, values, strict=False):
+        if value is not None and hasattr(getattr(state, "rng", None), "set_state"):
+            state.rng.set_state(value)

@@ -72,7 +72,7 @@ def main() -> int:
     print("1. Undisturbed", flush=True)
     train(args.folder / "quiet", args.steps, None)
     print(f"\n2. Rank {VICTIM} is killed in the middle of an all-reduce of step {kill_at}", flush=True)
-    train(args.folder, args.steps, f"rank={VICTIM},at=ring.ag.hop:1,step={kill_at},do=kill")
+    train(args.folder, args.steps, f"rank={VICTIM},at=ring.rs.hop:1,step={kill_at},do=kill")
 
     quiet, disturbed = results(args.folder / "quiet"), results(args.folder)
     events = read_events(args.folder / "events.jsonl")

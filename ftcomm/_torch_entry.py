@@ -1,7 +1,6 @@
 """What torch calls when it is imported (entry point group ``torch.backends``).
 
-An exception here would break ``import torch`` for every program in the environment, so nothing may get out: a backend that can't be
-registered is reported when somebody asks for it.
+An exception here would break ``import torch`` for every program in the environment, so nothing may get out.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def buffer_of(thing: Any, *, what: str = "buffer", writable: bool, dtype: Any = 
 
 def _torch(thing: Any, what: str, override: int | None) -> Buffer | None:
     torch: Any = sys.modules.get("torch")
-    if torch is None or not isinstance(thing, getattr(torch, "Tensor", ())):
+    if torch is None or not isinstance(thing, torch.Tensor):
         return None
     if thing.layout != torch.strided:
         raise ConfigError(

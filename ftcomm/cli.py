@@ -86,7 +86,7 @@ def _faults(chosen: argparse.Namespace) -> None:
     for point in points:
         print(f"{point['name']:{width}}  {point['where']}")
     print(
-        '\nSet one with FTCOMM_FAULTS="rank=2,at=NAME:NTH,do=kill"; do: kill, stop:SECONDS, exit:CODE, delay:MS, corrupt, cut:RANK'
+        '\nSet one with FTCOMM_FAULTS="rank=2,at=NAME:NTH,do=kill"\ndo: kill, stop:SECONDS, exit:CODE, delay:MS, corrupt, cut:RANK'
     )
 
 

@@ -33,6 +33,7 @@ class Collectives:
     name: str
     rank: int
     size: int
+    _native: tuple[Any, int]  # job and id; raises Closed after close()
 
     # -- asynchronous --------------------------------------------------------------------------------------------
 
@@ -157,7 +158,8 @@ class Collectives:
             self._check_output(recv, send, send.count, f"input = {send.count}")
             if send.count % self.size != 0:
                 raise ConfigError(
-                    f"The input has {send.count} elements, which is no multiple of the {self.size} ranks. Give out_counts= and in_counts=."
+                    f"The input has {send.count} elements, which is no multiple of the {self.size} ranks. "
+                    "Give out_counts= and in_counts=."
                 )
             each = send.count // self.size
             return self._collective(_ALL_TO_ALL, send, send=send, recv=recv, count=each, timeout=timeout)
@@ -263,7 +265,7 @@ class Collectives:
         described.factor = factor
         described.timeout = 0.0 if timeout is None else _positive(timeout)
         out = ffi.new("ft_request**")
-        check(C.ft_collective(self._job.handle, self.id, described, out))
+        check(C.ft_collective(*self._native, described, out))
         return Request(self._job, out[0], self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
 
     def _check_rank(self, what: str, rank: int) -> None:
@@ -273,7 +275,8 @@ class Collectives:
     def _check_types(self, one: Buffer, other: Buffer) -> None:
         if one.dtype != other.dtype:
             raise ConfigError(
-                f"Input and output have different types ({dtype_name(other.dtype)}, {dtype_name(one.dtype)}); they must be the same."
+                f"Input and output have different types ({dtype_name(other.dtype)}, {dtype_name(one.dtype)}); "
+                "they must be the same."
             )
 
     def _check_output(self, big: Buffer, small: Buffer, count: int, rule: str, what: str = "output") -> None:

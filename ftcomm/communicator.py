@@ -10,7 +10,7 @@ from typing import Any
 
 from ftcomm._lib import check, lib
 from ftcomm.collectives import Collectives
-from ftcomm.errors import ConfigError
+from ftcomm.errors import Closed, ConfigError
 from ftcomm.job import Job
 from ftcomm.point_to_point import PointToPoint
 from ftcomm.request import Outcome, Request, wait_all
@@ -71,6 +71,12 @@ class Communicator(Collectives, PointToPoint):
         check(C.ft_comm_create(job.handle, number, name.encode(), array, len(members), _POLICIES[policy], bound))
         return cls(job, number, name, members, policy)
 
+    @property
+    def _native(self) -> tuple[Any, int]:  # type: ignore[override]
+        if self._closed:
+            raise Closed(f"Communicator {self.name!r} was closed.")
+        return self._job.handle, self.id
+
     # -- who is there --------------------------------------------------------------------------------------------
 
     @property
@@ -94,11 +100,11 @@ class Communicator(Collectives, PointToPoint):
     def ack_failed(self, n: int | None = None) -> None:
         """Acknowledges the first ``n`` of :meth:`failed` (default: all): receives from ANY work again and agree no longer
         reports them."""
-        check(lib()[1].ft_comm_ack_failed(self._job.handle, self.id, -1 if n is None else n))
+        check(lib()[1].ft_comm_ack_failed(*self._native, -1 if n is None else n))
 
     def stats(self) -> dict[str, Any]:
         """Counters and what is in use: the job's ``info`` with this communicator's name, epoch and operation number."""
-        number = int(lib()[1].ft_comm_seq(self._job.handle, self.id))
+        number = int(lib()[1].ft_comm_seq(*self._native))
         return {**self._job.info(), "communicator": self.name, "operations": number, "epoch": self.epoch}
 
     # -- after a failure -----------------------------------------------------------------------------------------
@@ -108,17 +114,17 @@ class Communicator(Collectives, PointToPoint):
 
         Not collective: one rank's call is enough, also if it dies right afterwards.
         """
-        check(lib()[1].ft_comm_revoke(self._job.handle, self.id))
+        check(lib()[1].ft_comm_revoke(*self._native))
 
     @property
     def revoked(self) -> bool:
-        return bool(lib()[1].ft_comm_revoked(self._job.handle, self.id))
+        return bool(lib()[1].ft_comm_revoked(*self._native))
 
     def iagree(self, flag: int = 1) -> Request:
         """Starts :meth:`agree`; the flag is ``request.value``."""
         ffi, C = lib()
         out = ffi.new("ft_request**")
-        check(C.ft_agree(self._job.handle, self.id, flag, out))
+        check(C.ft_agree(*self._native, flag, out))
         return Request(self._job, out[0], self.size, None, f"agree on {self.name}")
 
     def agree(self, flag: int = 1) -> int:
@@ -135,7 +141,7 @@ class Communicator(Collectives, PointToPoint):
         """A new communicator of the ranks that are alive, in the old order. Collective; works on a revoked communicator."""
         ffi, C = lib()
         out = ffi.new("ft_request**")
-        check(C.ft_shrink(self._job.handle, self.id, out))
+        check(C.ft_shrink(*self._native, out))
         request = Request(self._job, out[0], self.size, None, f"shrink of {self.name}")
         survivors = request.wait().contributors
         slots = [self.slots[rank] for rank in survivors]
@@ -148,7 +154,7 @@ class Communicator(Collectives, PointToPoint):
 
         A rank with color None gets None.
         """
-        number = int(lib()[1].ft_comm_seq(self._job.handle, self.id))
+        number = int(lib()[1].ft_comm_seq(*self._native))
         mine = array("q", (color is not None, color or 0, key))
         everybody = array("q", bytes(24 * self.size))
         present = self.all_gather(everybody, mine).contributors
@@ -162,7 +168,7 @@ class Communicator(Collectives, PointToPoint):
 
     def dup(self, policy: str | None = None) -> Communicator:
         """A communicator of the same ranks with operations of its own. Collective. ``policy`` may be another one."""
-        number = int(lib()[1].ft_comm_seq(self._job.handle, self.id))
+        number = int(lib()[1].ft_comm_seq(*self._native))
         self.barrier()
         id = communicator_id(self._job.name, self.id, number, "dup")
         return Communicator.create(self._job, f"{self.name}.dup", self.slots, id=id, policy=policy or self.policy)
@@ -185,8 +191,8 @@ class Communicator(Collectives, PointToPoint):
     def close(self) -> None:
         """Frees this communicator; the job and other communicators go on. Pending operations end with Closed."""
         if not self._closed and not self._job.closed:
+            check(lib()[1].ft_comm_close(*self._native))
             self._closed = True
-            check(lib()[1].ft_comm_close(self._job.handle, self.id))
 
     def leave(self, timeout: float | None = None) -> None:
         """A planned end of this process's part in the job: the others go on without waiting for a timeout.
@@ -207,5 +213,5 @@ class Communicator(Collectives, PointToPoint):
     def _flags(self, function: str) -> tuple[int, ...]:
         ffi, C = lib()
         flags = ffi.new("uint8_t[]", self.size)
-        check(getattr(C, function)(self._job.handle, self.id, flags))
+        check(getattr(C, function)(*self._native, flags))
         return tuple(rank for rank, flag in enumerate(flags) if flag)

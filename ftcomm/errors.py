@@ -131,7 +131,7 @@ class Interrupted(Error):
 
 
 class Cancelled(Error):
-    """The operation was cancelled."""
+    """The operation was given up (cancel, or Ctrl-C) by the rank in ``ranks``."""
 
 
 class Truncated(Error):

@@ -25,6 +25,7 @@ class PointToPoint:
     name: str
     rank: int
     size: int
+    _native: tuple[Any, int]  # job and id; raises Closed after close()
 
     def isend(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> Request:
         """Starts :meth:`send`; the buffer may not be changed until the request is done."""
@@ -32,7 +33,7 @@ class PointToPoint:
         data = buffer_of(buf, writable=False, dtype=dtype)
         ffi, C = lib()
         out = ffi.new("ft_request**")
-        check(C.ft_send(self._job.handle, self.id, data.pointer, data.nbytes, dst, tag, out))
+        check(C.ft_send(*self._native, data.pointer, data.nbytes, dst, tag, out))
         return Request(self._job, out[0], self.size, data, f"send to rank {dst} on {self.name}")
 
     def irecv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> Request:
@@ -41,7 +42,7 @@ class PointToPoint:
         data = buffer_of(buf, writable=True, dtype=dtype)
         ffi, C = lib()
         out = ffi.new("ft_request**")
-        check(C.ft_recv(self._job.handle, self.id, data.pointer, data.nbytes, src, tag, out))
+        check(C.ft_recv(*self._native, data.pointer, data.nbytes, src, tag, out))
         source = "any rank" if src == ANY else f"rank {src}"
         return Request(self._job, out[0], self.size, data, f"recv from {source} on {self.name}")
 

@@ -1,7 +1,7 @@
 """Runs a function as the ranks of a job, in processes forked from the test itself, and can kill any of them.
 
-Forking from a parent that has everything imported makes a rank in milliseconds, and lets a test's function be a closure. The parent
-itself never starts a job: it has no thread of ftcomm and no descriptor of it.
+Forking from a parent that has everything imported makes a rank in milliseconds, and lets a test's function be a closure.
+The parent itself never starts a job: it has no thread of ftcomm and no descriptor of it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class _Process:
 class Group:
     """The running ranks of one job."""
 
-    def __init__(self, store: tuple[str, int], folder: Path, size: int, options: ftcomm.Options, faults: str, direct: bool):
+    def __init__(
+        self, store: tuple[str, int], folder: Path, size: int, options: ftcomm.Options, faults: str, direct: bool
+    ):
         self.job = f"test-{os.getpid()}-{next(_numbers)}"
         self.size, self.options = size, options
         self._store, self._folder, self._faults, self._direct = store, folder, faults, direct
@@ -278,7 +280,9 @@ class Ranks:
         results = group.results(deadline)
         for result in results:
             if result.ok == (result.rank in dead and result.incarnation == 0):
-                raise Failed("\n".join([f"Rank {result.rank} ended otherwise than expected.", *(r.text() for r in results)]))
+                raise Failed(
+                    "\n".join([f"Rank {result.rank} ended otherwise than expected.", *(r.text() for r in results)])
+                )
         return [result.value for result in results]
 
     def close(self) -> None:
@@ -347,12 +351,7 @@ def _pickled(error: BaseException) -> bytes:
 
 
 def _shared_memory() -> set[str]:
-    """Names that could outlive a job: files in /dev/shm and abstract sockets."""
-    names = set()
+    """Names of ours that could outlive a job. (Abstract sockets and memfds can't: they go with their last descriptor.)"""
     with contextlib.suppress(OSError):
-        names |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "ftcomm" in name}
-    with contextlib.suppress(OSError):
-        names |= {line.split()[-1] for line in Path("/proc/net/unix").read_text().splitlines() if "ftcomm" in line.split()[-1]}
-    return names
-
-
+        return {name for name in os.listdir("/dev/shm") if "ftcomm" in name}
+    return set()

@@ -82,7 +82,7 @@ FtError::FtError(int code_, std::string detail_, std::string message)
 
 PyObject* FtError::python_type() {
     t_detail = {true, code, detail};
-    return g_error_class != nullptr ? g_error_class : THPException_DistBackendError;
+    return g_error_class != nullptr ? g_error_class : PyExc_RuntimeError;
 }
 
 std::exception_ptr last_error(int code) {

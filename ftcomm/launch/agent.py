@@ -44,7 +44,7 @@ def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, before)
 
 
-class FtAgent(local_elastic_agent.LocalElasticAgent):
+class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     """Replaces failed workers one by one.
 
     A slot has ``max_restarts`` replacements; then it is given up and the other workers go on. A job of ftcomm in which no
@@ -71,7 +71,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):
         self._setting.narrator.begin(world_size)
         self._setting.signals.collect()  # before there is a worker that could be left alone by an exception
         with replaced(local_elastic_agent, "start_processes", start_workers):
-            pids = super()._start_workers(worker_group)
+            pids: dict[int, Any] = super()._start_workers(worker_group)
         self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY", "raise"))
         for slot in self._context.slots.values():
             self._log("spawn", rank=slot.rank, incarnation=0, pid=pids[slot.local_rank])

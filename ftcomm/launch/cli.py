@@ -37,7 +37,7 @@ OPTION_FLAGS = {
 
 def parser() -> argparse.ArgumentParser:
     """torchrun's parser with ftcomm's flags."""
-    result = torchrun.get_args_parser()
+    result: argparse.ArgumentParser = torchrun.get_args_parser()
     result.prog = "ftrun"
     result.description = (
         "Starts workers as torchrun does. A worker that fails is replaced alone, while the others go on. "
@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     for action in result._actions:
         if action.dest == "max_restarts":
             action.default = int(os.environ.get("PET_MAX_RESTARTS", DEFAULT_MAX_RESTARTS))
-            action.help = f"How often each slot's worker is replaced before the slot is given up (default {DEFAULT_MAX_RESTARTS})."
+            action.help = (
+                f"How often a slot's worker is replaced before the slot is given up (default {DEFAULT_MAX_RESTARTS})."
+            )
         elif action.dest == "monitor_interval":
             action.help = "Accepted for torchrun's sake; ftrun waits for events and has no interval."
     group = result.add_argument_group("ftcomm")
@@ -72,6 +74,8 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     # torch's agent says there that it shuts the workers down on a signal, which is not what happens here.
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
+    if args.log_dir is None:
+        args.log_dir = str(folder.path / "logs")  # torch's default is a folder in /tmp that nobody ever removes
     args.run_path = False  # a script is always started in a fresh interpreter
     narrator = Narrator()
     signals = Signals(handled)

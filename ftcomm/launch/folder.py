@@ -140,6 +140,12 @@ class RunFolder:
         os.close(self.fd)
         if self._temporary:
             shutil.rmtree(self.path, ignore_errors=True)
+            return
+        logs = self.path / "logs"
+        if not any(
+            path.is_file() for path in logs.rglob("*")
+        ):  # torch makes its folders even where nothing is redirected
+            shutil.rmtree(logs, ignore_errors=True)
 
 
 def remove_abandoned(report: Callable[[str], None] | None = None) -> None:

@@ -52,17 +52,18 @@ class Lane:
         self.state, self.since = state, time
 
 
-@dataclass(frozen=True)
+@dataclass
 class Failure:
-    """One death: when, when each survivor noticed, and when the last of them had recovered."""
+    """One death: when, when each survivor noticed, and when each had its interrupted operation repaired."""
 
     rank: int
     time: float
     known: bool  # the victim left word of its death; otherwise ``time`` is when the first survivor noticed
-    noticed: dict[int, float]
-    repaired: dict[int, float]
-    evidence: str
     text: str
+    noticed: dict[int, float] = field(default_factory=dict)
+    repaired: dict[int, float] = field(default_factory=dict)
+    evidence: str = ""
+    contributors: int = 0  # to the repaired operation
 
     @property
     def end(self) -> float:
@@ -83,6 +84,7 @@ class _Reader:
         self.lanes = {rank: Lane(rank) for rank in sorted(ranks)}
         self.failures: list[Failure] = []
         self.open: dict[int, Failure] = {}  # the latest death of a slot that nobody has replaced yet
+        self.unrepaired: dict[int, list[Failure]] = {}  # by survivor: what it noticed in the step that it is in
         self.incarnation: dict[int, int] = {}
         self.policy: str | None = None
 
@@ -96,6 +98,7 @@ class _Reader:
                 self._spawn(lane, event)
             case "step" if lane is not None:
                 lane.step = event.get("step", lane.step)
+                self.unrepaired.pop(lane.rank, None)
                 lane.enter(State.TRAINING, time)
             case "fault" if lane is not None and event.get("do") in ("kill", "exit"):
                 at = f" in {event['at']}" if event.get("at") else ""
@@ -108,7 +111,7 @@ class _Reader:
             case "suspected" if lane is not None:
                 self._noticed(lane, event)
             case "repaired" if lane is not None:
-                self._recovered(lane, time)
+                self._recovered(lane, event)
             case "join-waiting":
                 newcomer = self.lanes.get(event.get("slot", -1))
                 if newcomer is not None and newcomer.state is State.GONE:
@@ -136,7 +139,7 @@ class _Reader:
             return
         if lane.step is not None:
             text += f" at step {lane.step}"
-        failure = Failure(lane.rank, time, known, {}, {}, "", text)
+        failure = Failure(lane.rank, time, known, text)
         self.failures.append(failure)
         self.open[lane.rank] = failure
         lane.enter(State.GONE, time)
@@ -144,7 +147,7 @@ class _Reader:
 
     def _noticed(self, lane: Lane, event: Event) -> None:
         victim = self.lanes.get(event.get("slot", -1))
-        if victim is None or victim is lane:
+        if victim is None or victim is lane or event.get("evidence") == "left":
             return
         if victim.state in (State.TRAINING, State.WAITING, State.RECOVERING):
             self._death(victim, event["time"], known=False, text="dead or silent")
@@ -152,28 +155,17 @@ class _Reader:
         if failure is None:
             return
         failure.noticed.setdefault(lane.rank, event["time"])
-        if not failure.evidence:
-            index = self.failures.index(failure)
-            self.failures[index] = failure = Failure(
-                failure.rank,
-                failure.time,
-                failure.known,
-                failure.noticed,
-                failure.repaired,
-                str(event.get("evidence", "")),
-                failure.text,
-            )
-            if self.open.get(victim.rank) is not None:
-                self.open[victim.rank] = failure
+        self.unrepaired.setdefault(lane.rank, []).append(failure)
+        failure.evidence = failure.evidence or str(event.get("evidence", ""))
         if lane.state is State.TRAINING:
             lane.enter(State.RECOVERING, event["time"])
 
-    def _recovered(self, lane: Lane, time: float) -> None:
-        for failure in self.failures:
-            if failure.time <= time and lane.rank != failure.rank:
-                failure.repaired.setdefault(lane.rank, time)
+    def _recovered(self, lane: Lane, event: Event) -> None:
+        for failure in self.unrepaired.pop(lane.rank, ()):
+            failure.repaired[lane.rank] = event["time"]
+            failure.contributors = failure.contributors or len(event.get("ranks", ()))
         if lane.state is State.RECOVERING:
-            lane.enter(State.TRAINING, time)
+            lane.enter(State.TRAINING, event["time"])
 
     def _rejoined(self, event: Event) -> None:
         lane = self.lanes.get(event.get("slot", -1))

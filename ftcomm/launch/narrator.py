@@ -38,6 +38,7 @@ class Narrator:
             "authority-lost": self._authority_lost,
             "joined": self._joined,
             "rejoined": self._rejoined,
+            "left": self._left,
         }
 
     def begin(self, world_size: int) -> None:
@@ -121,7 +122,7 @@ class Narrator:
         ranks = event["ranks"]
         self._once(
             ("repaired", event.get("comm"), event["seq"]),
-            f"{event.get('text', 'operation')} #{event['seq']} repaired: contributors {len(ranks)} of {self._world}",
+            f"{event['text']} repaired: contributors {len(ranks)} of {self._world}",
             event["time"],
         )
 
@@ -145,9 +146,15 @@ class Narrator:
     def _rejoined(self, event: Event) -> None:
         rate = event["bytes"] / max(event["seconds"], 1e-9)
         self._once(
-            ("rejoined", event["slot"], event["slot_incarnation"]),
+            ("rejoined", event["slot"], event["incarnation"]),
             f"slot {event['slot']} rejoined at step {event['step']}: {_size(event['bytes'])} of state moved at {_size(rate)}/s",
             event["time"],
+        )
+
+    def _left(self, event: Event) -> None:
+        step = f" before step {event['step']}" if "step" in event else ""
+        self._once(
+            ("left", event["rank"], event["incarnation"]), f"rank {event['rank']} left{step}, as told", event["time"]
         )
 
 

@@ -100,7 +100,8 @@ def _label(axis: Any, index: int, lane: Lane, start: float, length: float) -> No
             reach.append(0.0)
         reach[line] = left + width
         axis.plot([x, x], [index - BAR / 2 - 0.06 - 0.2 * line, index + BAR / 2], color="black", lw=0.8)
-        axis.text(left, index - BAR / 2 - 0.08 - 0.2 * line, f" {mark.text}", fontsize=8.5, va="bottom")
+        plate = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.4}  # over the neighbour's line
+        axis.text(left, index - BAR / 2 - 0.08 - 0.2 * line, f" {mark.text}", fontsize=8.5, va="bottom", bbox=plate)
 
 
 def _draw_failure(axis: Any, timeline: Timeline, failure: Failure) -> None:
@@ -128,7 +129,8 @@ def _draw_failure(axis: Any, timeline: Timeline, failure: Failure) -> None:
         if repaired is not None:
             x = 1000 * (repaired - failure.time)
             axis.plot([x, x], [index - BAR / 2 - 0.1, index + BAR / 2], color="black", lw=1)
-            words.append((x, f"all-reduce done without rank {failure.rank}, {x:.2f} ms"))
+            share = f", {failure.contributors} of {len(timeline.lanes)} contribute" if failure.contributors else ""
+            words.append((x, f"repaired after {x:.2f} ms{share}"))
         for x, text in words:
             axis.text(x, index - BAR / 2 - 0.1, f" {text}", fontsize=8.5, va="bottom")
     axis.set_xlim(1000 * (left - failure.time), 1000 * (right - failure.time))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -16,7 +17,7 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
-class Worker(SubprocessHandler):
+class Worker(SubprocessHandler):  # type: ignore[misc]
     """A worker that dies with ftrun and whose log files survive its replacement."""
 
     def __init__(self, *, stdout: str | None, stderr: str | None, **rest: Any) -> None:
@@ -41,7 +42,7 @@ class Worker(SubprocessHandler):
             stdout=self._stdout,
             stderr=self._stderr,
             start_new_session=True,
-            preexec_fn=die_with_launcher,
+            preexec_fn=die_with_launcher,  # noqa: PLW1509 - two system calls, no lock
         )
 
     @property
@@ -75,10 +76,8 @@ class Worker(SubprocessHandler):
             self._kill_group()
 
     def _kill_group(self) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
 
 def describe_exit(code: int) -> str:

@@ -40,7 +40,7 @@ class Exit:
     failure: ProcessFailure | None
 
 
-class WorkerContext(SubprocessContext):
+class WorkerContext(SubprocessContext):  # type: ignore[misc]
     """torch's context, in which one worker's end is not the end of the others.
 
     The base class closes all workers as soon as one fails; here :meth:`ended` tells what ended, and the agent decides.

@@ -1,8 +1,6 @@
 """DDP communication hooks."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any  # annotations are real here: DDP compares them with its own types
 
 import torch
 import torch.distributed as dist
@@ -12,7 +10,7 @@ from ftcomm.torch.groups import backend_of
 __all__ = ["lossy_hook"]
 
 
-def lossy_hook(state: Any, bucket: Any) -> Any:
+def lossy_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Averages gradients over the ranks that contributed: ``ddp.register_comm_hook(None, ftcomm.torch.lossy_hook)``.
 
     Without a hook DDP divides by the world size before it adds, so that with a dead rank the sum comes out too small. A hook

@@ -142,19 +142,19 @@ def _hand_over(point: _Point, model: Any, optimizer: Any, extra: dict[str, Any] 
     """
     job, me = point.job, point.job.rank
     state = TrainingState(model, optimizer, extra)
-    joined: tuple[int, ...] = ()
+    asked: set[int] = set()
     result_extra, step = dict(extra or {}), point.step
     while True:
         point.flags.zero_()
         point.flags[me] = _NEEDS if needs else _HAS
         point.everybody.all_reduce(point.flags, "max")
         said = point.flags.tolist()
-        joined = joined or tuple(rank for rank, what in enumerate(said) if what == _NEEDS)
+        asked.update(rank for rank, what in enumerate(said) if what == _NEEDS)
         wanting = [rank for rank in point.group.slots if said[rank] == _NEEDS]
         having = [rank for rank in point.group.slots if said[rank] == _HAS]
         if _NEEDS not in said:
             break
-        if not having:
+        if wanting and not having:
             raise PeerFailure(
                 "All ranks that held the state of the training died before they could hand it over. Start again from a "
                 "checkpoint.",
@@ -174,6 +174,7 @@ def _hand_over(point: _Point, model: Any, optimizer: Any, extra: dict[str, Any] 
                 continue
     if hasattr(model, "reducer"):
         reducer.renew(model)
+    joined = tuple(rank for rank in sorted(asked) if said[rank] == _HAS)
     return Join(step, result_extra, joined, point.everybody.alive)
 
 

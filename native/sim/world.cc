@@ -120,7 +120,7 @@ void World::dispatch(const Event& e) {
             const Instance* old = newest(e.a);
             bool anybody = false;
             for (auto& i : instances_) anybody = anybody || (i->running() && !i->was_stale && !i->program->joining());
-            if (!anybody || (old->running() && !old->was_stale && old->stopped_until <= now())) break;
+            if (!anybody || old->incarnation >= 4 || (old->running() && !old->was_stale && old->stopped_until <= now())) break;
             Instance& fresh = start(e.a, old->incarnation + 1);
             counters_.add("inject replacement");
             trace_.text(now(), "%d.%u starts", fresh.slot, fresh.incarnation);
@@ -152,7 +152,11 @@ void World::tick(Instance& who) {
     }
     const Time interval = who.node->tick_interval();
     Time next = random_.between(interval * 7 / 10, interval);
-    if (scenario_.network.spike > 0 && random_.chance(0.002)) next += random_.between(0, scenario_.network.spike_high);
+    if (scenario_.network.spike > 0 && random_.chance(0.002)) {
+        // Late by little, or by so much that the rank itself knows: a silent link and a late tick must not add up to a heartbeat.
+        const Time late = random_.between(0, scenario_.network.spike_high);
+        next += late < kHeartbeat / 10 ? late : std::max(late, kHeartbeat * 3 / 10);
+    }
     queue_.push(now() + next, EventKind::Tick, who.id);
     input(who, [](Node& node, Time at) { node.on_tick(at); });
     // Signs of life: liveness words in shared memory, the transport's pings between hosts.
@@ -251,6 +255,8 @@ void World::tell_of_exit(Instance& who, bool host_gone) {
             const auto kind = random_.chance(0.7) ? Evidence::RobustFutex : Evidence::Pidfd;
             const Time after = kind == Evidence::RobustFutex ? random_.between(100 * kUs, 1100 * kUs) : random_.between(kMs, 80 * kMs);
             queue_.push(now() + after, EventKind::Evidence, i->id, who.id, static_cast<int>(kind));
+        } else if (who.left) {
+            continue;  // an agent, or a fellow rank that has read the goodbye, reports no death
         } else if (fellow) {
             queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id, static_cast<int>(Evidence::Agent));
         } else if (random_.chance(0.3)) {

@@ -219,6 +219,21 @@ FT_TEST(tcp_session_refuses_nonsense) {
     for (std::size_t i = 0; i < sizeof(WireHeader); ++i) broken([i](Bytes& w) { w[i] ^= std::byte{4}; });
 }
 
+FT_TEST(tcp_session_gap_breaks) {
+    Session sender(kRing), receiver(kRing);
+    sender.connected(0);
+    receiver.connected(0);
+    for (int i = 0; i < 2; ++i) {
+        REQUIRE(sender.reserve(0) != nullptr);
+        sender.commit(FrameHeader{});
+    }
+    iovec part;
+    REQUIRE(sender.gather(&part, 1) == 1 && part.iov_len == 2 * sizeof(WireHeader));
+    const ByteView both(static_cast<std::byte*>(part.iov_base), part.iov_len);
+    EXPECT(receiver.parse(both.subspan(sizeof(WireHeader))).kind == Session::Step::Kind::Broken);
+    EXPECT(receiver.parse(both).kind == Session::Step::Kind::Frame);
+}
+
 FT_TEST(tcp_session_largest_frame_fits_an_idle_link) {
     Session s(1u << 20);
     s.connected(0);

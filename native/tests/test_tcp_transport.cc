@@ -125,6 +125,8 @@ FT_TEST(tcp_transport_replacement) {
         std::lock_guard guard(survivor.engine);
         survivor.tcp.detach(1);
     }
+    // The voted-out incarnation keeps trying and is told so.
+    EXPECT(old->wait([&] { return old->tcp.why(0).find("not part of the job any more") != std::string::npos; }));
     // The survivor does not know where the replacement listens: it hears it from the replacement itself.
     Rank replacement(config(1, 2, 1));
     replacement.start({job.blobs[0], {}});
@@ -143,8 +145,6 @@ FT_TEST(tcp_transport_replacement) {
     }
     survivor.send(1, 7, 100);
     EXPECT(replacement.wait([&] { return replacement.received[{0, 0}] == 14; }));
-    // The voted-out incarnation keeps trying and is told so.
-    EXPECT(old->wait([&] { return old->tcp.why(0).find("not part of the job any more") != std::string::npos; }));
     std::lock_guard guard(survivor.engine);
     EXPECT_EQ((survivor.received[{1, 0}]), 0u);
     EXPECT(!survivor.wrong && !replacement.wrong);

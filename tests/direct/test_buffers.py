@@ -110,7 +110,9 @@ def test_refused_tensors() -> None:
 
 
 def test_names() -> None:
-    assert dtype_number("torch.float32") == dtype_number(np.float32) == dtype_number(np.dtype("f4")) == DTYPES["float32"]
+    assert (
+        dtype_number("torch.float32") == dtype_number(np.float32) == dtype_number(np.dtype("f4")) == DTYPES["float32"]
+    )
     assert op_number("SUM") == op_number("sum") == OPS["sum"]
     assert op_number("prod") == OPS["product"]
     with pytest.raises(ConfigError, match="premul_sum"):

@@ -118,7 +118,11 @@ def test_broadcast_and_reduce_every_root(ranks: Ranks, transport: str) -> None:
                 same(buf, data_of(root, count, "float32"))
                 buf = data_of(comm.rank, count, "int64")
                 comm.reduce(buf, root)
-                mine = sum(everybody(comm.size, count, "int64")) if comm.rank == root else data_of(comm.rank, count, "int64")
+                mine = (
+                    sum(everybody(comm.size, count, "int64"))
+                    if comm.rank == root
+                    else data_of(comm.rank, count, "int64")
+                )
                 same(buf, mine)
         raw = b"from the root" if comm.rank == 1 else bytearray(13)
         comm.broadcast(raw, 1)
@@ -162,11 +166,15 @@ def test_uneven_parts(ranks: Ranks, transport: str) -> None:
         parts = [data_of(r, counts[r], "float32") for r in range(comm.size)]
         for root in range(comm.size):
             out = np.zeros(sum(counts), np.float32)
-            comm.gather(parts[comm.rank], out if comm.rank == root else None, root, counts if comm.rank == root else None)
+            comm.gather(
+                parts[comm.rank], out if comm.rank == root else None, root, counts if comm.rank == root else None
+            )
             if comm.rank == root:
                 same(out, np.concatenate(parts))
             mine = np.zeros(counts[comm.rank], np.float32)
-            comm.scatter(mine, np.concatenate(parts) if comm.rank == root else None, root, counts if comm.rank == root else None)
+            comm.scatter(
+                mine, np.concatenate(parts) if comm.rank == root else None, root, counts if comm.rank == root else None
+            )
             same(mine, parts[comm.rank])
         sends = [comm.rank * 10 + r for r in range(comm.size)]
         takes = [r * 10 + comm.rank for r in range(comm.size)]

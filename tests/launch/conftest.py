@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launch.running import Ftrun, Start  # noqa: E402
+from launch.running import Ftrun, Start
 
 
 @pytest.fixture

@@ -60,4 +60,5 @@ def test_folders_of_dead_ftruns_are_removed(tmp_path: Path, monkeypatch: pytest.
     removed: list[str] = []
     remove_abandoned(removed.append)
     assert removed == [str(abandoned)]
-    assert used.exists() and foreign.exists()
+    assert used.exists()
+    assert foreign.exists()

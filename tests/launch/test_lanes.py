@@ -28,7 +28,7 @@ def test_the_victims_slot_is_gone_until_its_replacement_is_there() -> None:
     ]  # fmt: skip
     assert lane.spans[2].start == DEATH
     assert [mark.text for mark in lane.marks] == [
-        "killed in ring.ag.hop at step 20",
+        "killed in ring.rs.hop at step 20",
         "replacement started",
         "back at step 33",
     ]
@@ -41,7 +41,9 @@ def test_the_order_of_lines_does_not_matter() -> None:
 
 def test_one_failure_with_its_figures() -> None:
     (failure,) = read_timeline(story()).failures
-    assert failure.known and failure.time == DEATH and failure.rank == 2
+    assert failure.known
+    assert failure.time == DEATH
+    assert failure.rank == 2
     assert set(failure.noticed) == set(failure.repaired) == {0, 1, 3}
     assert failure.evidence == "robust-futex"
 
@@ -49,11 +51,12 @@ def test_one_failure_with_its_figures() -> None:
 def test_a_death_without_last_words_is_dated_by_the_first_who_noticed() -> None:
     events = [event for event in story() if event["event"] != "fault"]
     (failure,) = read_timeline(events).failures
-    assert not failure.known and failure.time == DEATH + 0.0009
+    assert not failure.known
+    assert failure.time == DEATH + 0.0009
 
 
 def test_a_slot_that_stays_vacant_is_gone_to_the_end() -> None:
-    events = [e for e in story() if e["time"] <= DEATH + 0.03 or e["rank"] != 2 and e["event"] in ("step", "exit")]
+    events = [e for e in story() if e["time"] <= DEATH + 0.03 or (e["rank"] != 2 and e["event"] in ("step", "exit"))]
     timeline = read_timeline(events)
     assert timeline.lanes[2].spans[-1].state is State.GONE
     assert timeline.lanes[2].spans[-1].end == timeline.end == START + 21

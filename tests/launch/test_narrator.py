@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from launch.story import story
+from launch.story import WHAT, story
 
 from ftcomm.launch.narrator import Narrator
 
@@ -21,9 +21,9 @@ def told(events: list[dict[str, object]]) -> list[str]:
 def test_the_story_of_one_death() -> None:
     assert told(story()) == [
         "4 workers, policy lossy",
-        "rank 2: fault at ring.ag.hop: kill",
+        "rank 2: fault at ring.rs.hop: kill",
         "rank 2 is gone: detected by rank 0 after 0.9 ms, by robust-futex",
-        "all-reduce #512 repaired: contributors 3 of 4",
+        f"{WHAT} repaired: contributors 3 of 4",
         "rank 2 ended: killed by SIGKILL (pid 102)",
         "slot 2: replacement 1 started (pid 110)",
         "slot 2 is a member again",

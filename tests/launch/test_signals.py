@@ -71,7 +71,8 @@ def test_who_does_not_end_in_time_is_killed(start: Start) -> None:
     workers = [os.pidfd_open(int(line)) for line in run.read_lines(2)]
     run.send(signal.SIGINT)
     code, _, err = run.finish()
-    assert code == 130 and "are killed: did not end in time" in err
+    assert code == 130
+    assert "are killed: did not end in time" in err
     wait_gone(workers)
 
 

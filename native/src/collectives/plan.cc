@@ -31,7 +31,7 @@ struct Standing {
     bool retained = false;
 
     LabelRun at(const Shape& shape, std::uint32_t segment) const {
-        if (state == State::Open || (state == State::Complete && !op->labels.empty())) {
+        if (state == State::Open || (state == State::Complete && op != nullptr && !op->labels.empty())) {
             while (segment >= base + op->labels[run].count) {
                 base += op->labels[run].count;
                 ++run;
@@ -63,6 +63,7 @@ public:
         }
         std::vector<Standing> standings;
         bool entered = false, complete = false, failed = false;
+        RankSet passed;
         for (const auto& [rank, vote] : in_.votes) {
             Standing s;
             s.rank = rank;
@@ -78,6 +79,14 @@ public:
                 complete |= o.state == OpVote::State::Complete;
                 failed |= o.state == OpVote::State::Failed;
             }
+            // Its vote speaks of a later operation that it took part in and that has ended: this one it has returned from long ago.
+            for (const auto& o : vote.ops)
+                if (s.op == nullptr && o.seq > seq && o.state != OpVote::State::Open) {
+                    s.state = Standing::State::Complete;
+                    complete = true;
+                }
+            // Or it failed at once there (a dead root): who runs it called something else.
+            if (s.op == nullptr && s.state == Standing::State::NotEntered && vote.done_seq >= seq) passed.add(rank);
             standings.push_back(s);
         }
         if (!entered) return std::nullopt;
@@ -91,6 +100,15 @@ public:
             return finish_as_completed(p, standings);
         }
         if (auto cause = disagreement(standings)) return fail(p, *cause);
+        if (!passed.empty()) {
+            Cause c;
+            c.code = Code::Mismatch;
+            c.epoch = in_.epoch;
+            for (int r : passed.list()) c.ranks.push_back(r);
+            c.message = "ranks " + passed.text() + " called a different operation at this point (it failed there at once) than " +
+                        p.shape.text() + ". Make every rank call the same collectives in the same order, with equal sizes and types";
+            return fail(p, c);
+        }
         if (auto cause = proposed_failure(seq, standings)) return fail(p, *cause);
         if (in_.spec.policy == Policy::Raise && !newly_dead_.empty()) {
             *fails_rest = true;

@@ -158,7 +158,8 @@ OpState* Communicator::current() const {
 void Communicator::pump() {
     if (pumping_) return;  // finishing an operation inside the loop comes back here
     pumping_ = true;
-    while (!frozen_ && !core_.admitting) {
+    // Hand-outs go on during an admission: a rank that needs one cannot come to the join point without it.
+    while (!frozen_ && (!core_.admitting || !helpers_.empty())) {
         auto* op = current();
         if (op == nullptr || op->started) break;
         if (!start(*op)) continue;
@@ -283,6 +284,13 @@ void Communicator::on_collective(int from, const FrameHeader& h, ByteView payloa
         return;
     }
     const auto finished = op != nullptr && op->started ? op->seq - 1 : done_seq_;
+    if (h.attempt == attempt_ && !frozen_ && h.seq > shared_seq_ && h.seq <= done_seq_) {
+        // It failed at once here (a dead root), yet a peer runs it: the peer called something else, and waits for us.
+        core_.host.trace("mismatch.late");
+        freeze();
+        send_vote();  // it says that this rank is past the operation: the plan takes it for the disagreement it is
+        return;
+    }
     if (h.attempt <= attempt_ && h.seq <= finished) return;
     stash_.push_back({from, h, Bytes(payload.begin(), payload.end())});
 }
@@ -308,7 +316,9 @@ void Communicator::finish_current(Status status) {
     run_.reset();
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
-    last_ = Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr};
+    // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
+    if (op->ran || status.ok()) shared_seq_ = op->seq;
+    if (op->ran || status.ok()) last_ = Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr};
     if (status.ok()) {
         op->request->outcome = op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
         if (op->shape.algorithm == Algorithm::Flat && op->repairs == 0 && core_.rules.c6 && decision_.alive.count() > 1) {
@@ -410,7 +420,7 @@ void Communicator::ack_failed(int n) {
     p2p_.on_failures(failed(), acked_, evidence());
 }
 
-AdmitEntry Communicator::standing() const { return {spec_.id, attempt_, next_seq_, decision_.agree_seq}; }
+AdmitEntry Communicator::standing() const { return {spec_.id, attempt_, next_seq_, decision_.agree_seq, decision_.revoked}; }
 
 bool Communicator::blocked_on(int slot) const {
     const int r = rank_of_slot(slot);

@@ -146,6 +146,7 @@ private:
     std::deque<std::unique_ptr<OpState>> helpers_;   // hand-outs of a kept result; they come first
     std::unique_ptr<Run> run_;
     Last last_;
+    std::uint64_t shared_seq_ = 0;                   // the last that did not fail at once
     std::deque<Stashed> stash_;         // frames of operations or attempts that are not here yet
     bool pumping_ = false;
 

@@ -85,7 +85,7 @@ void NodeImpl::send_admit_vote() {
     w.put(v.admissions).put(static_cast<std::uint32_t>(v.waiting.size()));
     for (const auto& [slot, incarnation] : v.waiting) w.put(static_cast<std::int32_t>(slot)).put(incarnation);
     w.put(static_cast<std::uint32_t>(v.table.size()));
-    for (const auto& a : v.table) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq);
+    for (const auto& a : v.table) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
     FrameHeader h;
     h.kind = FrameKind::AdmitVote;
     FT_POINT("join.admit");
@@ -100,12 +100,13 @@ void NodeImpl::on_admit_vote(int slot, ByteView payload) {
         const auto s = r.get<std::int32_t>();
         v.waiting[s] = r.get<std::uint32_t>();
     }
-    v.table.resize(r.count(28));
+    v.table.resize(r.count(29));
     for (auto& a : v.table) {
         a.comm = r.get<std::uint64_t>();
         a.attempt = r.get<std::uint32_t>();
         a.next_seq = r.get<std::uint64_t>();
         a.agree_seq = r.get<std::uint64_t>();
+        a.revoked = r.get<std::uint8_t>() != 0;
     }
     FT_CHECK(r.done(), "an undecodable admit vote from slot %d", slot);
     admit_votes_[slot] = std::move(v);
@@ -127,6 +128,7 @@ void NodeImpl::try_admit() {
             e.attempt = std::max(e.attempt, a.attempt + 1);
             e.next_seq = std::max(e.next_seq, a.next_seq);
             e.agree_seq = std::max(e.agree_seq, a.agree_seq);
+            e.revoked |= a.revoked;
         }
     }
     JobView next = core.view;
@@ -261,10 +263,14 @@ void NodeImpl::check_leave_done() {
     RankSet self;
     self.add(core.self());
     const auto others = core.view.alive() - self;
-    if (!(others - (leave_ok_ | core.left)).empty() && core.now <= leave_deadline_ && core.dead_end()) return;
-    FrameHeader h;
-    h.kind = FrameKind::Goodbye;
-    for (int s : others.list()) core.sender.send(s, h);  // those that have left, too, may still run and wonder about our exit
+    if (!goodbye_sent_) {
+        if (!(others - (leave_ok_ | core.left)).empty() && core.now <= leave_deadline_ && core.dead_end()) return;
+        goodbye_sent_ = true;
+        FrameHeader h;
+        h.kind = FrameKind::Goodbye;
+        for (int s : others.list()) core.sender.send(s, h);  // those that have left, too, may still run and wonder about our exit
+    }
+    if (!core.sender.idle() && core.now <= leave_deadline_ && core.dead_end()) return;  // a full link: the goodbye is still here
     auto request = std::move(leave_request_);
     leave_request_ = nullptr;
     core.finish(request, {});

@@ -171,6 +171,7 @@ void NodeImpl::settle() {
         send_admit_vote();
     }
     if (!leavers_.empty()) answer_leavers();
+    if (goodbye_sent_) check_leave_done();
     if (!(core.left & core.view.alive()).empty()) propose_view();
 }
 

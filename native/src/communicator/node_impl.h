@@ -94,7 +94,7 @@ private:
     Time next_join_request_ = 0;
     std::map<int, std::vector<std::pair<CommId, std::uint64_t>>> leavers_;  // not answered yet
     RankSet leave_ok_;
-    bool leave_sent_ = false;
+    bool leave_sent_ = false, goodbye_sent_ = false;
     Time leave_deadline_ = 0;
 };
 

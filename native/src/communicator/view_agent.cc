@@ -27,6 +27,7 @@ void NodeImpl::on_evidence(int slot, std::uint32_t incarnation, Evidence evidenc
         return;
     }
     if (!core.in_view(slot, incarnation)) return;
+    if (evidence == Evidence::Left) core.left.add(slot);  // closed without a goodbye: the same to those who need it
     if (is_confirmed(evidence) || (evidence == Evidence::Reset && !core.rules.m6)) {
         // M10: a rank that said goodbye is not a failure; it goes when somebody needs it (see removals_due).
         confirmed_[slot] = core.left.has(slot) && core.rules.m10 ? Evidence::Left : evidence;

@@ -397,6 +397,7 @@ void Communicator::on_admitted(const AdmitEntry* entry, const RankSet& slots) {
         done_seq_ = entry->next_seq - 1;
         next_seq_ = entry->next_seq + open_.size();  // what other threads posted meanwhile waits in line
         decision_.agree_seq = std::max(decision_.agree_seq, entry->agree_seq);
+        decision_.revoked |= entry->revoked;
     }
     decision_.attempt = attempt_;
     decision_.alive = in_view();
@@ -404,6 +405,7 @@ void Communicator::on_admitted(const AdmitEntry* entry, const RankSet& slots) {
     decision_.fail_from = ~std::uint64_t{0};
     decision_.cause = {};
     last_ = {};
+    shared_seq_ = done_seq_;
     helpers_.clear();
     acked_ = acked_ - came;
     std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });

@@ -17,7 +17,7 @@ Bytes JobView::encode() const {
     }
     w.put(admissions).ranks(admitted);
     w.put(static_cast<std::uint32_t>(admit.size()));
-    for (const auto& a : admit) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq);
+    for (const auto& a : admit) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
     return w.take();
 }
 
@@ -39,12 +39,13 @@ std::optional<JobView> JobView::decode(ByteView data) {
     }
     v.admissions = r.get<std::uint64_t>();
     v.admitted = r.ranks();
-    v.admit.resize(r.count(28));
+    v.admit.resize(r.count(29));
     for (auto& a : v.admit) {
         a.comm = r.get<std::uint64_t>();
         a.attempt = r.get<std::uint32_t>();
         a.next_seq = r.get<std::uint64_t>();
         a.agree_seq = r.get<std::uint64_t>();
+        a.revoked = r.get<std::uint8_t>() != 0;
     }
     if (!r.done()) return std::nullopt;
     return v;

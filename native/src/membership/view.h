@@ -24,6 +24,7 @@ struct AdmitEntry {
     std::uint32_t attempt = 0;
     std::uint64_t next_seq = 0;
     std::uint64_t agree_seq = 0;
+    bool revoked = false;
 };
 
 struct JobView {

@@ -1,0 +1,294 @@
+"""Starting a job: every init method, ranks that never come or fail, wrong settings, importing without side effects."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Context, Group, Ranks
+
+import ftcomm
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def check(comm: ftcomm.Communicator) -> int:
+    buf = np.full(10, comm.rank + 1)
+    comm.all_reduce(buf)
+    comm.leave()
+    return int(buf[0])
+
+
+def test_environment(ranks: Ranks) -> None:
+    port = free_port()
+
+    def run(group: Group, context: Context) -> int:
+        os.environ.update(RANK=str(context.rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        return check(ftcomm.init())
+
+    assert ranks(3, run, direct=False) == [6, 6, 6]
+
+
+def test_tcp_address(ranks: Ranks) -> None:
+    port = free_port()
+
+    def run(group: Group, context: Context) -> int:
+        return check(ftcomm.init(context.rank, 2, f"tcp://localhost:{port}"))
+
+    assert ranks(2, run, direct=False) == [3, 3]
+
+
+def test_file(ranks: Ranks, tmp_path: Path) -> None:
+    def run(group: Group, context: Context) -> int:
+        return check(ftcomm.init(context.rank, 3, f"file://{tmp_path}/meet"))
+
+    assert ranks(3, run, direct=False) == [6, 6, 6]
+
+    def again(group: Group, context: Context) -> None:
+        with pytest.raises(ftcomm.ConfigError, match="left over from an earlier run"):
+            run(group, context)
+
+    ranks(3, again, direct=False)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file", "prefix"])
+def test_torch_stores(ranks: Ranks, tmp_path: Path, kind: str) -> None:
+    distributed = pytest.importorskip("torch.distributed")
+    port = free_port()
+
+    def run(group: Group, context: Context) -> int:
+        if kind == "file":
+            store = distributed.FileStore(str(tmp_path / "store"), 2)
+        else:
+            store = distributed.TCPStore("127.0.0.1", port, 2, context.rank == 0)
+        if kind == "prefix":
+            store = distributed.PrefixStore("a/b", store)
+        comm = ftcomm.init(context.rank, 2, store=store, options=ftcomm.Options(transport="tcp", authority="store"))
+        return check(comm)
+
+    assert ranks(2, run, direct=False) == [3, 3]
+
+
+def test_a_rank_that_never_comes(ranks: Ranks) -> None:
+    """Everybody who came gets the same Timeout, which names it."""
+
+    def run(group: Group, context: Context) -> Any:
+        if context.rank == 1:
+            return None
+        with pytest.raises(ftcomm.Timeout) as caught:
+            ftcomm.init(context.rank, 3, store=group.store(), job=group.job, timeout=1.0)
+        assert "timeout" in str(caught.value)
+        return caught.value.missing
+
+    assert ranks(3, run, direct=False) == [(1,), None, (1,)]
+
+
+def test_a_rank_that_fails_fails_all(ranks: Ranks) -> None:
+    def run(group: Group, context: Context) -> str:
+        heartbeat = 0.5 if context.rank == 1 else 1.0  # must be the same everywhere
+        with pytest.raises(ftcomm.Error) as caught:
+            ftcomm.init(
+                context.rank,
+                3,
+                store=group.store(),
+                job=group.job,
+                options=ftcomm.Options(heartbeat=heartbeat),
+                timeout=20,
+            )
+        return str(caught.value)
+
+    for message in ranks(3, run, direct=False):
+        assert "heartbeat" in message
+
+
+def test_wrong_secret(ranks: Ranks) -> None:
+    def run(group: Group, context: Context) -> str:
+        options = ftcomm.Options(secret=str(context.rank) * 32, transport="tcp")
+        with pytest.raises(ftcomm.Error) as caught:
+            ftcomm.init(context.rank, 2, store=group.store(), job=group.job, options=options, timeout=3)
+        return str(caught.value)
+
+    for message in ranks(2, run, direct=False):
+        assert "rank" in message.lower()
+
+
+def test_right_secret(ranks: Ranks, transport: str) -> None:
+    assert (
+        ranks(2, lambda comm: comm.all_reduce(np.ones(3)).contributors, secret="s" * 32, transport=transport)
+        == [(0, 1)] * 2
+    )
+
+
+def test_killed_during_the_start(ranks: Ranks) -> None:
+    """After it has published its address: the others fail, they do not hang."""
+
+    def run(group: Group, context: Context) -> str:
+        with pytest.raises(ftcomm.Error) as caught:
+            ftcomm.init(context.rank, 3, store=group.store(), job=group.job, options=group.options, timeout=5)
+        return str(caught.value)
+
+    values = ranks(3, run, direct=False, dies={1}, faults="rank=1,at=rendezvous.gather,do=kill")
+    assert "1" in values[0]
+    assert "1" in values[2]
+
+
+def test_killed_before_it_published_then_replaced(ranks: Ranks) -> None:
+    """The replacement is a founding member in its place."""
+
+    def run(group: Group, context: Context) -> int:
+        comm = ftcomm.init(
+            context.rank,
+            2,
+            store=group.store(),
+            job=group.job,
+            options=group.options,
+            timeout=30,
+            incarnation=context.incarnation,
+        )
+        return check(comm)
+
+    group = ranks.start(2, run, direct=False, faults="rank=1,at=rendezvous.publish,do=kill")
+    group.spawn(1, run, incarnation=1)
+    results = group.results()
+    assert [(r.rank, r.value) for r in results if r.status == 0] == [(0, 3), (1, 3)], "\n".join(
+        r.text() for r in results
+    )
+
+
+def test_two_jobs_at_once(ranks: Ranks, transport: str) -> None:
+    first = ranks.start(3, lambda comm: comm.all_reduce(np.ones(100)).contributors, transport=transport)
+    second = ranks.start(3, lambda comm: comm.all_reduce(np.ones(100)).contributors, transport=transport)
+    assert Ranks.values(first) == Ranks.values(second) == [(0, 1, 2)] * 3
+
+
+def test_two_jobs_in_one_process(ranks: Ranks) -> None:
+    def run(comm: ftcomm.Communicator, context: Context) -> int:
+        port = free_port() if comm.rank == 0 else 0
+        place = np.array([port])
+        comm.broadcast(place)
+        other = ftcomm.init(comm.rank, 2, f"tcp://127.0.0.1:{place[0]}", job="other")
+        buf = np.ones(3)
+        other.all_reduce(buf)
+        comm.all_reduce(buf)
+        other.leave()
+        return int(buf[0])
+
+    assert ranks(2, run) == [4, 4]
+
+
+def test_init_again_after_leave(ranks: Ranks) -> None:
+    def run(group: Group, context: Context) -> list[int]:
+        return [
+            check(ftcomm.init(context.rank, 2, store=group.store(), job=f"{group.job}.{again}", timeout=20))
+            for again in range(5)
+        ]
+
+    assert ranks(2, run, direct=False) == [[3] * 5] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "says"),
+    [
+        ({}, {}, "No launcher is seen"),
+        ({"init_method": "env://"}, {}, "RANK is not set"),
+        ({"init_method": "env://"}, {"RANK": "x"}, "RANK is 'x'"),
+        ({"init_method": "env://"}, {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
+        ({"rank": 2, "world_size": 2, "init_method": "file:///tmp/never"}, {}, "rank=2"),
+        ({"rank": 0, "world_size": 0, "init_method": "env://"}, {"MASTER_ADDR": "x"}, "world_size=0|needs MASTER"),
+        ({"rank": 0, "world_size": 2, "init_method": "smoke://signals"}, {}, "is not known"),
+        ({"rank": 0, "world_size": 2, "init_method": "tcp://127.0.0.1"}, {}, "is not known"),
+        ({"store": object()}, {}, "needs rank="),
+        ({"rank": 0, "world_size": 1, "init_method": "env://"}, {"FTCOMM_INCARNATION": "-1"}, "FTCOMM_INCARNATION"),
+        ({"rank": 0, "world_size": 1, "init_method": "env://"}, {"FTCOMM_JOB": "a b"}, "job name"),
+        ({"rank": 0, "world_size": 1, "init_method": "env://"}, {"FTCOMM_POLICY": "x"}, "FTCOMM_POLICY"),
+        (
+            {"rank": 0, "world_size": 1, "init_method": "env://"},
+            {"FTCOMM_FAULTS": "nonsense"},
+            "nonsense|FTCOMM_FAULTS",
+        ),
+    ],
+)
+def test_wrong_settings(
+    monkeypatch: pytest.MonkeyPatch, arguments: dict[str, Any], environment: dict[str, str], says: str
+) -> None:
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ftcomm.ConfigError, match=says):
+        ftcomm.init(**arguments)
+    assert not ftcomm.is_initialized()
+
+
+def python(code: str, **environment: str) -> str:
+    """Runs code in a fresh interpreter and returns what it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_has_no_side_effects() -> None:
+    assert (
+        python("""
+        import os, sys, threading
+        before = sorted(os.listdir("/proc/self/fd"))
+        import ftcomm
+        ftcomm.Options, ftcomm.PeerFailure, ftcomm.Communicator, ftcomm.init
+        from ftcomm._lib import lib
+        lib()
+        assert sorted(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/task")) == 1, os.listdir("/proc/self/task")
+        print(sorted(m for m in ("torch", "numpy", "mpi4py") if m in sys.modules))
+        """)
+        == "[]"
+    )
+
+
+def test_exit_without_leave_is_a_goodbye() -> None:
+    port = free_port()
+    code = """
+        import sys, ftcomm
+        comm = ftcomm.init()
+        comm.all_reduce(bytearray(8))
+        if comm.rank == 0:
+            try:
+                while True: comm.all_reduce(bytearray(8))
+            except ftcomm.PeerFailure as error:
+                print(error.evidence)
+    """
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)],
+            env={**environment, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=60) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert outputs[0][0].strip() == "('left',)"
+
+
+def test_alone_needs_no_store() -> None:
+    assert python("import ftcomm; c = ftcomm.init(0, 1, 'env://'); b = bytearray(b'x'); c.all_reduce(b); print(b)") == (
+        "bytearray(b'x')"
+    )

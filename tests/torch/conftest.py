@@ -1,0 +1,112 @@
+"""Ranks with an initialized process group: the fixture ``world``."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import harness
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.distributed.optim  # noqa: E402
+import torch.nn.parallel  # noqa: E402
+
+import ftcomm.torch  # noqa: E402
+from ftcomm.torch import groups  # noqa: E402, F401  loads what children would otherwise load one by one
+
+_PR_SET_PDEATHSIG = 1
+
+
+@pytest.fixture(scope="session")
+def torch_store() -> Iterator[tuple[str, int]]:
+    """torch's own TCPStore in a process that outlives every rank, as torchrun's agent does."""
+    here, there = Pipe()
+    pid = os.fork()
+    if pid == 0:
+        here.close()
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        there.send(store.port)
+        with contextlib.suppress(EOFError):
+            there.recv()
+        os._exit(0)
+    there.close()
+    yield "127.0.0.1", here.recv()
+    here.close()
+    os.waitpid(pid, 0)
+
+
+class World:
+    """``world(4, fn)`` runs ``fn(context)`` on 4 ranks inside ``init_process_group("ftcomm")`` and returns the values."""
+
+    def __init__(self, ranks: harness.Ranks, store: tuple[str, int]) -> None:
+        self._ranks, self._store = ranks, store
+
+    def __call__(self, size: int, fn: Callable[[Any], Any], *, dies: tuple[int, ...] = (), **how: Any) -> list[Any]:
+        return self._ranks.values(self.start(size, fn, **how), dies)
+
+    def start(
+        self,
+        size: int,
+        fn: Callable[[Any], Any],
+        *,
+        backend: str = "ftcomm",
+        faults: str = "",
+        store: Callable[[], Any] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Starts the ranks and returns the harness's Group; ``replace(group, rank)`` adds a replacement."""
+        group = self._ranks.start(size, None, direct=False, **options)
+        address = self._store
+
+        def run(group: Any, context: Any) -> Any:
+            os.environ.update(FTCOMM_JOB=group.job, FTCOMM_INCARNATION=str(context.incarnation))
+            if faults:
+                os.environ["FTCOMM_FAULTS"] = faults
+            torch.set_num_threads(1)
+            ftcomm.torch.register_backend()
+            made = store() if store else dist.TCPStore(*address, is_master=False, wait_for_workers=False)
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore(group.job, made),
+                rank=context.rank,
+                world_size=group.size,
+                pg_options=group.options,
+                timeout=timedelta(seconds=group.options.operation_timeout),
+            )
+            value = fn(context)
+            dist.destroy_process_group()
+            return value
+
+        group.run = run
+        for rank in range(size):
+            group.spawn(rank, run)
+        return group
+
+    @staticmethod
+    def replace(group: Any, rank: int, incarnation: int = 1) -> None:
+        group.spawn(rank, group.run, incarnation)
+
+    def values(self, group: Any, dies: tuple[int, ...] = ()) -> list[Any]:
+        return self._ranks.values(group, dies)
+
+
+@pytest.fixture
+def world(ranks: harness.Ranks, torch_store: tuple[str, int]) -> World:
+    return World(ranks, torch_store)
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Path:
+    """A folder for Options(events=...)."""
+    return tmp_path / "events"

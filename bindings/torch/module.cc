@@ -1,6 +1,8 @@
 // What Python sees of the extension; ftcomm/torch/ is its only user.
 #include <pybind11/functional.h>
 #include <pybind11/stl.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include "backend.h"
@@ -27,6 +29,24 @@ py::object outcome(const c10::intrusive_ptr<c10d::Work>& work) {
         pieces.append(py::make_tuple(piece.offset, piece.count, py::tuple(py::cast(set_bits(piece.flags)))));
     }
     return py::make_tuple(py::tuple(py::cast(set_bits(own->operation().contributors()))), pieces, own->operation().epoch());
+}
+
+std::shared_ptr<torch::jit::PythonFutureWrapper> wrapped(c10::intrusive_ptr<c10::ivalue::Future> future) {
+    return std::make_shared<torch::jit::PythonFutureWrapper>(std::move(future));
+}
+
+// In a backward pass (a DDP hook written in Python) the future is complete when the hook gets it. Its callbacks then run at
+// once, in the order of the buckets; were they run when an operation happens to end, the operations that they start
+// (PowerSGD) would come in a different order on each rank.
+std::shared_ptr<torch::jit::PythonFutureWrapper> future_for_python(FtWork& work) {
+    if (torch::autograd::get_current_graph_task_id() != -1) work.settle();
+    return wrapped(work.getFuture());
+}
+
+// The first tensor of a work's future, as DDP wants it of a hook, without Python in between: errors keep their kind.
+std::shared_ptr<torch::jit::PythonFutureWrapper> tensor_future(const c10::intrusive_ptr<c10d::Work>& work) {
+    return wrapped(work->getFuture()->then(
+        [](c10::ivalue::Future& list) { return c10::IValue(list.value().toTensorVector().at(0)); }, c10::TensorType::get()));
 }
 
 }  // namespace
@@ -57,7 +77,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         .def_property_readonly("pointer", &JobRef::pointer)
         .def_property_readonly("closed", &JobRef::closed);
 
-    py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(m, "FtWork");
+    py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(m, "FtWork").def("get_future", &future_for_python);
     py::class_<FtGroupWork, c10d::Work, c10::intrusive_ptr<FtGroupWork>>(m, "FtGroupWork");
 
     py::class_<FtBackend, c10d::Backend, c10::intrusive_ptr<FtBackend>>(m, "FtBackend")
@@ -83,6 +103,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         .def("perform_nocolor_split", [](FtBackend&, const py::object&) {});
 
     m.def("outcome", &outcome, py::arg("work"));
+    m.def("tensor_future", &tensor_future, py::arg("work"));
     m.def("set_error_class", [](const py::object& cls) { set_error_class(cls.ptr()); });
     m.def("take_detail", []() -> py::object {
         int code = 0;

@@ -53,6 +53,15 @@ bool FtWork::wait(std::chrono::milliseconds timeout) {
     return true;
 }
 
+void FtWork::settle() {
+    WithoutGil without;
+    try {
+        operation_->wait(0);
+    } catch (const FtError&) {
+        return;
+    }
+}
+
 void FtWork::abort() {
     WithoutGil without;
     operation_->cancel(FT_CANCELLED);

@@ -28,6 +28,8 @@ public:
     c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
     uint64_t getSequencenumber() const override;
 
+    // Waits without throwing: the future then has the result or the error.
+    void settle();
     Operation& operation() const { return *operation_; }
 
 private:

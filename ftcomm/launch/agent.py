@@ -56,6 +56,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._setting = setting
         self._failures: dict[int, ProcessFailure] = {}  # of slots that are given up, by rank
         self._admitted: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that came in
+        self._orphaned: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that had nobody to join
         self._speaks_ftcomm = False  # some worker has written an event
         self._interrupt: signal.Signals | None = None
         self._kill_at: float | None = None
@@ -198,11 +199,13 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if self._interrupt is not None or not self._nobody_to_join():
             return
         for slot in self._context.running():
+            if (slot.rank, slot.incarnation) in self._orphaned:
+                continue  # killed already; its end will be seen like any other, and finds nobody to join
+            self._orphaned.add((slot.rank, slot.incarnation))
             finished = any(other.state is SlotState.SUCCEEDED for other in self._context.slots.values())
             why = "the others had finished before it came in" if finished else "no worker is left that it could join"
             self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
             self._context.worker(slot).kill()
-            # Its exit is seen like any other, and finds nobody to join.
 
     # -- signals -------------------------------------------------------------------------------------------------
 

@@ -121,23 +121,23 @@ def _draw_failure(axis: Any, timeline: Timeline, failure: Failure) -> None:
             )
             continue
         noticed, repaired = failure.noticed.get(lane.rank), failure.repaired.get(lane.rank)
-        words = []
         if noticed is not None:
-            x = 1000 * (noticed - failure.time)
-            axis.plot([x, x], [index - BAR / 2 - 0.1, index + BAR / 2], color="black", lw=1)
-            words.append((x, f"noticed after {x:.2f} ms" if failure.known else f"noticed at {x:.2f} ms"))
+            after = "noticed after" if failure.known else "noticed at"
+            _moment(axis, index, 1000 * (noticed - failure.time), after, "", "right")
         if repaired is not None:
-            x = 1000 * (repaired - failure.time)
-            axis.plot([x, x], [index - BAR / 2 - 0.1, index + BAR / 2], color="black", lw=1)
             share = f", {failure.contributors} of {len(timeline.lanes)} contribute" if failure.contributors else ""
-            words.append((x, f"repaired after {x:.2f} ms{share}"))
-        for x, text in words:
-            axis.text(x, index - BAR / 2 - 0.1, f" {text}", fontsize=8.5, va="bottom")
+            _moment(axis, index, 1000 * (repaired - failure.time), "repaired after", share, "left")
     axis.set_xlim(1000 * (left - failure.time), 1000 * (right - failure.time))
     how = f", noticed by {failure.evidence}" if failure.evidence else ""
     axis.set_xlabel(
         f"milliseconds since rank {failure.rank}'s death{how}: the same run, enlarged {_times(timeline, span)} times"
     )
+
+
+def _moment(axis: Any, index: int, x: float, before: str, after: str, side: str) -> None:
+    """A line across the lane with its text on one side of it."""
+    axis.plot([x, x], [index - BAR / 2 - 0.12, index + BAR / 2], color="black", lw=1, zorder=4)
+    axis.text(x, index - BAR / 2 - 0.1, f" {before} {x:.2f} ms{after} ", fontsize=8.5, va="bottom", ha=side)
 
 
 def _times(timeline: Timeline, span: float) -> str:

@@ -5,6 +5,7 @@ from typing import Any  # annotations are real here: DDP compares them with its 
 import torch
 import torch.distributed as dist
 
+from ftcomm.torch._extension import load
 from ftcomm.torch.groups import backend_of
 
 __all__ = ["lossy_hook"]
@@ -23,8 +24,4 @@ def lossy_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torc
     # The ranks are replicas: what DDP broadcasts from rank 0 (buffers, bucket order) can come from another one.
     backend_of(group).stand_in = True
     work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
-    return work.get_future().then(_first)
-
-
-def _first(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-    return future.value()[0]
+    return load().tensor_future(work)

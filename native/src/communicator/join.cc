@@ -145,6 +145,7 @@ void NodeImpl::try_admit() {
         next.admitted.add(slot);
     }
     for (const auto& [id, e] : table) next.admit.push_back(e);
+    next.admit_alive = next.alive();
     core.host.trace("admit.decide");
     FT_POINT("join.before");
     compare_and_set_view(next);
@@ -156,9 +157,8 @@ void NodeImpl::on_admission(const RankSet& came, bool self_came) {
     core.admitting = false;
     admit_votes_.clear();
     if (self_came) core.solo = false;
-    RankSet newcomers = came;
-    // A newer view than the admitting one may be the first that a newcomer sees: then `admitted` is empty again.
-    if (self_came) newcomers = newcomers | core.view.admitted;
+    // Not only those alive now: a newcomer may have died before this rank heard of the admission; its death comes next.
+    RankSet newcomers = came | core.view.admitted;
     if (self_came) newcomers.add(core.self());
     for (int s : core.view.admitted.list()) {
         NodeEvent e;
@@ -174,14 +174,14 @@ void NodeImpl::on_admission(const RankSet& came, bool self_came) {
         comm->on_admitted(entry, newcomers);
     }
     if (self_came && join_request_ != nullptr) {
-        join_request_->survivors = core.view.alive();
+        join_request_->survivors = core.view.admit_alive;
         join_request_->outcome.contributors = core.view.admitted;
         auto request = std::move(join_request_);
         join_request_ = nullptr;
         core.finish(request, {});
     }
     if (admit_request_ != nullptr) {
-        admit_request_->survivors = core.view.alive();
+        admit_request_->survivors = core.view.admit_alive;
         admit_request_->outcome.contributors = core.view.admitted;
         auto request = std::move(admit_request_);
         admit_request_ = nullptr;

@@ -130,7 +130,6 @@ void NodeImpl::propose_view() {
     next.epoch += 1;
     next.parent = core.view.nonce;
     next.nonce = core.random();
-    next.admitted = {};
     for (const auto& [slot, evidence] : due) {
         auto& m = next.members[static_cast<std::size_t>(slot)];
         m.alive = false;

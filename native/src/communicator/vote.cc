@@ -400,7 +400,9 @@ void Communicator::on_admitted(const AdmitEntry* entry, const RankSet& slots) {
         decision_.revoked |= entry->revoked;
     }
     decision_.attempt = attempt_;
-    decision_.alive = in_view();
+    decision_.alive = {};  // as recorded, not as this rank sees it now: later deaths are the next decision's business
+    for (std::size_t r = 0; r < spec_.members.size(); ++r)
+        if (core_.view.admit_alive.has(spec_.members[r])) decision_.alive.add(static_cast<int>(r));
     decision_.plans.clear();
     decision_.fail_from = ~std::uint64_t{0};
     decision_.cause = {};

@@ -15,7 +15,7 @@ Bytes JobView::encode() const {
         w.put(static_cast<std::uint8_t>(m.alive));
         w.put(m.evidence);
     }
-    w.put(admissions).ranks(admitted);
+    w.put(admissions).ranks(admitted).ranks(admit_alive);
     w.put(static_cast<std::uint32_t>(admit.size()));
     for (const auto& a : admit) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
     return w.take();
@@ -39,6 +39,7 @@ std::optional<JobView> JobView::decode(ByteView data) {
     }
     v.admissions = r.get<std::uint64_t>();
     v.admitted = r.ranks();
+    v.admit_alive = r.ranks();
     v.admit.resize(r.count(29));
     for (auto& a : v.admit) {
         a.comm = r.get<std::uint64_t>();

@@ -35,7 +35,8 @@ struct JobView {
     std::uint64_t nonce = 0;     // of this record: tells whose compare-and-set won
     std::vector<MemberState> members;
     std::uint64_t admissions = 0;      // how many join points have let somebody in
-    RankSet admitted;                  // by the last of them
+    RankSet admitted;                  // by the last of them; kept in later views, for whoever learns of it late
+    RankSet admit_alive;               // who was in right after it: all start from the same set, whatever happened since
     std::vector<AdmitEntry> admit;
 
     Bytes encode() const;

@@ -157,14 +157,15 @@ Status Job::get_segment(const RankSet& local) {
         if (cause.code == Code::Timeout || config_.transport == TransportChoice::Shm || !tcp_) return cause;
         say(cause.message + ": this rank uses tcp");
         RankSet have;  // of no use here; but the giver must not take this rank for dead
-        if (asker_.is_open()) asker_.await_go(false, deadline_, stop_event_, &have);
+        if (asker_.is_open()) asker_.await_go(false, deadline_ + 2 * config_.heartbeat, stop_event_, &have);
         asker_.close();
         return {};
     }
     // Registered before the answer, so that after Go everybody finds everybody.
     if (auto s = share_memory({}); !s) return s;
     RankSet have;
-    status = asker_.await_go(true, deadline_, stop_event_, &have);
+    // The giver knows who is missing and says so when its own time is up, which may be a little after ours.
+    status = asker_.await_go(true, deadline_ + 2 * config_.heartbeat, stop_event_, &have);
     if (!status) {
         if (status.ranks.empty() && status.code != Code::Closed) status.ranks = {giver.rank};
         return std::move(status).within("starting with " + who);

@@ -117,7 +117,7 @@ else:
     )
     code, _, err = run.finish()
     assert code == 1
-    assert "slot 1: the replacement is ended: the others had finished before it came in" in err
+    assert err.count("slot 1: the replacement is ended: the others had finished before it came in") == 1
 
 
 def test_run_folder(start: Start, tmp_path: Path) -> None:

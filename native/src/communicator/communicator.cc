@@ -106,6 +106,10 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         core_.finish(request, core_.dead_end());
         return request;
     }
+    if (auto s = core_.dead_end(); !s) {  // nobody will ever vote here again
+        core_.finish(request, std::move(s));
+        return request;
+    }
     const Time timeout = desc.timeout > 0 ? desc.timeout : spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
     op->deadline = core_.now + timeout;
     open_.push_back(std::move(op));

@@ -155,7 +155,8 @@ void NodeImpl::on_admission(const RankSet& came, bool self_came) {
     FT_POINT("join.after");
     core.host.trace("admission");
     core.admitting = false;
-    admit_votes_.clear();
+    // Votes for the next one may be here already: their senders heard of this one first.
+    std::erase_if(admit_votes_, [&](const auto& v) { return v.second.admissions < core.view.admissions; });
     if (self_came) core.solo = false;
     // Not only those alive now: a newcomer may have died before this rank heard of the admission; its death comes next.
     RankSet newcomers = came | core.view.admitted;

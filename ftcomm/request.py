@@ -105,17 +105,20 @@ class Request:
 
     def _wait_until(self, deadline: float | None) -> None:
         ffi, C = lib()
+        # A signal that comes after Python has last looked for one, but before the C side sleeps, wakes nobody: so the sleep is
+        # cut into pieces, and Ctrl-C is never lost.
+        piece = self._job.options.heartbeat
         while True:
-            left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
-            code = C.ft_request_wait(self._open(), left)
+            left = piece if deadline is None else max(0.0, deadline - time.monotonic())
+            code = C.ft_request_wait(self._open(), min(left, piece))
             # A signal's Python handler runs between these lines of Python, and may raise.
             if code in (FT_INTERRUPTED, FT_TIMEOUT):
                 done = ffi.new("int32_t*")
                 after = C.ft_request_test(self._handle, done)
                 if not done[0]:
-                    if code == FT_TIMEOUT:
+                    if code == FT_TIMEOUT and left <= piece and deadline is not None:
                         raise Timeout(
-                            f"{self.operation} was not decided within the {left:.3g} s of this wait; it is still pending.",
+                            f"{self.operation} was not decided within the time of this wait; it is still pending.",
                             operation=self.operation,
                         )
                     continue

@@ -43,10 +43,16 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> future_for_python(FtWork& work)
     return wrapped(work.getFuture());
 }
 
-// The first tensor of a work's future, as DDP wants it of a hook, without Python in between: errors keep their kind.
+// The first tensor of a work's future as a Python object, as DDP wants it of a hook. Not by a Python callback: that would turn
+// every error into a RuntimeError.
 std::shared_ptr<torch::jit::PythonFutureWrapper> tensor_future(const c10::intrusive_ptr<c10d::Work>& work) {
     return wrapped(work->getFuture()->then(
-        [](c10::ivalue::Future& list) { return c10::IValue(list.value().toTensorVector().at(0)); }, c10::TensorType::get()));
+        [](c10::ivalue::Future& list) {
+            const at::Tensor tensor = list.value().toTensorVector().at(0);
+            py::gil_scoped_acquire gil;
+            return torch::jit::toIValue(py::cast(tensor), c10::PyObjectType::get());
+        },
+        c10::PyObjectType::get()));
 }
 
 }  // namespace

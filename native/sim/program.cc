@@ -139,15 +139,20 @@ int Program::admit_step() const {
     return -1;
 }
 
-void Program::admitted_like(const Program& survivor, int step) {
+// A replacement takes over the position: in the script, and in each communicator from one who is in it.
+void Program::admitted_like(const std::vector<const Program*>& survivors, int step) {
     const auto& s = world_.scenario();
+    const auto is_in = [](const Handle& h, int slot) {
+        return std::find(h.members.begin(), h.members.end(), slot) != h.members.end();
+    };
     for (std::size_t c = 0; c < handles_.size(); ++c) {
-        handles_[c] = survivor.handles_[c];
         auto& h = handles_[c];
+        h.gone = true;
+        for (const auto* other : survivors)
+            if (is_in(other->handles_[c], other->self_.slot)) h = other->handles_[c];
         if (s.comms[c].policy == Policy::Raise) h.gone = true;
-        const bool mine = std::find(h.members.begin(), h.members.end(), self_.slot) != h.members.end();
         // A communicator that the survivors have shrunk meanwhile, with this slot in it.
-        if (mine && !h.gone && h.id != 100 + c) create(static_cast<int>(c));
+        if (is_in(h, self_.slot) && !h.gone && h.id != 100 + c) create(static_cast<int>(c));
     }
     group_ = static_cast<int>(std::upper_bound(s.groups.begin(), s.groups.end(), step) - s.groups.begin());
     next_step_ = s.groups[static_cast<std::size_t>(group_)];
@@ -516,18 +521,18 @@ bool Program::wait_done() {
                     peers([&](Program& p) {
                         if (p.admit_step() >= 0 && (step < 0 || p.admit_step() < step)) step = p.admit_step();
                     });
-                const Program* like = nullptr;
+                std::vector<const Program*> like;
                 peers([&](Program& p) {
                     const bool there = p.admit_step() == step ||
                                        s.groups[static_cast<std::size_t>(std::min(p.group_, s.group_count()))] > step;
-                    if (step >= 0 && there) like = &p;
+                    if (step >= 0 && there) like.push_back(&p);
                 });
-                if (step < 0 || like == nullptr) {
+                if (step < 0 || like.empty()) {
                     stop_ = true;  // all who admitted it are gone: nothing to go on with
                     break;
                 }
                 world_.counters().add("inject join completed");
-                admitted_like(*like, step);
+                admitted_like(like, step);
                 break;
             }
             default: break;

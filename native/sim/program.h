@@ -42,7 +42,7 @@ public:
     void run();                   // the event
     void fail_request(int step);  // the event
     void revoke(int comm_index);  // the event
-    void admitted_like(const Program& survivor, int step);  // a replacement takes over the position
+    void admitted_like(const std::vector<const Program*>& survivors, int step);
 
     std::vector<OpenCall*>& open() { return open_; }
     OpenCall* find(const RequestPtr& request);

@@ -218,6 +218,7 @@ def test_revoke_wakes_a_waiting_receive(ranks: Ranks, transport: str) -> None:
         else:
             context.hold()
             comm.revoke()
+        comm.agree()
 
     group = ranks.start(2, run, transport=transport)
     group.wait_for(0, "posted")

@@ -17,8 +17,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+# What torch itself would import later, in each child anew.
+import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+import torch.distributed.checkpoint  # noqa: E402
+import torch.distributed.fsdp  # noqa: E402
 import torch.distributed.optim  # noqa: E402
+import torch.distributed.pipelining  # noqa: E402
+import torch.distributed.tensor.parallel  # noqa: E402
 import torch.nn.parallel  # noqa: E402
 
 import ftcomm.torch  # noqa: E402

@@ -76,10 +76,7 @@ def hooks(context):
         lambda group: (group, default_hooks.allreduce_hook),
         lambda group: (group, default_hooks.fp16_compress_hook),
         lambda group: (powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook),
-        lambda group: (
-            powerSGD_hook.PowerSGDState(group, start_powerSGD_iter=2), powerSGD_hook.batched_powerSGD_hook,
-        ),
-    ):  # fmt: skip
+    ):
         results = []
         for group in (dist.group.WORLD, gloo):
             model = DistributedDataParallel(net(), process_group=group)

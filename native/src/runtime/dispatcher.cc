@@ -18,6 +18,7 @@ void Dispatcher::post(std::function<void()> fn) {
 }
 
 void Dispatcher::run(const std::shared_ptr<Shared>& shared) {
+    ::pthread_setname_np(::pthread_self(), "ftcomm-callback");
     std::unique_lock hold(shared->mutex);
     for (;;) {
         shared->changed.wait(hold, [&] { return shared->stopping || !shared->queue.empty(); });

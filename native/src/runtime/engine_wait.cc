@@ -74,7 +74,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         bool did = poll();
         if (done()) return Wait::Done;
         if (stopped()) return Wait::Closed;
-        if (did) {
+        if (did && (deadline == 0 || IoLoop::now() < deadline)) {
             unlock();
             // A mutex is not fair: whoever has just let go would take it again and again.
             for (int i = 0; i < 64 && contenders_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();

@@ -208,6 +208,7 @@ bool IoLoop::stop_requested() {
 }
 
 void IoLoop::run() {
+    ::pthread_setname_np(::pthread_self(), "ftcomm-io");
     thread_id_.store(std::this_thread::get_id());
     int deferred = 0;
     std::array<epoll_event, 64> events{};

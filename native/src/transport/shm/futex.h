@@ -19,7 +19,8 @@ struct FutexWord {
 inline constexpr std::size_t kMaxFutexWords = 128;
 // Until one of at most kMaxFutexWords words changes or is woken. 0, ETIMEDOUT, EINTR.
 int futex_wait_any(std::span<const FutexWord> words, std::int64_t deadline);
-// Whether this kernel (and its seccomp filter) has futex_waitv; futex_wait_any waits on the first word only without it.
+// Whether this kernel (and its seccomp filter) has futex_waitv. Without it futex_wait_any waits on the first word only, the
+// own bell: deaths are then noticed at the next tick or by pidfd.
 bool has_futex_waitv();
 
 }  // namespace ftcomm

@@ -146,7 +146,8 @@ bool ShmTransport::poll(std::uint64_t budget) {
     if (!todo_.empty()) {
         did = true;
         reading_ = true;
-        for (int slot : todo_.list()) {
+        for (int slot = 0; slot < segment_.world_size(); ++slot) {
+            if (!todo_.has(slot)) continue;
             auto& peer = peers_[static_cast<std::size_t>(slot)];
             find_rings(slot, peer);
             bool empty = true;

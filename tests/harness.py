@@ -211,6 +211,8 @@ class Group:
         try:
             _die_with_parent()
             _output_to(log)
+            if self._faults:
+                os.environ["FTCOMM_FAULTS"] = self._faults
             context = Context(rank, incarnation, channel)
             try:
                 value = self._run(context, fn)
@@ -264,13 +266,8 @@ class Ranks:
         made = ftcomm.Options(**{"timeout": 30.0, **options})
         group = Group(self._store, self._folder, size, made, faults, direct)
         self._groups.append(group)
-        if faults:
-            os.environ["FTCOMM_FAULTS"] = faults
-        try:
-            for rank in range(size if fn is not None else 0):
-                group.spawn(rank, fn)
-        finally:
-            os.environ.pop("FTCOMM_FAULTS", None)
+        for rank in range(size if fn is not None else 0):
+            group.spawn(rank, fn)
         return group
 
     @staticmethod

@@ -55,6 +55,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._setting = setting
         self._failures: dict[int, ProcessFailure] = {}  # of slots that are given up, by rank
+        self._replaced: dict[int, ProcessFailure] = {}  # of each slot's worker before the present one, by rank
         self._admitted: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that came in
         self._orphaned: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that had nobody to join
         self._speaks_ftcomm = False  # some worker has written an event
@@ -166,6 +167,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 ended, f"it was replaced {restarts} times (--max-restarts)" if restarts else "--max-restarts is 0"
             )
         else:
+            self._replaced[slot.rank] = ended.failure
             self._context.replace(slot)
             pid = self._context.worker(slot).pid
             self._worker_group.workers[slot.local_rank].id = pid
@@ -173,9 +175,12 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _give_up(self, ended: Exit, why: str) -> None:
         assert ended.failure is not None
-        self._failures[ended.slot.rank] = ended.failure
-        others = len(self._context.running())
-        self._log("given-up", rank=ended.slot.rank, incarnation=ended.incarnation, why=why, others=others)
+        rank = ended.slot.rank
+        # A replacement that we ended did not fail: what it came for is the slot's failure.
+        ours = (rank, ended.incarnation) in self._orphaned
+        self._failures[rank] = self._replaced[rank] if ours else ended.failure
+        others = 0 if self._nobody_to_join() else len(self._context.running())
+        self._log("given-up", rank=rank, incarnation=ended.incarnation, why=why, others=others)
 
     # -- when nobody holds the training state any more -------------------------------------------------------------
 

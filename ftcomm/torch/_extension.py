@@ -13,7 +13,9 @@ from ftcomm.errors import ConfigError
 __all__ = ["load"]
 
 _NAME = "_ftcomm_torch"
-_REBUILD = "python -m pip install --no-build-isolation --force-reinstall --no-deps ftcomm (in its source tree: make setup)"
+_REBUILD = (
+    "python -m pip install --no-build-isolation --force-reinstall --no-deps ftcomm (in its source tree: make setup)"
+)
 
 
 def load() -> Any:
@@ -43,7 +45,8 @@ def load() -> Any:
         )
     lib()  # the one libftcomm.so of this process; the extension is linked to the same file
     spec = importlib.util.spec_from_file_location(_NAME, path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     sys.modules[_NAME] = module

@@ -70,9 +70,7 @@ class TrainingState:
         layout = [(name, tuple(t.shape), t.dtype) for name, t in model]
         rest = {
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "extra": {
-                name: value.state_dict() if _stateful(value) else value for name, value in self.extra.items()
-            },
+            "extra": {name: value.state_dict() if _stateful(value) else value for name, value in self.extra.items()},
             "more": more,
         }
         return pickle.dumps({"model": layout, "rest": self._outline(rest), "tensors": self._shapes(len(model))})
@@ -122,11 +120,10 @@ class TrainingState:
             optimizer.load_state_dict(state)
         extra = {}
         for name, value in rest["extra"].items():
-            mine = self.extra.get(name)
+            mine: Any = self.extra.get(name)
             if _stateful(mine):
                 mine.load_state_dict(value)
-                value = mine
-            extra[name] = value
+            extra[name] = mine if _stateful(mine) else value
         return extra, rest["more"]
 
     def _inline(self, value: Any) -> Any:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import signal
 import struct
 import threading
 import time
@@ -45,8 +47,8 @@ def descriptors() -> set[str]:
 
 
 def threads() -> list[str]:
-    """The library's own, by name (a sanitizer has some, too). One that was joined is listed for a moment more: the kernel wakes the
-    joiner first."""
+    """The library's own, by name (a sanitizer has some, too). One that was joined is listed for a moment more: the
+    kernel wakes the joiner first."""
     until = time.monotonic() + nr.DEADLINE
     while True:
         names = []
@@ -163,6 +165,62 @@ def test_the_missing_rank_is_named(ranks: nr.Ranks) -> None:
         assert ranks.result(rank) == (nr.TIMEOUT, [2])
     ranks.send(2, "go on")
     assert ranks.result(2)[0] != nr.OK
+
+
+def test_a_start_can_be_interrupted_and_resumed(ranks: nr.Ranks) -> None:
+    def run(channel: nr.Channel, rank: int) -> Any:
+        if rank == 1:
+
+            def late(blob: bytes) -> Any:
+                out = channel.exchange(blob)
+                channel.receive()
+                return out
+
+            nr.Job(name(), 1, 2, late)
+            channel.receive()
+            return None
+
+        caught: list[int] = []
+        signal.signal(signal.SIGUSR1, lambda *_: caught.append(1))
+        signal.siginterrupt(signal.SIGUSR1, True)
+        codes: list[int] = []
+
+        class Patient(nr.Job):
+            def check(self, code: int) -> None:
+                codes.append(code)
+                if code != nr.INTERRUPTED:
+                    super().check(code)
+
+        poke = pulse(threading.get_ident())
+        job = Patient(name(), 0, 2, channel.exchange)
+        poke.set()
+        assert codes[-1] == nr.INTERRUPTED
+        channel.send("interrupted")
+        blank = (ctypes.c_char_p * 2)(), (ctypes.c_size_t * 2)()
+        start = job.c.ft_job_start
+        code = nr.INTERRUPTED
+        while code == nr.INTERRUPTED:
+            code = start(job.handle, *blank, ctypes.c_uint64(0), 0, ctypes.c_double(0))
+        return code, caught[:1], job.info()["running"]
+
+    for rank in range(2):
+        ranks.spawn(rank, partial(run, rank=rank))
+    ranks.exchange(range(2))
+    assert ranks.receive(0) == "interrupted"
+    ranks.send(1, "go on")
+    assert ranks.result(0) == (nr.OK, [1], True)
+
+
+def pulse(thread: int) -> threading.Event:
+    """Signals a thread over and over until the event is set: one that comes between two system calls interrupts nothing."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.wait(0.001):
+            signal.pthread_kill(thread, signal.SIGUSR1)
+
+    threading.Thread(target=run).start()
+    return stop
 
 
 @pytest.mark.parametrize("variable", ["FTCOMM_FLAT_LIMIT", "FTCOMM_SEGMENT_BYTES", "FTCOMM_EAGER_LIMIT"])

@@ -15,9 +15,10 @@ from typing import Any
 import harness
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
 # What torch itself would import later, in each child anew.
+import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.distributed.checkpoint  # noqa: E402

@@ -198,8 +198,10 @@ def more(context):
     assert work.is_completed()
     assert work.is_success()
     assert work.result()[0].tolist() == t.tolist() == [sum(range(size))] * 5
-    chained = dist.all_reduce(torch.ones(4), async_op=True).get_future().then(
-        lambda f: dist.all_reduce(f.value()[0], async_op=True).get_future().wait()[0]
+    chained = (
+        dist.all_reduce(torch.ones(4), async_op=True)
+        .get_future()
+        .then(lambda f: dist.all_reduce(f.value()[0], async_op=True).get_future().wait()[0])
     )
     assert chained.wait().tolist() == [float(size * size)] * 4
 

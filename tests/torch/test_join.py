@@ -131,7 +131,7 @@ def test_source_killed_in_mid_transfer(world, point):
     """Rank 0 hands over first; when it dies, rank 1 does. Rank 0 stays vacant."""
     group = world.start(
         3,
-        lambda context: last_ones(context),
+        last_ones,
         policy="lossy",
         faults=f"rank=0,at={point},do=kill",
     )
@@ -149,7 +149,7 @@ def test_source_killed_in_mid_transfer(world, point):
 @pytest.mark.parametrize("point", ["join.transfer.joiner:1", "join.transfer.joiner:2"])
 def test_joiner_killed_in_mid_transfer(world, point):
     """The first replacement dies while it receives; a second one comes in."""
-    group = world.start(3, lambda context: last_ones(context), policy="lossy", faults=f"rank=2.1,at={point},do=kill")
+    group = world.start(3, last_ones, policy="lossy", faults=f"rank=2.1,at={point},do=kill")
     group.wait_for(1, "waiting")
     world.replace(group, 2)
     group.wait_for(2, "here")

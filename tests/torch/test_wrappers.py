@@ -17,7 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 def net() -> nn.Module:
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    return nn.Sequential(
+        nn.Linear(16, 32), nn.ReLU(), nn.BatchNorm1d(32), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4)
+    )
 
 
 def train(model: nn.Module, steps: int = 4, optimizer=None) -> list[torch.Tensor]:
@@ -186,7 +188,10 @@ def checkpoint(folder):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             dcp.save(state, checkpoint_id=str(folder))
-            other = {"model": {k: torch.zeros_like(v) for k, v in state["model"].items()}, "rank": torch.zeros(3).long()}
+            other = {
+                "model": {k: torch.zeros_like(v) for k, v in state["model"].items()},
+                "rank": torch.zeros(3).long(),
+            }
             dcp.load(other, checkpoint_id=str(folder))
         assert all(torch.equal(v, other["model"][k]) for k, v in state["model"].items())
 

@@ -355,7 +355,15 @@ void Communicator::finish_current(Status status) {
         core_.event(std::move(e));
     }
     std::erase_if(proposals_, [&](const Proposal& p) { return p.seq != 0 && p.seq <= done_seq_; });
+    bool others_run_it = false;
+    if (!op->ran && !status.ok())
+        for (const auto& f : stash_) others_run_it |= f.header.attempt == attempt_ && f.header.seq == op->seq;
     core_.finish(op->request, std::move(status));
+    if (others_run_it && core_.dead_end()) {  // as in on_collective: a disagreement that came before we did
+        core_.host.trace("mismatch.late");
+        freeze();
+        send_vote();
+    }
 }
 
 void Communicator::on_writable(int slot) {

@@ -168,11 +168,12 @@ void NodeImpl::on_admission(const RankSet& came, bool self_came) {
         e.incarnation = core.view.members[static_cast<std::size_t>(s)].incarnation;
         core.event(std::move(e));
     }
+    admissions_.push_back({newcomers, core.view.admit_alive, core.view.admit});
     for (auto& [id, comm] : comms) {
         const AdmitEntry* entry = nullptr;
         for (const auto& a : core.view.admit)
             if (a.comm == id) entry = &a;
-        comm->on_admitted(entry, newcomers);
+        comm->on_admitted(entry, newcomers, core.view.admit_alive);
     }
     if (self_came && join_request_ != nullptr) {
         join_request_->survivors = core.view.admit_alive;

@@ -66,13 +66,15 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
         return {};
     }
     auto& comm = comms[spec.id] = std::make_unique<Communicator>(core, spec, claimed);
-    if (core.config.joining && !core.solo && core.view.admissions > 0) {
-        for (const auto& a : core.view.admit)
-            if (a.comm == spec.id) {  // it existed when this replacement came in
-                RankSet self;
-                self.add(core.self());
-                comm->on_admitted(&a, self);
-            }
+    // It may have existed elsewhere when replacements came in: the same steps as there, and none for admissions that let
+    // nobody into it (its members kept their attempt then).
+    for (const auto& admission : admissions_) {
+        RankSet into;
+        for (int m : spec.members)
+            if (admission.newcomers.has(m)) into.add(m);
+        if (into.empty()) continue;
+        for (const auto& a : admission.table)
+            if (a.comm == spec.id) comm->on_admitted(&a, admission.newcomers, admission.alive);
     }
     if (!core.solo) comm->on_view();
     auto held = std::move(unknown_[spec.id]);

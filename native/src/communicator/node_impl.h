@@ -90,6 +90,11 @@ private:
 
     RequestPtr join_request_, admit_request_, leave_request_;
     bool admit_voted_ = false;
+    struct Admission {   // that this rank has seen, for communicators that it makes later
+        RankSet newcomers, alive;
+        std::vector<AdmitEntry> table;
+    };
+    std::vector<Admission> admissions_;
     std::map<int, AdmitVote> admit_votes_;
     Time next_join_request_ = 0;
     std::map<int, std::vector<std::pair<CommId, std::uint64_t>>> leavers_;  // not answered yet

@@ -380,7 +380,7 @@ void Communicator::on_view() {
 }
 
 // M13: the newcomers know nothing of what was before; everyone goes on from the same attempt and operation number.
-void Communicator::on_admitted(const AdmitEntry* entry, const RankSet& slots) {
+void Communicator::on_admitted(const AdmitEntry* entry, const RankSet& slots, const RankSet& alive) {
     RankSet came;
     for (std::size_t r = 0; r < spec_.members.size(); ++r) {
         if (!slots.has(spec_.members[r])) continue;
@@ -402,7 +402,7 @@ void Communicator::on_admitted(const AdmitEntry* entry, const RankSet& slots) {
     decision_.attempt = attempt_;
     decision_.alive = {};  // as recorded, not as this rank sees it now: later deaths are the next decision's business
     for (std::size_t r = 0; r < spec_.members.size(); ++r)
-        if (core_.view.admit_alive.has(spec_.members[r])) decision_.alive.add(static_cast<int>(r));
+        if (alive.has(spec_.members[r])) decision_.alive.add(static_cast<int>(r));
     decision_.plans.clear();
     decision_.fail_from = ~std::uint64_t{0};
     decision_.cause = {};

@@ -262,13 +262,13 @@ def test_callbacks_run_once(ranks: nr.Ranks) -> None:
             done.release()
 
         callback = nr.DoneFn(call)
-        for _ in range(200):
+        for _turn in range(200):
             values = (ctypes.c_double * 1)(1.0)
             request = job.post(comm, nr.ALL_REDUCE, values)
             job.check(job.c.ft_request_on_done(request, callback, None))
             job.wait(request)
             assert list(values) == [2.0]
-        for _ in range(200):
+        for _turn in range(200):
             assert done.acquire(timeout=nr.DEADLINE)
         job.leave()
         job.close()

@@ -18,18 +18,18 @@ import pytest
 pytest.importorskip("torch")
 
 # What torch itself would import later, in each child anew.
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-import torch.distributed.checkpoint  # noqa: E402
-import torch.distributed.fsdp  # noqa: E402
-import torch.distributed.optim  # noqa: E402
-import torch.distributed.pipelining  # noqa: E402
-import torch.distributed.tensor.parallel  # noqa: E402
-import torch.nn.parallel  # noqa: E402
+import torch
+import torch._dynamo
+import torch.distributed as dist
+import torch.distributed.checkpoint
+import torch.distributed.fsdp
+import torch.distributed.optim
+import torch.distributed.pipelining
+import torch.distributed.tensor.parallel
+import torch.nn.parallel
 
-import ftcomm.torch  # noqa: E402
-from ftcomm.torch import groups  # noqa: E402, F401  loads what children would otherwise load one by one
+import ftcomm.torch
+from ftcomm.torch import groups  # noqa: F401  loads what children would otherwise load one by one
 
 _PR_SET_PDEATHSIG = 1
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_ctrl_c(world):
 
 def wait_until_blocked(pid: int) -> None:
     """Until the main thread sleeps in the kernel: a signal then interrupts the wait itself."""
-    while open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[0] != "S":
+    while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "S":
         os.sched_yield()
 
 

@@ -69,6 +69,8 @@ RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
     RankSet silent;
     Time since = 0;
     const auto hb = core.config.heartbeat;
+    // M11, between ticks: this rank has just woken up, and its next tick will say so.
+    if (core.rules.m11 && core.now - last_tick_ > hb / 4) return silent;
     const auto living = core.view.alive() - core.left;
     for (int s : living.list()) {
         if (s == core.self() || confirmed_.count(s) > 0) continue;

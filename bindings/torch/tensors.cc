@@ -61,7 +61,8 @@ Reduction reduction(const c10d::ReduceOp& op) {
         if (op.op_ >= c10d::ReduceOp::UNUSED) refuse("unknown reduction operator");
         return {static_cast<std::int32_t>(op.op_), 1.0};
     }
-    const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+    // The name that torch 2.11 has too.
+    const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
     if (supplement == nullptr) refuse("PREMUL_SUM without a factor: make it with torch.distributed._make_nccl_premul_sum");
     const double factor =
         supplement->tensor_factor.defined() ? supplement->tensor_factor.item<double>() : supplement->double_factor;

@@ -311,13 +311,18 @@ void Checker::event(Instance& who, const NodeEvent& e) {
     }
 }
 
-// V: two live ranks that both get on, each without the other in its view.
+// V: two live ranks that both get on, each with the other voted out. (One that has not heard yet that it is out, and a
+// replacement that the other has not heard of yet, are not two groups: their views are on one chain.)
 void Checker::progress_of(Instance& who, const OpenCall& call) {
     if (call.members.size() < 2 || who.was_stale) return;
+    const auto voted_out = [](const Instance& by, const Instance& other) {
+        const auto known = by.node->incarnation_of(other.slot);
+        return known > other.incarnation || (known == other.incarnation && !by.view.has(other.slot));
+    };
     for (auto& other : world_.instances()) {
-        if (other.get() == &who || !other->running() || other->was_stale || other->stopped_until > world_.now()) continue;
+        if (other.get() == &who || !who.running() || !other->running() || other->was_stale) continue;
         if (!who.view.has(who.slot) || !other->view.has(other->slot)) continue;  // not in: a replacement that waits
-        if (!who.view.has(other->slot) && !other->view.has(who.slot)) {
+        if (voted_out(who, *other) && voted_out(*other, who)) {
             world_.violate("V", "slots %d %s and %d %s both go on", who.slot, who.view.text().c_str(), other->slot, other->view.text().c_str());
             return;
         }
@@ -341,7 +346,7 @@ void Checker::finish() {
             ++survivors;
             success = success || r.code == Code::Ok;
             if (step != nullptr && collective && world_.instance(r.instance).slot == step->odd_slot) odd_survived = true;
-            if (collective && !uniform_kind(step->op)) continue;
+            if (collective && !uniform_kind(step->op)) continue;  // each its whole output, or an error
             if (first == nullptr) {
                 first = &r;
                 continue;

@@ -257,6 +257,13 @@ void Program::post(int index) {
     if (h.gone || std::find(h.members.begin(), h.members.end(), self_.slot) == h.members.end()) return;
     switch (step.kind) {
         case StepKind::Collective: {
+            if (std::find(to_shrink_.begin(), to_shrink_.end(), step.comm) != to_shrink_.end()) return;  // given up
+            if (step.quitting_slot == self_.slot) {
+                revoke(step.comm);
+                to_shrink_.push_back(step.comm);
+                world_.counters().add("inject revoke instead of entering");
+                return;
+            }
             auto call = make(Call::Collective, index, step.comm);
             post_collective(*call, step);
             world_.checker().posted(self_, *call);
@@ -492,7 +499,8 @@ bool Program::wait_done() {
                 const bool uniform = kind == OpKind::AllReduce || kind == OpKind::Broadcast || kind == OpKind::AllGather ||
                                      kind == OpKind::Barrier;
                 const bool lossy = s.comms[static_cast<std::size_t>(call.comm_index)].policy == Policy::Lossy;
-                const bool goes_on = lossy && (code == Code::PeerFailure || code == Code::Mismatch);
+                const bool quit = s.steps[static_cast<std::size_t>(call.step)].quitting_slot >= 0;  // then all shrink
+                const bool goes_on = lossy && !quit && (code == Code::PeerFailure || code == Code::Mismatch);
                 if (code != Code::Ok && uniform && !goes_on &&
                     std::find(to_shrink_.begin(), to_shrink_.end(), call.comm_index) == to_shrink_.end())
                     to_shrink_.push_back(call.comm_index);

@@ -21,6 +21,7 @@ enum class EventKind : std::uint8_t {
     Evidence,      // a = observer instance, b = instance concerned, c = Evidence
     Spawn,         // a = slot: a replacement starts
     EndSafety,
+    Detected,      // a = dead instance: by now everybody must know
 };
 
 struct Event {

@@ -150,6 +150,8 @@ void draw_script(Scenario& s, Random& r) {
                 if (r.chance(0.01)) step.odd_slot = slot();
                 if (r.chance(0.01)) step.failing_slot = slot();
                 if (r.chance(0.008)) step.revoking_slot = slot();
+                const bool uniform = step.op == OpKind::AllReduce || step.op == OpKind::AllGather || step.op == OpKind::Barrier;
+                if (r.chance(0.008) && uniform) step.quitting_slot = slot();
                 if (s.has_naps && r.chance(0.02)) {
                     step.sleeping_slot = slot();
                     step.nap = 6 * kHeartbeat;
@@ -187,7 +189,7 @@ Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
         static const std::vector<Trigger> triggers{Trigger::Frozen, Trigger::Frozen, Trigger::Decided, Trigger::Decided,
                                                    Trigger::Suspected, Trigger::ViewChanged};
         f.trigger = s.joins && r.chance(0.2) ? Trigger::JoinWaiting : r.pick(triggers);
-        f.nth = static_cast<int>(r.chance(0.6) ? r.between(1, 4) : r.between(1, 30));
+        f.nth = static_cast<int>(r.chance(0.8) ? r.between(1, 4) : r.between(1, 30));
         f.at_emitter = r.chance(0.6);
         f.commits = static_cast<int>(r.below(12));
     }
@@ -207,7 +209,14 @@ Scenario draw_scenario(std::uint64_t seed) {
     draw_comms(s, r);
     draw_script(s, r);
     if (s.quiet) {
-        if (r.chance(0.5)) {
+        if (s.ranks <= 4 && s.network.spike == 0) {
+            // A connection is reset and the peer goes on being heard: no ground to vote it out (M6).
+            for (int i = 0; i < 4; ++i) {
+                Fault f = draw_fault(s, r, false);
+                f.kind = FaultKind::Reset;
+                s.faults.push_back(f);
+            }
+        } else if (r.chance(0.5)) {
             Fault f;
             f.kind = FaultKind::Pause;
             f.group = r.index(static_cast<std::size_t>(s.group_count()));
@@ -221,7 +230,12 @@ Scenario draw_scenario(std::uint64_t seed) {
         s.leave_at[static_cast<std::size_t>(slot)] = r.index(static_cast<std::size_t>(s.group_count()));
     }
     const int count = static_cast<int>(r.between(2, s.ranks > 4 ? 5 : 3));
-    for (int i = 0; i < count; ++i) s.faults.push_back(draw_fault(s, r, seed % 2 == 0 && i == count - 1));
+    const bool in_recovery = seed % 2 == 0 || seed % 8 == 1 || seed % 8 == 3;
+    for (int i = 0; i < count; ++i) s.faults.push_back(draw_fault(s, r, in_recovery && i == count - 1));
+    if (in_recovery) {  // something to recover from, early
+        s.faults[0].kind = FaultKind::Crash;
+        s.faults[0].group = r.index(static_cast<std::size_t>(s.group_count() / 2 + 1));
+    }
     return s;
 }
 

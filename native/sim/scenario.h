@@ -36,6 +36,7 @@ struct Step {
     int odd_slot = -1;          // this rank calls something else
     int failing_slot = -1;      // this rank gives up on the request after a while
     int revoking_slot = -1;     // this rank revokes the communicator after posting
+    int quitting_slot = -1;     // this rank does not call it: it revokes the communicator and goes to shrink
     int sleeping_slot = -1;     // this rank is late by `nap`
     Time nap = 0;
 };

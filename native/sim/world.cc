@@ -32,6 +32,8 @@ World::World(const Scenario& scenario, const std::vector<std::string>& mutations
     initial_view_ = Node::make_initial_view(job, store_.boot, std::vector<std::uint32_t>(static_cast<std::size_t>(scenario.ranks), 0));
     store_.create(Node::view_key(job), initial_view_);
     agents_ = random_.chance(0.5);
+    const auto& net = scenario.network;
+    calm_ = net.spike_high <= kHeartbeat / 20 && net.cell_high <= 3 * kMs && !scenario.joins;
     for (int slot = 0; slot < scenario.ranks; ++slot) start(slot, 0);
     queue_.push(now() + 60 * kHeartbeat, EventKind::EndSafety);
     last_progress_ = now();
@@ -127,6 +129,7 @@ void World::dispatch(const Event& e) {
             break;
         }
         case EventKind::EndSafety: end_safety(); break;
+        case EventKind::Detected: check_detected(instance(e.a)); break;
         case EventKind::Program:
         case EventKind::FailRequest:
         case EventKind::Revoke: {
@@ -168,11 +171,15 @@ void World::tick(Instance& who) {
     check_stall();
 }
 
-void World::deliver(int from, Instance& to, const Frame& frame, bool nested) {
+void World::deliver(int from, Instance& to, Frame& frame, bool nested) {
     const Instance& sender = instance(from);
-    std::uint32_t incarnation = sender.incarnation;
-    // Without M9 a voted-out rank's memory is used again: what it still writes looks like its replacement's.
-    if (mutated("M9")) incarnation = newest(sender.slot)->incarnation;
+    const std::uint32_t incarnation = sender.incarnation;
+    Instance& fresh = *newest(sender.slot);
+    if (mutated("M9") && fresh.running() && links_.reuse_memory(sender, fresh, to, frame)) {
+        counters_.add("inject late write of a voted-out rank");
+        return;
+    }
+    if (&fresh != &sender) counters_.add("inject frame of a replaced incarnation");
     trace_.frame(now(), "recv", sender.slot, incarnation, to.slot, to.incarnation, frame.header);
     const auto hand_over = [&](Node& node, Time at) {
         node.on_frame(at, sender.slot, incarnation, frame.header, ByteView(frame.data.get(), frame.header.length));
@@ -233,10 +240,29 @@ void World::died(Instance& who) {
     who.just_completed.clear();
     who.node.reset();
     tell_of_exit(who, who.crash_with_host);
+    deaths_.push_back({now(), who.id});
+    if (calm_) queue_.push(now() + kHeartbeat * 19 / 10, EventKind::Detected, who.id);
+}
+
+// L: where nothing but crashes has happened, a silent host is out of every view within one heartbeat, however many ranks it had
+// (M12), and a share of another for the wait of M11.
+void World::check_detected(const Instance& dead) {
+    if (!calm_) return;
+    const Time since = now() - kHeartbeat * 19 / 10;
+    for (const auto& [at, id] : deaths_) {
+        const bool together = at == since && same_host(instance(id).slot, dead.slot);
+        if (!together && at > since - 3 * kHeartbeat) return;  // each view change starts the clocks again
+    }
+    for (auto& i : instances_) {
+        if (!i->running() || i->was_stale || i->program->joining() || i->view.empty()) continue;
+        if (i->view.has(dead.slot) && i->node->incarnation_of(dead.slot) == dead.incarnation)
+            violate("L", "slot %d still counts on slot %d, dead for %.3f s", i->slot, dead.slot, static_cast<double>(now() - since) * 1e-9);
+    }
 }
 
 void World::exited(Instance& who) {
     if (!who.running()) return;
+    calm_ = false;
     trace_.text(now(), "%d.%u exits%s", who.slot, who.incarnation, who.left ? " after leave" : "");
     counters_.add(who.left ? "inject leave and exit" : "inject exit of a voted-out rank");
     who.crashed = !who.left;
@@ -321,9 +347,13 @@ void World::fire(Fault& f, Instance* emitter) {
     trace_.text(now(), "fault %s of %d.%u", to_string(f.kind), victim->slot, victim->incarnation);
     const auto host = [&](int slot) { return scenario_.hosts[static_cast<std::size_t>(slot)]; };
     const Time until = now() + f.duration;
+    if (f.kind != FaultKind::Crash && f.kind != FaultKind::CrashHost) calm_ = false;
     auto kind = f.kind;
     // Ranks of one host share memory: there is no link to cut.
-    if ((kind == FaultKind::CutLink || kind == FaultKind::Reset) && host(f.other) == host(victim->slot)) kind = FaultKind::Stop;
+    if ((kind == FaultKind::CutLink || kind == FaultKind::Reset) && host(f.other) == host(victim->slot)) {
+        if (scenario_.quiet) return;
+        kind = FaultKind::Stop;
+    }
     if (kind == FaultKind::Isolate && host(0) == host(scenario_.ranks - 1)) kind = FaultKind::Stop;
     counters_.add((std::string("inject ") + to_string(kind)).c_str());
     if (kind != FaultKind::Crash && kind != FaultKind::CrashHost) quiet_after_ = std::max(quiet_after_, until);

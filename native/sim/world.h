@@ -84,7 +84,7 @@ public:
         who.inside = false;
         after_input(who);
     }
-    void deliver(int from, Instance& to, const Frame& frame, bool nested = false);
+    void deliver(int from, Instance& to, Frame& frame, bool nested = false);
     bool same_host(int a, int b) const { return scenario_.hosts[static_cast<std::size_t>(a)] == scenario_.hosts[static_cast<std::size_t>(b)]; }
     bool may_send(Instance& who);    // counts down to a crash or a stop in the middle of a burst
     bool may_ask(Instance& who) { return !who.crashed; }
@@ -102,6 +102,7 @@ private:
     void evidence(Instance& observer, Instance& about, Evidence kind);
     void after_input(Instance& who);
     void died(Instance& who);
+    void check_detected(const Instance& dead);
     void tell_of_exit(Instance& who, bool host_gone);
     void fire(Fault& fault, Instance* emitter);
     void end_safety();
@@ -129,6 +130,8 @@ private:
     bool safety_over_ = false;
     std::vector<int> event_counts_;
     std::uint64_t events_ = 0;
+    bool calm_ = false;              // nothing but crashes so far: detection is bounded
+    std::vector<std::pair<Time, int>> deaths_;
     bool agents_ = false;            // hosts have an agent that reports exits
 };
 

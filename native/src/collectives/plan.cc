@@ -50,7 +50,8 @@ private:
 
 class OpPlanner {
 public:
-    OpPlanner(const PlanInput& in, const RankSet& voters) : in_(in), voters_(voters), living_(voters.list()) {
+    OpPlanner(const PlanInput& in, const RankSet& voters, bool revoke)
+        : in_(in), voters_(voters), living_(voters.list()), revoke_(revoke) {
         newly_dead_ = in.previous.alive - voters;
     }
 
@@ -114,6 +115,7 @@ public:
             *fails_rest = true;
             return std::nullopt;
         }
+        if (revoke_) return fail(p, revoked());
         return repair(p, standings);
     }
 
@@ -291,6 +293,14 @@ private:
         }
     }
 
+    // Whoever revokes may never enter what the others wait in (C7: unless somebody has returned from it).
+    Cause revoked() const {
+        Cause c;
+        c.code = Code::Revoked;
+        c.epoch = in_.epoch;
+        c.message = "communicator " + in_.spec.name + " was revoked; agree() and shrink() still work on it";
+        return c;
+    }
     Cause lost_root() const { return peer_failure(in_.dead, in_.evidence, in_.epoch); }
     Cause lost_data(int block) const {
         (void)block;
@@ -300,6 +310,7 @@ private:
     const PlanInput& in_;
     RankSet voters_, newly_dead_;
     std::vector<int> living_;
+    bool revoke_;
 };
 
 }  // namespace
@@ -390,7 +401,7 @@ Decision make_decision(const PlanInput& in) {
     d.agree_cause = in.previous.agree_cause;
     d.agree_survivors = in.previous.agree_survivors;
 
-    OpPlanner planner(in, voters);
+    OpPlanner planner(in, voters, revoke);
     bool timed_out = false;
     bool fails_rest = false;
     for (std::uint64_t seq = lowest + 1; seq <= highest && seq < d.fail_from && !fails_rest; ++seq) {
@@ -408,6 +419,7 @@ Decision make_decision(const PlanInput& in) {
         d.cause = peer_failure(in.dead, in.evidence, in.epoch);
     }
     d.revoked = revoke || timed_out;
+    d.revoked_from = in.previous.revoked ? in.previous.revoked_from : d.revoked ? highest + 1 : d.revoked_from;
     return d;
 }
 

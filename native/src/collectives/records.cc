@@ -146,7 +146,7 @@ constexpr std::uint32_t kMagic = 0x64635446;  // "FTcd"
 
 Bytes Decision::encode() const {
     ByteWriter w;
-    w.put(kMagic).put(attempt).put(nonce).put(epoch).ranks(alive).put(static_cast<std::uint8_t>(revoked)).put(fail_from);
+    w.put(kMagic).put(attempt).put(nonce).put(epoch).ranks(alive).put(static_cast<std::uint8_t>(revoked)).put(revoked_from).put(fail_from);
     cause.encode(w);
     w.put(static_cast<std::uint32_t>(plans.size()));
     for (const auto& p : plans) {
@@ -171,6 +171,7 @@ std::optional<Decision> Decision::decode(ByteView data) {
     d.epoch = r.get<std::uint64_t>();
     d.alive = r.ranks();
     d.revoked = r.get<std::uint8_t>() != 0;
+    d.revoked_from = r.get<std::uint64_t>();
     d.fail_from = r.get<std::uint64_t>();
     d.cause = Cause::decode(r);
     d.plans.resize(r.count(20));

@@ -107,6 +107,7 @@ struct Decision {
     std::uint64_t epoch = 0;         // job epoch it was made in
     RankSet alive;                   // communicator ranks
     bool revoked = false;
+    std::uint64_t revoked_from = ~std::uint64_t{0};  // the first operation that nobody had entered then: from there on Revoked
     std::uint64_t fail_from = ~std::uint64_t{0};  // operations from here on fail with `cause`
     Cause cause;
     std::vector<OpPlan> plans;

@@ -200,7 +200,8 @@ bool Communicator::start(OpState& op) {
         start_run(op, plan->runs, true);
         return true;
     }
-    if (decision_.revoked) {
+    // Not just `revoked`: what others had seen fail for another reason before the revocation fails for that reason here, too.
+    if (op.seq >= decision_.revoked_from) {
         auto s = Status::error(Code::Revoked, name_of(op) + ": the communicator was revoked; agree() and shrink() still work on it");
         s.operation = name_of(op);
         s.epoch = core_.view.epoch;

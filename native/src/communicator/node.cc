@@ -109,6 +109,10 @@ void NodeImpl::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& 
     }
     if (core.rules.m8 && !core.in_view(slot, incarnation)) return;  // M8: a removed incarnation is not heard
     on_heard(slot, incarnation);
+    if (core.solo && h.comm != 0) {  // the sender knows of this rank's admission already: wait for the news here
+        early_.push_back({slot, incarnation, h, Bytes(payload.begin(), payload.end())});
+        return;
+    }
     if (h.kind < FrameKind::Enter) {
         auto it = partial_.find(slot);
         if ((h.flags & 1) != 0 || it != partial_.end()) {

@@ -398,6 +398,7 @@ void Communicator::on_admitted(const AdmitEntry* entry, const RankSet& slots, co
         next_seq_ = entry->next_seq + open_.size();  // what other threads posted meanwhile waits in line
         decision_.agree_seq = std::max(decision_.agree_seq, entry->agree_seq);
         decision_.revoked |= entry->revoked;
+        decision_.revoked_from = decision_.revoked ? entry->next_seq : ~std::uint64_t{0};
     }
     decision_.attempt = attempt_;
     decision_.alive = {};  // as recorded, not as this rank sees it now: later deaths are the next decision's business

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cstring>
 #include <string>
 #include <thread>
 #include <vector>
@@ -80,10 +81,64 @@ FT_TEST(shm_cells_compare_content) {
     EXPECT(cells.read("b", &now) == Cells::Result::Value && now.empty());
     EXPECT(cells.read("a", &now) == Cells::Result::Value && now == bytes("two"));
     // A full segment loses no decision.
+    Cells another(s);
     s.header().used.store(s.size());
-    EXPECT(cells.compare_and_set("a", bytes("two"), bytes("three"), &now) == Cells::Result::Lost);
+    EXPECT(another.compare_and_set("a", bytes("two"), bytes("three"), &now) == Cells::Result::Lost);
     EXPECT(cells.compare_and_set("new", {}, bytes("x"), &now) == Cells::Result::Lost);
-    EXPECT(cells.read("a", &now) == Cells::Result::Value && now == bytes("two"));
+    EXPECT(another.read("a", &now) == Cells::Result::Value && now == bytes("two"));
+}
+
+FT_TEST(shm_cells_do_not_grow_with_decisions) {
+    Segment s;
+    REQUIRE(s.create(1, 2, 4).ok());
+    Cells one(s), two(s);
+    Bytes content, now;
+    std::uint64_t used = 0;
+    for (int i = 0; i < 10000; ++i) {
+        auto next = bytes(std::string(static_cast<std::size_t>(i % 700), 'x') + std::to_string(i));
+        REQUIRE((i % 3 == 0 ? one : two).compare_and_set("a", content, next, &now) == Cells::Result::Swapped);
+        content = next;
+        if (i == 1000) used = s.header().used.load();
+    }
+    EXPECT(one.read("a", &now) == Cells::Result::Value && now == content);
+    EXPECT_EQ(s.header().used.load(), used);
+}
+
+// Records are written again and again while others read them: nobody may see a mixture, or win with an old expectation.
+FT_TEST(shm_cells_are_whole_under_rewriting) {
+    Segment s;
+    REQUIRE(s.create(1, 2, 4).ok());
+    constexpr std::uint64_t kThreads = 4, kRounds = 1000;
+    // Large, so that a thread is likely to lose its core in the middle of a copy.
+    auto content = [](std::uint64_t n) {
+        Bytes b(n == 0 ? 0 : (100u << 10) + n % 7 * 1000, static_cast<std::byte>(n));
+        if (n > 0) std::memcpy(b.data(), &n, sizeof n);
+        return b;
+    };
+    auto number = [&](const Bytes& b) {
+        std::uint64_t n = 0;
+        if (b.size() >= sizeof n) std::memcpy(&n, b.data(), sizeof n);
+        return n;
+    };
+    std::atomic<int> torn{0};
+    std::atomic<std::uint64_t> swapped{0};
+    std::vector<std::thread> threads;
+    for (std::uint64_t t = 0; t < kThreads; ++t)
+        threads.emplace_back([&] {
+            Cells cells(s);
+            for (std::uint64_t seen = 0; seen < kRounds;) {
+                Bytes now;
+                const auto result = cells.compare_and_set("a", content(seen), content(seen + 1), &now);
+                const auto n = number(now);
+                if (result == Cells::Result::Lost || n > kRounds + kThreads || now != content(n)) ++torn;
+                if (result == Cells::Result::Swapped) ++swapped;
+                if (torn > 0) return;
+                seen = n;
+            }
+        });
+    for (auto& thread : threads) thread.join();
+    EXPECT_EQ(torn.load(), 0);
+    EXPECT(swapped.load() >= kRounds);
 }
 
 FT_TEST(shm_cells_one_winner_each_time) {

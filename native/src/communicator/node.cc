@@ -5,10 +5,6 @@
 
 namespace ftcomm {
 
-namespace {
-constexpr std::size_t kUnknownLimit = 64u << 20;  // bytes held for communicators that are not made here yet
-}
-
 const char* to_string(NodeEvent::Kind kind) {
     switch (kind) {
         case NodeEvent::Kind::Suspected: return "suspected";
@@ -80,7 +76,6 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
     auto held = std::move(unknown_[spec.id]);
     unknown_.erase(spec.id);
     for (auto& f : held) {
-        unknown_bytes_ -= f.payload.size();
         if (core.in_view(f.slot, f.incarnation)) comm->on_frame(f.slot, f.header, f.payload);
     }
     return {};
@@ -134,8 +129,8 @@ void NodeImpl::dispatch(int slot, const FrameHeader& h, ByteView payload) {
         auto* comm = describes ? find_or_make(h.comm, payload) : find(h.comm);
         if (comm != nullptr) {
             comm->on_frame(slot, h, payload);
-        } else if (unknown_bytes_ + payload.size() <= kUnknownLimit) {
-            unknown_bytes_ += payload.size();
+        } else {
+            // However much it is: a link loses nothing, and a peer sends no more than its own open operations hold.
             unknown_[h.comm].push_back({slot, core.view.members[static_cast<std::size_t>(slot)].incarnation, h,
                                         Bytes(payload.begin(), payload.end())});
         }

@@ -84,7 +84,6 @@ private:
     bool dead_end_done_ = false;
 
     std::map<CommId, std::vector<Held>> unknown_;   // frames of communicators that are not made here yet
-    std::size_t unknown_bytes_ = 0;
     std::vector<Held> early_;                // frames of incarnations that this rank has not seen admitted yet
     std::map<int, Bytes> partial_;           // long control messages being put together
 

@@ -1,23 +1,13 @@
 // Evidence of death on one host (M5): a robust futex that the progress thread holds for as long as it lives.
 #pragma once
 
-#include <linux/futex.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "transport/shm/liveness_word.h"
+
 namespace ftcomm {
-
-// Values of Instance::liveness. Held: thread id | FUTEX_WAITERS, so that the kernel wakes a waiter when the thread dies
-// and sets FUTEX_OWNER_DIED. It compares thread ids in the dying thread's own pid namespace: this works across those.
-inline constexpr std::uint32_t kNotHeld = 0;
-inline constexpr std::uint32_t kAnnounced = 1;              // with FUTEX_OWNER_DIED: all mailboxes have been rung
-inline constexpr std::uint32_t kLeft = 0x3ffffffe;          // nobody needs it any more: no death
-inline constexpr std::uint32_t kClosed = 0x3fffffff;        // closed without leaving: it takes part in nothing any more
-
-inline bool is_held(std::uint32_t word) { return (word & FUTEX_WAITERS) != 0 && (word & FUTEX_OWNER_DIED) == 0; }
-inline bool is_dead(std::uint32_t word) { return (word & FUTEX_OWNER_DIED) != 0; }
 
 // Owned and used by one thread, which takes the place of the C library's robust list: that thread must not lock robust
 // pthread mutexes.

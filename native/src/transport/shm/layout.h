@@ -1,5 +1,5 @@
 // What lies where in a host's shared memory segment. Every structure is valid as zeroes (a fresh memfd) and is reached by
-// offset: the segment is mapped at a different address in each process. Nothing is ever freed or reused (M9): a removed
+// offset: the segment is mapped at a different address in each process. No offset is ever handed out twice (M9): a removed
 // rank may wake up in the middle of a memcpy, and then it can only hit memory that nobody reads any more.
 #pragma once
 

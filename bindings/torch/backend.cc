@@ -18,8 +18,8 @@ std::vector<at::Tensor> defined_ones(const std::vector<at::Tensor>& tensors) {
 
 }  // namespace
 
-FtBackend::FtBackend(std::shared_ptr<JobRef> job, std::uint64_t id, std::string name, std::vector<std::int32_t> slots,
-                     int rank, int policy, double timeout)
+FtBackend::FtBackend(std::shared_ptr<JobRef> job, std::uint64_t id, std::string name, std::vector<std::int32_t> slots, int rank,
+                     int policy, double timeout)
     : Backend(rank, static_cast<int>(slots.size())),
       job_(std::move(job)),
       id_(id),

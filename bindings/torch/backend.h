@@ -48,8 +48,7 @@ public:
     WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
     WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs, const c10d::ReduceScatterOptions& opts) override;
     WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
-    WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
-                                            const c10d::ReduceScatterOptions& opts) override;
+    WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs, const c10d::ReduceScatterOptions& opts) override;
     // backend_sparse.cc
     WorkPtr allreduce_sparse(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
     // backend_data.cc
@@ -111,8 +110,7 @@ private:
     void add_reduce_scatter(Operation& o, const at::Tensor& output, const at::Tensor& input,
                             const c10d::ReduceScatterOptions& opts);
     void add_all_gather(Operation& o, const at::Tensor& output, const at::Tensor& input, const c10d::AllgatherOptions& opts);
-    void add_all_gather_list(Operation& o, const Tensors& outputs, const at::Tensor& input,
-                             const c10d::AllgatherOptions& opts);
+    void add_all_gather_list(Operation& o, const Tensors& outputs, const at::Tensor& input, const c10d::AllgatherOptions& opts);
     WorkPtr pairwise(bool sending, Tensors& tensors, int peer, int tag);
     c10::intrusive_ptr<FtBackend> derived(const std::vector<std::int32_t>& ranks, const std::string& label, double timeout);
     void close_comm(bool tell);

@@ -211,9 +211,8 @@ FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, std::vector<Tensors>& in
 }
 
 FtBackend::WorkPtr FtBackend::barrier(const c10d::BarrierOptions& opts) {
-    return start(c10d::OpType::BARRIER, "ftcomm:barrier", {}, [&](Operation& o) {
-        o.calls.push_back(collective(FT_BARRIER, opts.timeout));
-    });
+    return start(c10d::OpType::BARRIER, "ftcomm:barrier", {},
+                 [&](Operation& o) { o.calls.push_back(collective(FT_BARRIER, opts.timeout)); });
 }
 
 void FtBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {

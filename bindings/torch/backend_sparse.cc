@@ -51,9 +51,7 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
         indices[0] = like(own_indices[0], getSize());
         values[0] = like(own_values[0], getSize());
         works = {allgather(indices, own_indices, gather), allgather(values, own_values, gather)};
-    } catch (...) {
-        error = std::current_exception();
-    }
+    } catch (...) { error = std::current_exception(); }
     return start(c10d::OpType::_ALLREDUCE_SPARSE, "ftcomm:all_reduce_sparse", {}, [&](Operation& o) {
         if (error) std::rethrow_exception(error);
         // A barrier is this operation's own request: it is done when all have both parts, or fails on all.

@@ -105,9 +105,7 @@ int code_of(const std::exception_ptr& error) {
     if (!error) return FT_OK;
     try {
         std::rethrow_exception(error);
-    } catch (const FtError& e) {
-        return e.code;
-    } catch (...) {
+    } catch (const FtError& e) { return e.code; } catch (...) {
         return FT_INTERNAL;
     }
 }

@@ -73,9 +73,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                      py::gil_scoped_acquire gil;
                      try {
                          (*holder)();
-                     } catch (py::error_already_set& e) {
-                         e.discard_as_unraisable("ftcomm: leaving the job");
-                     }
+                     } catch (py::error_already_set& e) { e.discard_as_unraisable("ftcomm: leaving the job"); }
                  });
              }),
              py::arg("job"), py::arg("on_unused"))

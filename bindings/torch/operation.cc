@@ -160,15 +160,15 @@ void Operation::complete() {
         try {
             // The copies are no operations of the user's graph (and may write to parameters).
             at::AutoDispatchBelowADInplaceOrView below;
-            const auto run = [this] { for (const auto& fn : finishers_) fn(*this); };
+            const auto run = [this] {
+                for (const auto& fn : finishers_) fn(*this);
+            };
             if (staging_) {
                 staging_->finish(run);
             } else {
                 run();
             }
-        } catch (...) {
-            error = std::current_exception();
-        }
+        } catch (...) { error = std::current_exception(); }
     }
     if (error && on_error) on_error(code_of(error));
     c10::intrusive_ptr<c10::ivalue::Future> future;

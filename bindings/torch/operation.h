@@ -62,7 +62,9 @@ public:
     // -- posting: by the same thread, or by the group's lane --
     void post(ft_job* job, ft_comm comm);
     void fail(std::exception_ptr error);  // instead of post()
-    void await_inputs() { if (staging_) staging_->wait_ready(); }
+    void await_inputs() {
+        if (staging_) staging_->wait_ready();
+    }
 
     // -- completion --
     bool test();
@@ -71,7 +73,9 @@ public:
     void cancel(int why);
     void subscribe();  // completes by itself from now on, also when nobody holds the Work any more
     c10::intrusive_ptr<c10::ivalue::Future> future();
-    void join_stream() { if (staging_) staging_->join(); }
+    void join_stream() {
+        if (staging_) staging_->join();
+    }
     bool done();
     std::exception_ptr error();
     int source();              // receives: who sent, and how much

@@ -23,8 +23,7 @@ at::Tensor tiled(const std::vector<at::Tensor>& tensors) {
         if (!tensor.storage().is_alias_of(first.storage()) || tensor.storage_offset() != offset) return {};
         offset += tensor.numel();
     }
-    return at::empty({0}, first.options())
-        .set_(first.storage(), first.storage_offset(), {total(tensors)}, {1});
+    return at::empty({0}, first.options()).set_(first.storage(), first.storage_offset(), {total(tensors)}, {1});
 }
 
 }  // namespace
@@ -87,7 +86,8 @@ at::Tensor Operation::in_list(const std::vector<at::Tensor>& tensors) {
         if (at::Tensor block = tiled(tensors); block.defined()) return block;
     }
     at::AutoDispatchBelowADInplaceOrView below;
-    at::Tensor flat = staging_ ? Staging::host_empty(total(tensors), tensors[0]) : at::empty({total(tensors)}, tensors[0].options());
+    at::Tensor flat =
+        staging_ ? Staging::host_empty(total(tensors), tensors[0]) : at::empty({total(tensors)}, tensors[0].options());
     kept_.push_back(flat);
     std::int64_t at = 0;
     for (const auto& tensor : tensors) {
@@ -111,7 +111,8 @@ at::Tensor Operation::out_list(const std::vector<at::Tensor>& tensors, bool spar
     if (!staging_) {
         if (at::Tensor block = tiled(tensors); block.defined()) return block;
     }
-    at::Tensor flat = staging_ ? Staging::host_empty(total(tensors), tensors[0]) : at::empty({total(tensors)}, tensors[0].options());
+    at::Tensor flat =
+        staging_ ? Staging::host_empty(total(tensors), tensors[0]) : at::empty({total(tensors)}, tensors[0].options());
     kept_.push_back(flat);
     if (sparse) flat.zero_();
     at_end([flat, tensors](Operation&) {

@@ -99,8 +99,8 @@ void check_list(const std::vector<at::Tensor>& tensors, const char* what) {
 
 void check_same_kind(const at::Tensor& a, const at::Tensor& b, const char* what) {
     if (a.device() != b.device()) {
-        refuse(c10::str(what, ": tensors are on different devices, ", a.device(), " and ", b.device(),
-                        "; move them to one device"));
+        refuse(
+            c10::str(what, ": tensors are on different devices, ", a.device(), " and ", b.device(), "; move them to one device"));
     }
     if (a.scalar_type() != b.scalar_type()) {
         refuse(c10::str(what, ": tensors have different types, ", a.scalar_type(), " and ", b.scalar_type(),

@@ -57,9 +57,7 @@ void FtWork::settle() {
     WithoutGil without;
     try {
         operation_->wait(0);
-    } catch (const FtError&) {
-        return;
-    }
+    } catch (const FtError&) { return; }
 }
 
 void FtWork::abort() {

@@ -55,7 +55,8 @@ void Checker::check_codes(Instance& who, const OpenCall& call) {
         world_.violate("Q", "slot %d: %s failed without a fault: %s: %s", who.slot, describe(call).c_str(),
                        to_string(status.code), status.message.c_str());
     if (status.code == Code::Timeout && !world_.scenario().has_naps)
-        world_.violate("L", "slot %d: %s timed out, nobody was late: %s", who.slot, describe(call).c_str(), status.message.c_str());
+        world_.violate("L", "slot %d: %s timed out, nobody was late: %s", who.slot, describe(call).c_str(),
+                       status.message.c_str());
     if (status.code == Code::Internal || status.code == Code::Invalid || status.code == Code::Unsupported ||
         status.code == Code::System || status.code == Code::Truncated || status.code == Code::Closed)
         world_.violate("API", "slot %d: %s: unexpected %s: %s", who.slot, describe(call).c_str(), to_string(status.code),
@@ -98,7 +99,8 @@ void Checker::completed(Instance& who, OpenCall& call) {
                     w.ranks(q.outcome.contributors);
                     result.text = q.outcome.contributors.text();
                     for (const auto& c : q.outcome.chunks)
-                        result.text += " [" + std::to_string(c.offset) + "+" + std::to_string(c.count) + " " + c.contributors.text() + "]";
+                        result.text +=
+                            " [" + std::to_string(c.offset) + "+" + std::to_string(c.count) + " " + c.contributors.text() + "]";
                 }
                 progress_of(who, call);
             }
@@ -122,7 +124,8 @@ void Checker::completed(Instance& who, OpenCall& call) {
             result.text = std::to_string(q.new_comm) + " " + q.survivors.text();
             if (!q.status.ok()) break;
             if (!q.survivors.has(call.call == Call::Shrink ? call.rank : who.slot))
-                world_.violate("U", "slot %d: %s succeeded without itself: %s", who.slot, describe(call).c_str(), q.survivors.text().c_str());
+                world_.violate("U", "slot %d: %s succeeded without itself: %s", who.slot, describe(call).c_str(),
+                               q.survivors.text().c_str());
             if (call.call == Call::Admit)
                 for (int slot : q.survivors.list())
                     if (slot < world_.scenario().ranks)
@@ -139,17 +142,18 @@ void Checker::check_message(Instance& who, OpenCall& call) {
     const Request& q = *call.request;
     const int size = static_cast<int>(call.members.size());
     if (q.source < 0 || q.source >= size || (call.peer >= 0 && q.source != call.peer) || q.bytes != call.recv->size()) {
-        world_.violate("X", "slot %d: recv at step %d: from rank %d, %llu bytes, expected rank %d, %zu bytes", who.slot, call.step,
-                       q.source, static_cast<unsigned long long>(q.bytes), call.peer, call.recv->size());
+        world_.violate("X", "slot %d: recv at step %d: from rank %d, %llu bytes, expected rank %d, %zu bytes", who.slot,
+                       call.step, q.source, static_cast<unsigned long long>(q.bytes), call.peer, call.recv->size());
         return;
     }
     Bytes expected(call.recv->size());
     fill_message(call.step, call.members[static_cast<std::size_t>(q.source)], call.number, expected.size(), expected.data());
     if (expected != *call.recv)
-        world_.violate("X", "slot %d: recv at step %d from rank %d: not message %d of it", who.slot, call.step, q.source, call.number);
+        world_.violate("X", "slot %d: recv at step %d from rank %d: not message %d of it", who.slot, call.step, q.source,
+                       call.number);
     for (const auto& other : who.program->open())
-        if (other != &call && other->call == Call::Recv && other->step == call.step && call.peer < 0 && other->request != nullptr &&
-            other->request->done.load() && other->request->source == q.source)
+        if (other != &call && other->call == Call::Recv && other->step == call.step && call.peer < 0 &&
+            other->request != nullptr && other->request->done.load() && other->request->source == q.source)
             world_.violate("X", "slot %d: a message of rank %d at step %d came twice", who.slot, q.source, call.step);
 }
 
@@ -175,7 +179,8 @@ void Checker::check_collective(Instance& who, OpenCall& call, Record& rec) {
     if (call.send != nullptr) {
         Bytes expected(call.send->size());
         fill(step, call.step, who.slot, 0, expected.size() / item, expected.data());
-        if (expected != *call.send) world_.violate("B", "slot %d: %s: the send buffer was written", who.slot, describe(call).c_str());
+        if (expected != *call.send)
+            world_.violate("B", "slot %d: %s: the send buffer was written", who.slot, describe(call).c_str());
     }
     const RankSet everyone = RankSet::first(size);
     RankSet posted;
@@ -323,7 +328,8 @@ void Checker::progress_of(Instance& who, const OpenCall& call) {
         if (other.get() == &who || !who.running() || !other->running() || other->was_stale) continue;
         if (!who.view.has(who.slot) || !other->view.has(other->slot)) continue;  // not in: a replacement that waits
         if (voted_out(who, *other) && voted_out(*other, who)) {
-            world_.violate("V", "slots %d %s and %d %s both go on", who.slot, who.view.text().c_str(), other->slot, other->view.text().c_str());
+            world_.violate("V", "slots %d %s and %d %s both go on", who.slot, who.view.text().c_str(), other->slot,
+                           other->view.text().c_str());
             return;
         }
     }
@@ -336,7 +342,8 @@ void Checker::finish() {
     };
     for (auto& [k, rec] : records_) {
         const bool collective = rec.call == Call::Collective;
-        const Step* step = collective || rec.call == Call::Agree ? &world_.scenario().steps[static_cast<std::size_t>(rec.step)] : nullptr;
+        const Step* step =
+            collective || rec.call == Call::Agree ? &world_.scenario().steps[static_cast<std::size_t>(rec.step)] : nullptr;
         const Result* first = nullptr;
         int survivors = 0;
         bool odd_survived = false, success = false;
@@ -354,16 +361,17 @@ void Checker::finish() {
             const bool same_code = collective ? (r.code == Code::Ok) == (first->code == Code::Ok) : r.code == first->code;
             if (!same_code || (r.code == Code::Ok && r.hash != first->hash)) {
                 const Instance &a = world_.instance(first->instance), &b = world_.instance(r.instance);
-                world_.violate("U", "%s at step %d of communicator %llu: slot %d has %s %s (at %.6f), slot %d has %s %s (at %.6f)",
-                               collective ? to_string(step->op) : to_string(rec.call), rec.step,
-                               static_cast<unsigned long long>(k.second), a.slot, to_string(first->code), first->text.c_str(),
-                               static_cast<double>(first->at) * 1e-9, b.slot, to_string(r.code), r.text.c_str(),
-                               static_cast<double>(r.at) * 1e-9);
+                world_.violate(
+                    "U", "%s at step %d of communicator %llu: slot %d has %s %s (at %.6f), slot %d has %s %s (at %.6f)",
+                    collective ? to_string(step->op) : to_string(rec.call), rec.step, static_cast<unsigned long long>(k.second),
+                    a.slot, to_string(first->code), first->text.c_str(), static_cast<double>(first->at) * 1e-9, b.slot,
+                    to_string(r.code), r.text.c_str(), static_cast<double>(r.at) * 1e-9);
                 return;
             }
         }
         if (collective && odd_survived && success && survivors > 1)
-            world_.violate("U", "%s at step %d: ranks called different operations, nobody was told", to_string(step->op), rec.step);
+            world_.violate("U", "%s at step %d: ranks called different operations, nobody was told", to_string(step->op),
+                           rec.step);
     }
     for (auto& i : world_.instances())
         if (i->program != nullptr) i->program->check_scribbles();

@@ -44,12 +44,18 @@ void fill(const Step& step, int step_index, int slot, std::uint64_t start, std::
             case DType::BFloat16:
                 put(out, i, static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(v)) >> 16));
                 break;
-            case DType::Int8: case DType::UInt8: case DType::Bool: put(out, i, static_cast<std::uint8_t>(v)); break;
-            case DType::Int16: case DType::UInt16: put(out, i, static_cast<std::uint16_t>(v)); break;
-            case DType::Int32: case DType::UInt32: put(out, i, v); break;
-            case DType::Int64: case DType::UInt64: put(out, i, static_cast<std::uint64_t>(v)); break;
+            case DType::Int8:
+            case DType::UInt8:
+            case DType::Bool: put(out, i, static_cast<std::uint8_t>(v)); break;
+            case DType::Int16:
+            case DType::UInt16: put(out, i, static_cast<std::uint16_t>(v)); break;
+            case DType::Int32:
+            case DType::UInt32: put(out, i, v); break;
+            case DType::Int64:
+            case DType::UInt64: put(out, i, static_cast<std::uint64_t>(v)); break;
             case DType::Complex64: {
-                const float parts[2] = {static_cast<float>(v), step.reduce == ReduceOp::Product ? 0.0f : static_cast<float>(v ^ 1)};
+                const float parts[2] = {static_cast<float>(v),
+                                        step.reduce == ReduceOp::Product ? 0.0f : static_cast<float>(v ^ 1)};
                 std::memcpy(out + i * 8, parts, 8);
                 break;
             }
@@ -80,7 +86,8 @@ std::uint64_t piece(const Step& step, int from, int to) {
 
 void fill_message(int step_index, int from_slot, int number, std::uint64_t bytes, std::byte* out) {
     for (std::uint64_t i = 0; i < bytes; ++i)
-        out[i] = static_cast<std::byte>(mix(static_cast<std::uint32_t>(from_slot * 16 + number), static_cast<std::uint32_t>(step_index), i));
+        out[i] = static_cast<std::byte>(
+            mix(static_cast<std::uint32_t>(from_slot * 16 + number), static_cast<std::uint32_t>(step_index), i));
 }
 
 }  // namespace ftcomm::sim

@@ -14,13 +14,15 @@ namespace {
 
 using namespace ftcomm::sim;
 
-const char* const kRules[] = {"C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "M1", "M2", "M3", "M4", "M6", "M8", "M9", "M10", "M11", "M12", "M13"};
+const char* const kRules[] = {"C1", "C2", "C3", "C4", "C5", "C6",  "C7",  "C8",  "M1", "M2",
+                              "M3", "M4", "M6", "M8", "M9", "M10", "M11", "M12", "M13"};
 
 int usage() {
-    std::fprintf(stderr,
-                 "usage: ftcomm-sim [--seeds N] [--first S] [--jobs J] [--mutate RULE]... [--stop-at-first] [--expect NAME]...\n"
-                 "       ftcomm-sim --seed S [--mutate RULE] [--trace]     one seed, exactly as in a long run\n"
-                 "       ftcomm-sim --mutations [--seeds N]                each rule taken away: after how many seeds it is caught\n");
+    std::fprintf(
+        stderr,
+        "usage: ftcomm-sim [--seeds N] [--first S] [--jobs J] [--mutate RULE]... [--stop-at-first] [--expect NAME]...\n"
+        "       ftcomm-sim --seed S [--mutate RULE] [--trace]     one seed, exactly as in a long run\n"
+        "       ftcomm-sim --mutations [--seeds N]                each rule taken away: after how many seeds it is caught\n");
     return 2;
 }
 

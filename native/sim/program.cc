@@ -187,7 +187,8 @@ void Program::run() {
                 break;
             case Phase::Post: {
                 const int leave_at = self_.incarnation == 0 ? s.leave_at[static_cast<std::size_t>(self_.slot)] : -1;
-                if (group_ >= s.group_count() || (group_ == leave_at && next_step_ == s.groups[static_cast<std::size_t>(group_)])) {
+                if (group_ >= s.group_count() ||
+                    (group_ == leave_at && next_step_ == s.groups[static_cast<std::size_t>(group_)])) {
                     RequestPtr request;
                     auto call = make(Call::Leave, -1, -1);
                     world_.input(self_, [&](Node& node, Time now) { request = node.leave(now); });
@@ -456,15 +457,15 @@ void Program::next_any(int index) {
     call->recv = memory(step.count);
     auto& c = *call;
     RequestPtr request;
-    world_.input(self_, [&](Node& node, Time now) {
-        request = node.recv(now, c.comm, c.recv->data(), c.recv->size(), -1, index);
-    });
+    world_.input(self_,
+                 [&](Node& node, Time now) { request = node.recv(now, c.comm, c.recv->data(), c.recv->size(), -1, index); });
     add(std::move(call), request);
 }
 
 // A receive from anyone, when all who have not been heard are known dead: cancelled, or it would wait for ever.
 bool Program::stop_waiting_for_anyone(OpenCall& call) {
-    RankSet missing = RankSet::first(static_cast<int>(call.members.size())) - self_.node->comm_failed(call.comm) - RankSet::of(any_.got);
+    RankSet missing =
+        RankSet::first(static_cast<int>(call.members.size())) - self_.node->comm_failed(call.comm) - RankSet::of(any_.got);
     missing.remove(call.rank);
     if (!missing.empty()) return false;
     const auto request = call.request;
@@ -531,8 +532,8 @@ bool Program::wait_done() {
                     });
                 std::vector<const Program*> like;
                 peers([&](Program& p) {
-                    const bool there = p.admit_step() == step ||
-                                       s.groups[static_cast<std::size_t>(std::min(p.group_, s.group_count()))] > step;
+                    const bool there =
+                        p.admit_step() == step || s.groups[static_cast<std::size_t>(std::min(p.group_, s.group_count()))] > step;
                     if (step >= 0 && there) like.push_back(&p);
                 });
                 if (step < 0 || like.empty()) {
@@ -574,7 +575,8 @@ void Program::call_shrink(int comm_index) {
     if ((group_ + comm_index) % 3 == 0) world_.input(self_, [&](Node& node, Time now) { node.revoke(now, comm); });
     if (!self_.running()) return;
     world_.checker().posted(self_, *call);
-    world_.trace().text(world_.now(), "%d.%u shrinks comm %llu", self_.slot, self_.incarnation, static_cast<unsigned long long>(comm));
+    world_.trace().text(world_.now(), "%d.%u shrinks comm %llu", self_.slot, self_.incarnation,
+                        static_cast<unsigned long long>(comm));
     RequestPtr request;
     world_.input(self_, [&](Node& node, Time now) { request = node.shrink(now, comm); });
     add(std::move(call), request);

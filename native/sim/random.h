@@ -9,9 +9,7 @@ namespace ftcomm::sim {
 class Random {
 public:
     // The seed is mixed first: the streams of neighbouring seeds would otherwise be one stream, shifted.
-    explicit Random(std::uint64_t seed) : state_(seed) {
-        state_ = next() ^ 0x632be59bd9b4e019ULL;
-    }
+    explicit Random(std::uint64_t seed) : state_(seed) { state_ = next() ^ 0x632be59bd9b4e019ULL; }
 
     std::uint64_t next() {
         std::uint64_t z = (state_ += 0x9e3779b97f4a7c15ULL);
@@ -27,7 +25,9 @@ public:
     int index(std::size_t n) { return static_cast<int>(below(n)); }
     bool chance(double p) { return static_cast<double>(next() >> 11) * 0x1.0p-53 < p; }
     template <class T>
-    const T& pick(const std::vector<T>& from) { return from[below(from.size())]; }
+    const T& pick(const std::vector<T>& from) {
+        return from[below(from.size())];
+    }
 
 private:
     std::uint64_t state_;

@@ -53,7 +53,8 @@ const char* to_string(FrameKind kind) {
     return "?";
 }
 
-void Trace::frame(Time at, const char* what, int from, std::uint32_t from_inc, int to, std::uint32_t to_inc, const FrameHeader& h) {
+void Trace::frame(Time at, const char* what, int from, std::uint32_t from_inc, int to, std::uint32_t to_inc,
+                  const FrameHeader& h) {
     Record& r = records_[next_++ % kKept];
     r.at = at;
     r.what = what;
@@ -85,14 +86,15 @@ void Trace::text(Time at, const char* format, ...) {
 
 std::string Trace::words(const Record& r) {
     char line[320];
-    if (r.what == nullptr)
-        std::snprintf(line, sizeof line, "%12.6f  %s", static_cast<double>(r.at) * 1e-9, r.text);
+    if (r.what == nullptr) std::snprintf(line, sizeof line, "%12.6f  %s", static_cast<double>(r.at) * 1e-9, r.text);
     else
-        std::snprintf(line, sizeof line, "%12.6f  %s %d.%u -> %d.%u %s comm %llx seq %llu attempt %u step %u segment %u aux %llx,%llx flags %u (%u B)",
-                      static_cast<double>(r.at) * 1e-9, r.what, r.from, r.from_inc, r.to, r.to_inc, to_string(r.header.kind),
-                      static_cast<unsigned long long>(r.header.comm), static_cast<unsigned long long>(r.header.seq),
-                      r.header.attempt, r.header.step, r.header.segment, static_cast<unsigned long long>(r.header.aux),
-                      static_cast<unsigned long long>(r.header.aux2), r.header.flags, r.header.length);
+        std::snprintf(
+            line, sizeof line,
+            "%12.6f  %s %d.%u -> %d.%u %s comm %llx seq %llu attempt %u step %u segment %u aux %llx,%llx flags %u (%u B)",
+            static_cast<double>(r.at) * 1e-9, r.what, r.from, r.from_inc, r.to, r.to_inc, to_string(r.header.kind),
+            static_cast<unsigned long long>(r.header.comm), static_cast<unsigned long long>(r.header.seq), r.header.attempt,
+            r.header.step, r.header.segment, static_cast<unsigned long long>(r.header.aux),
+            static_cast<unsigned long long>(r.header.aux2), r.header.flags, r.header.length);
     return line;
 }
 

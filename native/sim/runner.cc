@@ -55,7 +55,8 @@ Finding run_one(std::uint64_t seed, const std::vector<std::string>& mutations, C
     if (world.violation().found()) {
         const auto& v = world.violation();
         char head[96];
-        std::snprintf(head, sizeof head, "seed %llu at %.6f s: ", static_cast<unsigned long long>(seed), static_cast<double>(v.at) * 1e-9);
+        std::snprintf(head, sizeof head, "seed %llu at %.6f s: ", static_cast<unsigned long long>(seed),
+                      static_cast<double>(v.at) * 1e-9);
         finding.invariant = v.invariant;
         finding.text = head + v.what + "\n" + describe(scenario) + "  last events:\n" + world.trace().last(40);
     }
@@ -197,8 +198,9 @@ RunResult run_seeds(const RunPlan& plan, const std::function<void(const Finding&
                 f.seed = w.shared->current;
                 const int signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
                 f.invariant = signal == SIGALRM ? "HANG" : signal == SIGABRT ? "CHECK" : "CRASH";
-                f.text = "seed " + std::to_string(f.seed) + ": " + (signal == SIGALRM ? "an input did not return or the run did not end" : "") +
-                         read_all(w.errors) + describe(draw_scenario(f.seed));
+                f.text = "seed " + std::to_string(f.seed) + ": " +
+                         (signal == SIGALRM ? "an input did not return or the run did not end" : "") + read_all(w.errors) +
+                         describe(draw_scenario(f.seed));
                 found(f);
                 result.findings.push_back(std::move(f));
                 w.shared->finished.fetch_add(1);

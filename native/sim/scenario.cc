@@ -91,14 +91,14 @@ void draw_comms(Scenario& s, Random& r) {
 }
 
 Step draw_collective(const Scenario& s, Random& r, int comm) {
-    static const std::vector<OpKind> kinds{OpKind::AllReduce, OpKind::AllReduce, OpKind::AllReduce, OpKind::AllReduce,
-                                           OpKind::AllReduce, OpKind::AllReduce, OpKind::Broadcast, OpKind::Broadcast,
+    static const std::vector<OpKind> kinds{OpKind::AllReduce, OpKind::AllReduce, OpKind::AllReduce,     OpKind::AllReduce,
+                                           OpKind::AllReduce, OpKind::AllReduce, OpKind::Broadcast,     OpKind::Broadcast,
                                            OpKind::Reduce,    OpKind::AllGather, OpKind::ReduceScatter, OpKind::Gather,
                                            OpKind::Scatter,   OpKind::AllToAll,  OpKind::Barrier};
-    static const std::vector<DType> types{DType::UInt8, DType::Int8, DType::Int16, DType::UInt16, DType::Int32,
-                                          DType::Int64, DType::Float16, DType::BFloat16, DType::Float32, DType::Float64,
-                                          DType::Bool, DType::Complex64};
-    static const std::vector<ReduceOp> ops{ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Avg, ReduceOp::Product,
+    static const std::vector<DType> types{DType::UInt8,   DType::Int8,    DType::Int16,   DType::UInt16,
+                                          DType::Int32,   DType::Int64,   DType::Float16, DType::BFloat16,
+                                          DType::Float32, DType::Float64, DType::Bool,    DType::Complex64};
+    static const std::vector<ReduceOp> ops{ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Avg,  ReduceOp::Avg,      ReduceOp::Product,
                                            ReduceOp::Min, ReduceOp::Max, ReduceOp::BXor, ReduceOp::PremulSum};
     static const std::vector<std::uint64_t> counts{0, 1, 2, 5, 17, 33, 64, 100};
     Step step;
@@ -110,8 +110,7 @@ Step draw_collective(const Scenario& s, Random& r, int comm) {
     step.root = r.index(static_cast<std::size_t>(s.ranks));
     step.count = r.chance(0.02) ? 600 : r.pick(counts);
     if (step.op == OpKind::Barrier) step.count = 0;
-    if (step.op == OpKind::AllReduce && r.chance(0.3))
-        step.algorithm = r.chance(0.7) ? Algorithm::Ring : Algorithm::Flat;
+    if (step.op == OpKind::AllReduce && r.chance(0.3)) step.algorithm = r.chance(0.7) ? Algorithm::Ring : Algorithm::Flat;
     step.uneven = (step.op == OpKind::Gather || step.op == OpKind::Scatter || step.op == OpKind::AllToAll) && r.chance(0.5);
     return step;
 }
@@ -169,11 +168,24 @@ void draw_script(Scenario& s, Random& r) {
 }
 
 Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
-    static const std::vector<FaultKind> kinds{
-        FaultKind::Crash, FaultKind::Crash, FaultKind::Crash, FaultKind::Crash, FaultKind::Crash, FaultKind::Crash,
-        FaultKind::CrashHost, FaultKind::Stop, FaultKind::Stop, FaultKind::Stop, FaultKind::CutLink, FaultKind::CutLink,
-        FaultKind::Isolate, FaultKind::Reset, FaultKind::AuthoritySlow, FaultKind::AuthorityUnknown,
-        FaultKind::AuthorityUnknown, FaultKind::Pause};
+    static const std::vector<FaultKind> kinds{FaultKind::Crash,
+                                              FaultKind::Crash,
+                                              FaultKind::Crash,
+                                              FaultKind::Crash,
+                                              FaultKind::Crash,
+                                              FaultKind::Crash,
+                                              FaultKind::CrashHost,
+                                              FaultKind::Stop,
+                                              FaultKind::Stop,
+                                              FaultKind::Stop,
+                                              FaultKind::CutLink,
+                                              FaultKind::CutLink,
+                                              FaultKind::Isolate,
+                                              FaultKind::Reset,
+                                              FaultKind::AuthoritySlow,
+                                              FaultKind::AuthorityUnknown,
+                                              FaultKind::AuthorityUnknown,
+                                              FaultKind::Pause};
     Fault f;
     f.kind = r.pick(kinds);
     if (r.chance(0.015)) f.kind = FaultKind::AuthorityLost;
@@ -186,8 +198,8 @@ Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
     f.duration = r.chance(0.4) ? r.between(1, kHeartbeat) : r.between(kHeartbeat, 5 * kHeartbeat);
     f.both = r.chance(0.3);
     if (in_recovery) {
-        static const std::vector<Trigger> triggers{Trigger::Frozen, Trigger::Frozen, Trigger::Decided, Trigger::Decided,
-                                                   Trigger::Suspected, Trigger::ViewChanged};
+        static const std::vector<Trigger> triggers{Trigger::Frozen,  Trigger::Frozen,    Trigger::Decided,
+                                                   Trigger::Decided, Trigger::Suspected, Trigger::ViewChanged};
         f.trigger = s.joins && r.chance(0.2) ? Trigger::JoinWaiting : r.pick(triggers);
         f.nth = static_cast<int>(r.chance(0.8) ? r.between(1, 4) : r.between(1, 30));
         f.at_emitter = r.chance(0.6);
@@ -255,10 +267,10 @@ std::string describe(const Scenario& s) {
                " from group " + std::to_string(c.created_at) + "\n";
     static const char* const triggers[] = {"group", "frozen", "decided", "suspected", "view-changed", "join-waiting"};
     for (const auto& f : s.faults) {
-        std::snprintf(line, sizeof line, "  fault %s slot %d other %d at %s %d%s after %d frames for %.3f s%s\n", to_string(f.kind),
-                      f.slot, f.other, triggers[static_cast<int>(f.trigger)], f.trigger == Trigger::Group ? f.group : f.nth,
-                      f.at_emitter ? " (its emitter)" : "", f.commits, static_cast<double>(f.duration) * 1e-9,
-                      f.both ? " both ways" : "");
+        std::snprintf(line, sizeof line, "  fault %s slot %d other %d at %s %d%s after %d frames for %.3f s%s\n",
+                      to_string(f.kind), f.slot, f.other, triggers[static_cast<int>(f.trigger)],
+                      f.trigger == Trigger::Group ? f.group : f.nth, f.at_emitter ? " (its emitter)" : "", f.commits,
+                      static_cast<double>(f.duration) * 1e-9, f.both ? " both ways" : "");
         out += line;
     }
     return out;

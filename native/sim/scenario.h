@@ -42,7 +42,17 @@ struct Step {
 };
 
 enum class FaultKind : std::uint8_t {
-    Crash, CrashHost, Stop, CutLink, Isolate, Reset, AuthoritySlow, AuthorityUnknown, AuthorityLost, AuthorityBlank, Pause,
+    Crash,
+    CrashHost,
+    Stop,
+    CutLink,
+    Isolate,
+    Reset,
+    AuthoritySlow,
+    AuthorityUnknown,
+    AuthorityLost,
+    AuthorityBlank,
+    Pause,
 };
 const char* to_string(FaultKind kind);
 

@@ -15,7 +15,8 @@ SimTransport::Target& SimTransport::target(int slot) {
 
 std::byte* SimTransport::reserve(int slot, std::uint32_t length) {
     FT_CHECK(slot >= 0 && slot < world_.scenario().ranks && slot != self_.slot, "reserve for slot %d", slot);
-    FT_CHECK(length <= kMaxFramePayload && length <= max_payload(), "frame of %u bytes, the link carries %u", length, max_payload());
+    FT_CHECK(length <= kMaxFramePayload && length <= max_payload(), "frame of %u bytes, the link carries %u", length,
+             max_payload());
     Target& t = target(slot);
     if (t.reserved != nullptr) {  // given up without a commit
         world_.links().give(t.reserved);
@@ -77,8 +78,8 @@ Link* Links::find_or_make(const Instance& from, int to_slot, std::uint32_t to_in
 
 bool Links::admits(Link& link, std::uint32_t length) {
     const auto& net = world_.scenario().network;
-    const bool full = !link.frames.empty() && (static_cast<int>(link.frames.size()) >= net.frames ||
-                                               link.bytes + length > 2ull * net.max_payload);
+    const bool full = !link.frames.empty() &&
+                      (static_cast<int>(link.frames.size()) >= net.frames || link.bytes + length > 2ull * net.max_payload);
     if (full) {
         link.writer_waits = true;
         return false;

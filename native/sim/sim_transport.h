@@ -70,7 +70,8 @@ public:
     bool admits(Link& link, std::uint32_t length);  // false: on_writable will follow
     Frame* take(std::uint32_t length);
     void give(Frame* frame) { free_.push_back(frame); }
-    bool reuse_memory(const Instance& old, const Instance& fresh, const Instance& to, Frame& frame);  // true: not a frame any more
+    bool reuse_memory(const Instance& old, const Instance& fresh, const Instance& to,
+                      Frame& frame);  // true: not a frame any more
     void send(Link& link, Frame* frame, Time not_before);
     void deliver(int link);        // the event
     void writable(int link);       // the event

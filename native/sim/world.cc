@@ -29,7 +29,8 @@ World::World(const Scenario& scenario, const std::vector<std::string>& mutations
       checker_(*this),
       event_counts_(32, 0) {
     const std::string job = "sim";
-    initial_view_ = Node::make_initial_view(job, store_.boot, std::vector<std::uint32_t>(static_cast<std::size_t>(scenario.ranks), 0));
+    initial_view_ =
+        Node::make_initial_view(job, store_.boot, std::vector<std::uint32_t>(static_cast<std::size_t>(scenario.ranks), 0));
     store_.create(Node::view_key(job), initial_view_);
     agents_ = random_.chance(0.5);
     const auto& net = scenario.network;
@@ -39,9 +40,7 @@ World::World(const Scenario& scenario, const std::vector<std::string>& mutations
     last_progress_ = now();
 }
 
-bool World::mutated(const char* rule) const {
-    return std::find(mutations_.begin(), mutations_.end(), rule) != mutations_.end();
-}
+bool World::mutated(const char* rule) const { return std::find(mutations_.begin(), mutations_.end(), rule) != mutations_.end(); }
 
 Instance* World::find(int slot, std::uint32_t incarnation) {
     for (auto& i : instances_)
@@ -114,8 +113,7 @@ void World::dispatch(const Event& e) {
             Instance& observer = instance(e.a);
             if (observer.running() && observer.stopped_until > now())
                 queue_.push(observer.stopped_until + random_.between(0, 50 * kUs), e.kind, e.a, e.b, e.c);
-            else
-                evidence(observer, instance(e.b), static_cast<Evidence>(e.c));
+            else evidence(observer, instance(e.b), static_cast<Evidence>(e.c));
             break;
         }
         case EventKind::Spawn: {
@@ -225,7 +223,8 @@ void World::after_input(Instance& who) {
             checker_.completed(who, *call);
             who.program->completed(*call);
         }
-        const Time think = random_.chance(0.01) ? random_.between(0, kHeartbeat / 20) : random_.between(0, scenario_.network.think);
+        const Time think =
+            random_.chance(0.01) ? random_.between(0, kHeartbeat / 20) : random_.between(0, scenario_.network.think);
         wake_program(who, think);
     }
     if (!violation_.found()) checker_.touched(who);
@@ -256,7 +255,8 @@ void World::check_detected(const Instance& dead) {
     for (auto& i : instances_) {
         if (!i->running() || i->was_stale || i->program->joining() || i->view.empty()) continue;
         if (i->view.has(dead.slot) && i->node->incarnation_of(dead.slot) == dead.incarnation)
-            violate("L", "slot %d still counts on slot %d, dead for %.3f s", i->slot, dead.slot, static_cast<double>(now() - since) * 1e-9);
+            violate("L", "slot %d still counts on slot %d, dead for %.3f s", i->slot, dead.slot,
+                    static_cast<double>(now() - since) * 1e-9);
     }
 }
 
@@ -279,14 +279,17 @@ void World::tell_of_exit(Instance& who, bool host_gone) {
         if (!i->running() || i->slot == who.slot || host_gone) continue;
         if (near(*i)) {
             const auto kind = random_.chance(0.7) ? Evidence::RobustFutex : Evidence::Pidfd;
-            const Time after = kind == Evidence::RobustFutex ? random_.between(100 * kUs, 1100 * kUs) : random_.between(kMs, 80 * kMs);
+            const Time after =
+                kind == Evidence::RobustFutex ? random_.between(100 * kUs, 1100 * kUs) : random_.between(kMs, 80 * kMs);
             queue_.push(now() + after, EventKind::Evidence, i->id, who.id, static_cast<int>(kind));
         } else if (who.left) {
             continue;  // an agent, or a fellow rank that has read the goodbye, reports no death
         } else if (fellow) {
-            queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id, static_cast<int>(Evidence::Agent));
+            queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id,
+                        static_cast<int>(Evidence::Agent));
         } else if (random_.chance(0.3)) {
-            queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id, static_cast<int>(Evidence::Reset));
+            queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id,
+                        static_cast<int>(Evidence::Reset));
         }
     }
     if (scenario_.joinable[static_cast<std::size_t>(who.slot)] && !who.left && newest(who.slot) == &who)
@@ -296,9 +299,9 @@ void World::tell_of_exit(Instance& who, bool host_gone) {
 void World::evidence(Instance& observer, Instance& about, Evidence kind) {
     if (!observer.running()) return;
     // Whoever reports an exit on its own host has read the dead rank's channel first (M10).
-    if (same_host(observer.slot, about.slot) && kind != Evidence::Reset)
-        links_.drain(about, observer, false);
-    trace_.text(now(), "%d.%u is told: %d.%u %s", observer.slot, observer.incarnation, about.slot, about.incarnation, to_string(kind));
+    if (same_host(observer.slot, about.slot) && kind != Evidence::Reset) links_.drain(about, observer, false);
+    trace_.text(now(), "%d.%u is told: %d.%u %s", observer.slot, observer.incarnation, about.slot, about.incarnation,
+                to_string(kind));
     input(observer, [&](Node& node, Time at) { node.on_evidence(at, about.slot, about.incarnation, kind); });
 }
 
@@ -336,7 +339,8 @@ void World::on_event(Instance& who, const NodeEvent& e) {
 void World::begins_group(Instance& who, int group) {
     if (safety_over_) return;
     for (auto& fault : faults_) {
-        if (!fault.fired && fault.trigger == Trigger::Group && fault.slot == who.slot && fault.group <= group) fire(fault, nullptr);
+        if (!fault.fired && fault.trigger == Trigger::Group && fault.slot == who.slot && fault.group <= group)
+            fire(fault, nullptr);
     }
 }
 
@@ -382,8 +386,7 @@ void World::fire(Fault& f, Instance* emitter) {
             std::map<std::uint64_t, bool> side;
             for (auto h : scenario_.hosts) side.try_emplace(h, random_.chance(0.5));
             side[host(victim->slot)] = true;
-            if (std::all_of(side.begin(), side.end(), [](const auto& s) { return s.second; }))
-                side[host(victim->slot)] = false;
+            if (std::all_of(side.begin(), side.end(), [](const auto& s) { return s.second; })) side[host(victim->slot)] = false;
             for (int a = 0; a < scenario_.ranks; ++a)
                 for (int b = 0; b < scenario_.ranks; ++b)
                     if (side[host(a)] != side[host(b)] && (f.both || side[host(a)])) links_.cut(a, b, until);
@@ -428,7 +431,8 @@ void World::end_safety() {
 
 void World::check_stall() {
     const Time bound = (scenario_.has_naps ? 40 : 25) * kHeartbeat;
-    if (now() - std::max(last_progress_, quiet_after_) > bound) violate("L", "nothing has completed for %.0f s: %s", static_cast<double>(bound) * 1e-9, stuck().c_str());
+    if (now() - std::max(last_progress_, quiet_after_) > bound)
+        violate("L", "nothing has completed for %.0f s: %s", static_cast<double>(bound) * 1e-9, stuck().c_str());
 }
 
 int World::running_count() {
@@ -448,8 +452,8 @@ std::string World::stuck() {
     std::string out;
     for (auto& i : instances_)
         if (i->running())
-            out += "\n    " + std::to_string(i->slot) + "." + std::to_string(i->incarnation) + " epoch " + std::to_string(i->epoch) +
-                   (i->was_stale ? " stale " : " ") + i->program->where();
+            out += "\n    " + std::to_string(i->slot) + "." + std::to_string(i->incarnation) + " epoch " +
+                   std::to_string(i->epoch) + (i->was_stale ? " stale " : " ") + i->program->where();
     return out;
 }
 

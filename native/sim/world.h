@@ -85,7 +85,9 @@ public:
         after_input(who);
     }
     void deliver(int from, Instance& to, Frame& frame, bool nested = false);
-    bool same_host(int a, int b) const { return scenario_.hosts[static_cast<std::size_t>(a)] == scenario_.hosts[static_cast<std::size_t>(b)]; }
+    bool same_host(int a, int b) const {
+        return scenario_.hosts[static_cast<std::size_t>(a)] == scenario_.hosts[static_cast<std::size_t>(b)];
+    }
     bool may_send(Instance& who);    // counts down to a crash or a stop in the middle of a burst
     bool may_ask(Instance& who) { return !who.crashed; }
     void on_event(Instance& who, const NodeEvent& event);

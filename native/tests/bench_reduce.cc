@@ -35,8 +35,8 @@ void measure(std::size_t size) {
     std::printf("  %-28s %6.1f\n", "crc32c (r)", speed(size, [&] {
                     if (crc32c(a.data(), size) == 1) std::puts("");  // so that it is not left out
                 }));
-    const DType dtypes[] = {DType::Float32, DType::Float64, DType::Float16, DType::BFloat16, DType::Float8E4M3,
-                            DType::Float8E5M2, DType::Int64, DType::Int32, DType::Int8, DType::Bool, DType::Complex64};
+    const DType dtypes[] = {DType::Float32, DType::Float64, DType::Float16, DType::BFloat16, DType::Float8E4M3, DType::Float8E5M2,
+                            DType::Int64,   DType::Int32,   DType::Int8,    DType::Bool,     DType::Complex64};
     for (const auto* kernels : available_reduce_kernels())
         for (auto dtype : dtypes) {
             const std::size_t count = size / size_of(dtype);
@@ -50,8 +50,10 @@ void measure(std::size_t size) {
                 row("sum c=a+b", 3 * size, [&] { kernels->reduce(dtype, ReduceOp::Sum, c.data(), a.data(), b.data(), count); });
                 row("divide", 2 * size, [&] { kernels->divide(dtype, a.data(), count, 3); });
             }
-            if (dtype == DType::Float32) row("max", 3 * size, [&] { kernels->reduce(dtype, ReduceOp::Max, a.data(), a.data(), b.data(), count); });
-            if (dtype == DType::Complex64) row("product", 3 * size, [&] { kernels->reduce(dtype, ReduceOp::Product, a.data(), a.data(), b.data(), count); });
+            if (dtype == DType::Float32)
+                row("max", 3 * size, [&] { kernels->reduce(dtype, ReduceOp::Max, a.data(), a.data(), b.data(), count); });
+            if (dtype == DType::Complex64)
+                row("product", 3 * size, [&] { kernels->reduce(dtype, ReduceOp::Product, a.data(), a.data(), b.data(), count); });
         }
 }
 

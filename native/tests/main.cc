@@ -34,9 +34,7 @@ void run(const Test& test) {
     try {
         test.body();
     } catch (const Abandon&) {
-    } catch (const std::exception& e) {
-        failed(test.name, 0, std::string("exception: ") + e.what());
-    }
+    } catch (const std::exception& e) { failed(test.name, 0, std::string("exception: ") + e.what()); }
 }
 
 }  // namespace

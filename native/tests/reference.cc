@@ -30,8 +30,7 @@ std::uint32_t encode(const Format& format, double value) {
     const double x = std::fabs(value);
     // Magnitudes are ordered as their codes: find the last that is not above x, counting what overflow becomes
     // (infinity, or all ones where there is none) as the number that would come next.
-    const std::uint32_t overflow =
-        format.has_infinity ? sign_bit - (1u << format.mantissa) : sign_bit - 1;
+    const std::uint32_t overflow = format.has_infinity ? sign_bit - (1u << format.mantissa) : sign_bit - 1;
     const double largest = decode(format, overflow - 1);
     const double beyond = largest + (largest - decode(format, overflow - 2));
     const auto at = [&](std::uint32_t code) { return code == overflow ? beyond : decode(format, code); };
@@ -196,8 +195,7 @@ void scale_one(DType dtype, void* out, const void* in, double factor) {
 
 bool same_element(DType dtype, const void* a, const void* b) {
     if (std::memcmp(a, b, size_of(dtype)) == 0) return true;
-    if (const Format* format = format_of(dtype))
-        return std::isnan(get_small(*format, a)) && std::isnan(get_small(*format, b));
+    if (const Format* format = format_of(dtype)) return std::isnan(get_small(*format, a)) && std::isnan(get_small(*format, b));
     bool same = false;
     with_type(dtype, [&]<class T>(T) {
         if constexpr (is_complex<T>) {

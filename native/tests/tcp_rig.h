@@ -63,9 +63,7 @@ public:
     void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) override {
         auto& seen = received[{slot, incarnation}];
         const auto expected = pattern(seen, header.length);
-        if (header.seq != seen || !std::equal(expected.begin(), expected.end(), payload.begin(), payload.end())) {
-            wrong = true;
-        }
+        if (header.seq != seen || !std::equal(expected.begin(), expected.end(), payload.begin(), payload.end())) { wrong = true; }
         ++seen;
         if (cut_every > 0 && seen % cut_every == 0) tcp.cut(slot);
         changed.notify_all();

@@ -56,7 +56,8 @@ FT_TEST(bytes_round_trip_and_every_truncation) {
         EXPECT_EQ(back.ranks.text(), r.ranks.text());
         EXPECT_EQ(back.real, r.real);
         for (std::size_t n = 0; n < data.size(); ++n) {
-            const Bytes part(data.begin(), data.begin() + static_cast<std::ptrdiff_t>(n));  // its own block: a sanitizer sees overruns
+            const Bytes part(data.begin(),
+                             data.begin() + static_cast<std::ptrdiff_t>(n));  // its own block: a sanitizer sees overruns
             ByteReader cut(part);
             read(cut);
             EXPECT(!cut.ok());

@@ -37,9 +37,34 @@ void check_format(const Format& format, Decode decode, Encode encode, Bits) {
                 EXPECT_EQ(encode(x), static_cast<Bits>(test::encode(format, x)));
         }
     }
-    for (float x : {0.0f, -0.0f, 447.9f, 448.0f, 463.9f, 464.0f, 464.1f, 479.9f, 480.0f, 57344.0f, 61439.9f, 61440.0f, 65504.0f,
-                    65519.9f, 65520.0f, 65536.0f, 1e38f, -1e38f, 1e-40f, -1e-40f, 0x1p-24f, 0x1p-25f, 0x1.000002p-25f, 0x1p-10f,
-                    0x1p-17f, 3.4028235e38f, -3.4028235e38f, std::numeric_limits<float>::infinity(),
+    for (float x : {0.0f,
+                    -0.0f,
+                    447.9f,
+                    448.0f,
+                    463.9f,
+                    464.0f,
+                    464.1f,
+                    479.9f,
+                    480.0f,
+                    57344.0f,
+                    61439.9f,
+                    61440.0f,
+                    65504.0f,
+                    65519.9f,
+                    65520.0f,
+                    65536.0f,
+                    1e38f,
+                    -1e38f,
+                    1e-40f,
+                    -1e-40f,
+                    0x1p-24f,
+                    0x1p-25f,
+                    0x1.000002p-25f,
+                    0x1p-10f,
+                    0x1p-17f,
+                    3.4028235e38f,
+                    -3.4028235e38f,
+                    std::numeric_limits<float>::infinity(),
                     -std::numeric_limits<float>::infinity()})
         EXPECT_EQ(encode(x), static_cast<Bits>(test::encode(format, x)));
     for (float x : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN(),
@@ -57,7 +82,11 @@ void check_format(const Format& format, Decode decode, Encode encode, Bits) {
 
 FT_TEST(codec_float16) { check_format(test::kFloat16, codec::decode_float16, codec::encode_float16, std::uint16_t{}); }
 FT_TEST(codec_bfloat16) { check_format(test::kBFloat16, codec::decode_bfloat16, codec::encode_bfloat16, std::uint16_t{}); }
-FT_TEST(codec_float8_e4m3) { check_format(test::kFloat8E4M3, codec::decode_float8_e4m3, codec::encode_float8_e4m3, std::uint8_t{}); }
-FT_TEST(codec_float8_e5m2) { check_format(test::kFloat8E5M2, codec::decode_float8_e5m2, codec::encode_float8_e5m2, std::uint8_t{}); }
+FT_TEST(codec_float8_e4m3) {
+    check_format(test::kFloat8E4M3, codec::decode_float8_e4m3, codec::encode_float8_e4m3, std::uint8_t{});
+}
+FT_TEST(codec_float8_e5m2) {
+    check_format(test::kFloat8E5M2, codec::decode_float8_e5m2, codec::encode_float8_e5m2, std::uint8_t{});
+}
 
 }  // namespace ftcomm

@@ -68,7 +68,8 @@ FT_TEST(failpoint_table_is_sound) {
 
 FT_TEST(failpoint_spec_is_read) {
     std::vector<Fault> f;
-    REQUIRE(fault::parse_faults(" rank=2,at=ring.rs.hop:3,do=kill ; rank=1.4, at = fence.before, step=40 , do=stop:2.5;", &f).ok());
+    REQUIRE(
+        fault::parse_faults(" rank=2,at=ring.rs.hop:3,do=kill ; rank=1.4, at = fence.before, step=40 , do=stop:2.5;", &f).ok());
     REQUIRE(f.size() == 2);
     EXPECT_EQ(f[0].rank, 2);
     EXPECT_EQ(f[0].incarnation, 0);
@@ -83,7 +84,8 @@ FT_TEST(failpoint_spec_is_read) {
     EXPECT_EQ(f[1].step, 40u);
     EXPECT_EQ(f[1].deed, Deed::Stop);
     EXPECT_EQ(f[1].seconds, 2.5);
-    REQUIRE(fault::parse_faults("do=exit:7,rank=0,at=step:0;rank=0,at=step:120,do=delay:250;rank=3,at=tcp.send,do=cut:1", &f).ok());
+    REQUIRE(
+        fault::parse_faults("do=exit:7,rank=0,at=step:0;rank=0,at=step:120,do=delay:250;rank=3,at=tcp.send,do=cut:1", &f).ok());
     REQUIRE(f.size() == 3);
     EXPECT_EQ(f[0].argument, 7);
     EXPECT_EQ(f[0].nth, 0u);

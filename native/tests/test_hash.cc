@@ -12,7 +12,8 @@ namespace {
 
 Bytes from_hex(const std::string& hex) {
     Bytes out;
-    for (std::size_t i = 0; i + 1 < hex.size(); i += 2) out.push_back(static_cast<std::byte>(std::stoi(hex.substr(i, 2), nullptr, 16)));
+    for (std::size_t i = 0; i + 1 < hex.size(); i += 2)
+        out.push_back(static_cast<std::byte>(std::stoi(hex.substr(i, 2), nullptr, 16)));
     return out;
 }
 
@@ -37,7 +38,8 @@ FT_TEST(sha256_vectors) {  // FIPS 180-4 examples
     EXPECT_EQ(to_hex(sha256(text("abc"))), "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     EXPECT_EQ(to_hex(sha256(text("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq"))),
               "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
-    EXPECT_EQ(to_hex(sha256(text(std::string(1000000, 'a')))), "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
+    EXPECT_EQ(to_hex(sha256(text(std::string(1000000, 'a')))),
+              "cdc76e5c9914fb9281a1c7e284d73e67f1809a48a497200e046d39ccc7112cd0");
 }
 
 FT_TEST(sha256_in_pieces) {
@@ -61,7 +63,8 @@ FT_TEST(hmac_sha256_rfc4231) {
     };
     check(Bytes(20, std::byte{0x0b}), text("Hi There"), "b0344c61d8db38535ca8afceaf0bf12b881dc200c9833da726e9376c2e32cff7");
     check(text("Jefe"), text("what do ya want for nothing?"), "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843");
-    check(Bytes(20, std::byte{0xaa}), Bytes(50, std::byte{0xdd}), "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
+    check(Bytes(20, std::byte{0xaa}), Bytes(50, std::byte{0xdd}),
+          "773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe");
     check(from_hex("0102030405060708090a0b0c0d0e0f10111213141516171819"), Bytes(50, std::byte{0xcd}),
           "82558a389a443c0ea4cc819899f2083a85f0faa3e578f8077a2e3ff46729665b");
     check(Bytes(20, std::byte{0x0c}), text("Test With Truncation"), "a3b6167473100ee06e0c796c2955552b");
@@ -105,7 +108,8 @@ FT_TEST(crc32c_fast_is_portable) {
         const auto seed = static_cast<std::uint32_t>(random());
         EXPECT_EQ(crc32c(data.data() + at, n, seed), crc32c_portable(data.data() + at, n, seed));
         const std::size_t cut = random.below(n + 1);
-        EXPECT_EQ(crc32c(data.data() + at + cut, n - cut, crc32c(data.data() + at, cut, seed)), crc32c(data.data() + at, n, seed));
+        EXPECT_EQ(crc32c(data.data() + at + cut, n - cut, crc32c(data.data() + at, cut, seed)),
+                  crc32c(data.data() + at, n, seed));
     }
 }
 

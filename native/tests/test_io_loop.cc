@@ -68,7 +68,11 @@ FT_TEST(io_loop_posts_from_other_threads) {
     Rig rig;
     std::vector<int> seen;
     std::thread other([&] {
-        for (int i = 0; i < 1000; ++i) rig.loop.post([&, i] { seen.push_back(i); rig.changed.notify_all(); });
+        for (int i = 0; i < 1000; ++i)
+            rig.loop.post([&, i] {
+                seen.push_back(i);
+                rig.changed.notify_all();
+            });
     });
     other.join();
     EXPECT(rig.wait([&] { return seen.size() == 1000; }));
@@ -86,7 +90,10 @@ FT_TEST(io_loop_handlers_remove_each_other) {
             ++ran;
             rig.loop.remove(a);
             rig.loop.remove(b);
-            rig.loop.at(IoLoop::now() + 1'000'000, [&] { over = true; rig.changed.notify_all(); });
+            rig.loop.at(IoLoop::now() + 1'000'000, [&] {
+                over = true;
+                rig.changed.notify_all();
+            });
         };
         ring(a);
         ring(b);
@@ -131,7 +138,10 @@ FT_TEST(io_loop_closes_in_child) {
     REQUIRE(::waitpid(child, &status, 0) == child);
     EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     bool ran = false;  // the parent's loop is untouched
-    rig.loop.post([&] { ran = true; rig.changed.notify_all(); });
+    rig.loop.post([&] {
+        ran = true;
+        rig.changed.notify_all();
+    });
     EXPECT(rig.wait([&] { return ran; }));
 }
 

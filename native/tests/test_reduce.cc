@@ -185,8 +185,8 @@ FT_TEST(reduce_supported_table) {
     };
     for (auto dtype : dtypes()) {
         const bool complex = dtype == DType::Complex64 || dtype == DType::Complex128;
-        const std::string expected = dtype == DType::Bool ? "101111110"
-                                     : complex             ? "111000001"
+        const std::string expected = dtype == DType::Bool         ? "101111110"
+                                     : complex                    ? "111000001"
                                      : dtype <= DType::Float8E5M2 ? "111110001"
                                                                   : "111111110";
         EXPECT_EQ(row(dtype), expected);

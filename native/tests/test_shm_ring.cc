@@ -105,10 +105,8 @@ FT_TEST(shm_ring_between_threads) {
     std::thread sender([&] {
         RingWriter writer(m.ring);
         for (std::uint64_t n = 0; n < kFrames;) {
-            if (write(writer, n, static_cast<std::uint32_t>(n * 7 % 300)))
-                ++n;
-            else
-                std::this_thread::yield();
+            if (write(writer, n, static_cast<std::uint32_t>(n * 7 % 300))) ++n;
+            else std::this_thread::yield();
         }
     });
     RingReader reader(m.ring);

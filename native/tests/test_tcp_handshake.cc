@@ -35,8 +35,10 @@ Digest key(const std::string& secret = "secret") {
 }
 
 struct Pair {
-    explicit Pair(Identity d = identity(0), Identity a = identity(1), Digest dk = key(), Digest ak = key(), Target t = {1, 0, 1001})
-        : dialer(Handshake::dialer(std::move(d), dk, challenge(1), t)), acceptor(Handshake::acceptor(std::move(a), ak, challenge(2))) {}
+    explicit Pair(Identity d = identity(0), Identity a = identity(1), Digest dk = key(), Digest ak = key(),
+                  Target t = {1, 0, 1001})
+        : dialer(Handshake::dialer(std::move(d), dk, challenge(1), t)),
+          acceptor(Handshake::acceptor(std::move(a), ak, challenge(2))) {}
 
     // Lets messages pass, `piece` bytes at a time; everything that was sent is kept.
     void pump(std::size_t piece = 1000000) {
@@ -55,9 +57,7 @@ struct Pair {
         }
         return !out.empty();
     }
-    bool both_done() const {
-        return dialer.state() == Handshake::State::Done && acceptor.state() == Handshake::State::Done;
-    }
+    bool both_done() const { return dialer.state() == Handshake::State::Done && acceptor.state() == Handshake::State::Done; }
 
     Handshake dialer, acceptor;
     Bytes from_dialer, from_acceptor;

@@ -29,8 +29,7 @@ void put(int fd, const Bytes& data) { static_cast<void>(!::send(fd, data.data(),
 // Until the other side closes.
 void drain(int fd) {
     char sink[256];
-    while (::recv(fd, sink, sizeof sink, 0) > 0) {
-    }
+    while (::recv(fd, sink, sizeof sink, 0) > 0) {}
 }
 
 }  // namespace
@@ -58,8 +57,8 @@ FT_TEST(tcp_transport_strangers) {
                 break;
             }
             case 3:
-                data = {std::byte{0x43}, std::byte{0x4f}, std::byte{0x4d}, std::byte{0x48}, std::byte{1}, std::byte{0},
-                        std::byte{255}, std::byte{255}};  // an oversized frame
+                data = {std::byte{0x43}, std::byte{0x4f}, std::byte{0x4d}, std::byte{0x48},
+                        std::byte{1},    std::byte{0},    std::byte{255},  std::byte{255}};  // an oversized frame
                 break;
             case 4: {  // the right job, but no key
                 tcp::Identity id;

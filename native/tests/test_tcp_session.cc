@@ -43,16 +43,20 @@ public:
                 case 1: corrupt(self); break;
                 case 2: self.session.want_ack(random_.below(2) == 0); break;
                 case 3: overlap(); break;
-                case 4: case 5: case 6: case 7: case 8: case 9: case 10: post(self); break;
+                case 4:
+                case 5:
+                case 6:
+                case 7:
+                case 8:
+                case 9:
+                case 10: post(self); break;
                 default: move(self, other, false); break;
             }
         }
         if (!connected_) reconnect();
-        while (settle(a_, b_) | settle(b_, a_)) {
-        }
+        while (settle(a_, b_) | settle(b_, a_)) {}
         for (auto* side : {&a_, &b_}) side->session.want_ack(true);
-        while (settle(a_, b_) | settle(b_, a_)) {
-        }
+        while (settle(a_, b_) | settle(b_, a_)) {}
         EXPECT_EQ(a_.delivered, b_.posted);
         EXPECT_EQ(b_.delivered, a_.posted);
         EXPECT(a_.session.all_acknowledged() && b_.session.all_acknowledged());

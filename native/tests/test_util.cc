@@ -30,8 +30,9 @@ FT_TEST(json_writes_valid_text) {
                           .add("f", std::vector<bool>{true, false})
                           .raw("o", JsonArray().add("z").raw("{}").text())
                           .text();
-    EXPECT_EQ(text, "{\"s\":\"x\",\"c\":\"y\",\"i\":-3,\"u\":18446744073709551615,\"byte\":7,\"b\":true,\"d\":0.1,\"nan\":null,"
-                    "\"v\":[1,2],\"f\":[true,false],\"o\":[\"z\",{}]}");
+    EXPECT_EQ(text,
+              "{\"s\":\"x\",\"c\":\"y\",\"i\":-3,\"u\":18446744073709551615,\"byte\":7,\"b\":true,\"d\":0.1,\"nan\":null,"
+              "\"v\":[1,2],\"f\":[true,false],\"o\":[\"z\",{}]}");
 }
 
 FT_TEST(random_repeats_and_stays_in_range) {

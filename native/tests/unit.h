@@ -41,9 +41,9 @@ inline bool expect(const char* file, int line, const char* text, bool value) {
 
 }  // namespace ftcomm::unit
 
-#define FT_TEST(name)                                                                    \
-    static void test_##name();                                                           \
-    static const ::ftcomm::unit::Registration registration_##name(#name, test_##name);   \
+#define FT_TEST(name)                                                                  \
+    static void test_##name();                                                         \
+    static const ::ftcomm::unit::Registration registration_##name(#name, test_##name); \
     static void test_##name()
 #define EXPECT(condition) ::ftcomm::unit::expect(__FILE__, __LINE__, #condition, static_cast<bool>(condition))
 #define EXPECT_EQ(a, b) ::ftcomm::unit::expect_equal(__FILE__, __LINE__, #a " == " #b, (a), (b))

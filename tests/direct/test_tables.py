@@ -85,7 +85,9 @@ def survive(comm: Comm, rounds: int) -> tuple[list[tuple[int, str]], Comm]:
     return done, comm
 
 
-def run_cell(ranks: Ranks, size: int, victim: int, point: str, *, first_dies: int | None = None, **options: Any) -> None:
+def run_cell(
+    ranks: Ranks, size: int, victim: int, point: str, *, first_dies: int | None = None, **options: Any
+) -> None:
     """``first_dies``: another rank is killed before, so that the victim dies in the recovery from that."""
 
     def run(comm: Comm, context: Context) -> Any:

@@ -1,4 +1,4 @@
-"""The deterministic simulator: the same object files as the library, thousands of schedules, every invariant after every event."""
+"""The deterministic simulator: the library's object files, thousands of schedules, every invariant after every event."""
 
 from __future__ import annotations
 

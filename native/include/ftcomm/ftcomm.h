@@ -16,11 +16,33 @@ extern "C" {
 #define FT_API __attribute__((visibility("default")))
 
 enum {
-    FT_OK = 0, FT_PEER_FAILURE = 1, FT_REVOKED = 2, FT_STALE_EPOCH = 3, FT_NO_AUTHORITY = 4, FT_TIMEOUT = 5,
-    FT_MISMATCH = 6, FT_INVALID = 7, FT_INTERRUPTED = 8, FT_CLOSED = 9, FT_SYSTEM = 10, FT_UNSUPPORTED = 11,
-    FT_TRUNCATED = 12, FT_CANCELLED = 13, FT_INTERNAL = 14
+    FT_OK = 0,
+    FT_PEER_FAILURE = 1,
+    FT_REVOKED = 2,
+    FT_STALE_EPOCH = 3,
+    FT_NO_AUTHORITY = 4,
+    FT_TIMEOUT = 5,
+    FT_MISMATCH = 6,
+    FT_INVALID = 7,
+    FT_INTERRUPTED = 8,
+    FT_CLOSED = 9,
+    FT_SYSTEM = 10,
+    FT_UNSUPPORTED = 11,
+    FT_TRUNCATED = 12,
+    FT_CANCELLED = 13,
+    FT_INTERNAL = 14
 };
-enum { FT_ALL_REDUCE, FT_BROADCAST, FT_REDUCE, FT_ALL_GATHER, FT_REDUCE_SCATTER, FT_GATHER, FT_SCATTER, FT_ALL_TO_ALL, FT_BARRIER };
+enum {
+    FT_ALL_REDUCE,
+    FT_BROADCAST,
+    FT_REDUCE,
+    FT_ALL_GATHER,
+    FT_REDUCE_SCATTER,
+    FT_GATHER,
+    FT_SCATTER,
+    FT_ALL_TO_ALL,
+    FT_BARRIER
+};
 enum { FT_RAISE, FT_LOSSY, FT_REPLAY };
 enum { FT_ANY = -1 };
 
@@ -34,8 +56,8 @@ typedef uint64_t ft_comm;
 typedef struct {
     void* context;
     int64_t (*get)(void* context, const char* key, uint8_t* out, size_t cap);
-    int64_t (*compare_set)(void* context, const char* key, const uint8_t* expected, size_t expected_len,
-                           const uint8_t* desired, size_t desired_len, uint8_t* out, size_t cap);
+    int64_t (*compare_set)(void* context, const char* key, const uint8_t* expected, size_t expected_len, const uint8_t* desired,
+                           size_t desired_len, uint8_t* out, size_t cap);
 } ft_store;
 
 typedef struct {
@@ -61,8 +83,8 @@ FT_API int ft_job_address(ft_job* job, const uint8_t** data, size_t* length);
 /* addresses[r] is rank r's blob, lengths[r] == 0: not known (a dead slot seen by a joiner). Blocks until linked or timeout;
  * on FT_TIMEOUT the ranks in the error detail are those that did not answer. joining: 1 for a replacement.
  * boot_nonce: chosen by the lowest rank and distributed with the addresses. */
-FT_API int ft_job_start(ft_job* job, const uint8_t* const* addresses, const size_t* lengths, uint64_t boot_nonce,
-                        int32_t joining, double timeout);
+FT_API int ft_job_start(ft_job* job, const uint8_t* const* addresses, const size_t* lengths, uint64_t boot_nonce, int32_t joining,
+                        double timeout);
 /* Graceful: says goodbye, lingers until nobody needs this rank (bounded by 2 heartbeats of silence), stops threads. */
 FT_API int ft_job_leave(ft_job* job, double timeout);
 FT_API void ft_job_close(ft_job* job);                 /* also without leave; frees all; NULL is fine */

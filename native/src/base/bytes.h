@@ -23,7 +23,8 @@ class ByteWriter {
 public:
     template <class T>
     ByteWriter& put(T value) {
-        static_assert(std::is_trivially_copyable_v<T> && (std::is_integral_v<T> || std::is_enum_v<T> || std::is_floating_point_v<T>));
+        static_assert(std::is_trivially_copyable_v<T> &&
+                      (std::is_integral_v<T> || std::is_enum_v<T> || std::is_floating_point_v<T>));
         append(&value, sizeof(T));
         return *this;
     }

@@ -9,8 +9,8 @@ namespace ftcomm {
 }  // namespace ftcomm
 
 // FT_CHECK(condition, "printf-style detail", ...): the detail is mandatory and says which invariant broke.
-#define FT_CHECK(condition, ...)                                                   \
-    do {                                                                           \
-        if (!(condition)) [[unlikely]]                                             \
-            ::ftcomm::check_failed(__FILE__, __LINE__, #condition, __VA_ARGS__);   \
+#define FT_CHECK(condition, ...)                                                 \
+    do {                                                                         \
+        if (!(condition)) [[unlikely]]                                           \
+            ::ftcomm::check_failed(__FILE__, __LINE__, #condition, __VA_ARGS__); \
     } while (false)

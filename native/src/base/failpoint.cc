@@ -62,8 +62,7 @@ void delay(double seconds) {
     timespec left{};
     left.tv_sec = static_cast<time_t>(seconds);
     left.tv_nsec = std::lround((seconds - std::floor(seconds)) * 1e9) % 1'000'000'000;
-    while (nanosleep(&left, &left) != 0) {
-    }
+    while (nanosleep(&left, &left) != 0) {}
 }
 
 Verdict act(const Fault& fault) {
@@ -72,9 +71,7 @@ Verdict act(const Fault& fault) {
             last_words(fault);
             kill(getpid(), SIGKILL);
             for (;;) pause();  // another thread may run on for a moment; this one must not
-        case Deed::Exit:
-            last_words(fault);
-            _exit(fault.argument);
+        case Deed::Exit: last_words(fault); _exit(fault.argument);
         case Deed::Stop: stop_for(fault.seconds); return {};
         case Deed::Delay: delay(fault.seconds); return {};
         case Deed::Corrupt: return {Action::Corrupt, 0};

@@ -33,6 +33,5 @@ const PointInfo* all_points(std::size_t* count);
 }  // namespace ftcomm::fault
 
 // Native points: FT_POINT("ring.rs.hop"). The name must be in the table in failpoint.cc (checked by a test).
-#define FT_POINT(name)                                                                        \
-    (::ftcomm::fault::armed.load(std::memory_order_relaxed) ? ::ftcomm::fault::hit(name)      \
-                                                            : ::ftcomm::fault::Verdict{})
+#define FT_POINT(name) \
+    (::ftcomm::fault::armed.load(std::memory_order_relaxed) ? ::ftcomm::fault::hit(name) : ::ftcomm::fault::Verdict{})

@@ -35,8 +35,7 @@ namespace {
     }
     // Both signals come from here, in this order: a continue can never overtake its stop.
     kill(parent, SIGSTOP);
-    while (nanosleep(&left, &left) != 0) {
-    }
+    while (nanosleep(&left, &left) != 0) {}
     kill(parent, SIGCONT);
     _exit(0);
 }
@@ -62,8 +61,7 @@ void stop_for(double seconds) {
         return;
     }
     // Stopped in here; the helper's end comes after the continue.
-    while (waitpid(static_cast<pid_t>(child), nullptr, __WALL) < 0 && errno == EINTR) {
-    }
+    while (waitpid(static_cast<pid_t>(child), nullptr, __WALL) < 0 && errno == EINTR) {}
 }
 
 }  // namespace ftcomm::fault

@@ -26,9 +26,10 @@ void last_words(const Fault& fault) {
     timespec now{};
     ::clock_gettime(CLOCK_REALTIME, &now);
     char line[256];
-    const int bytes = std::snprintf(line, sizeof line,
-                                    "{\"time\":%lld.%09ld,\"rank\":%d,\"incarnation\":%d,\"event\":\"fault\",\"at\":\"%s\",\"do\":\"%s\"}\n",
-                                    static_cast<long long>(now.tv_sec), now.tv_nsec, fault.rank, fault.incarnation, at, deed);
+    const int bytes =
+        std::snprintf(line, sizeof line,
+                      "{\"time\":%lld.%09ld,\"rank\":%d,\"incarnation\":%d,\"event\":\"fault\",\"at\":\"%s\",\"do\":\"%s\"}\n",
+                      static_cast<long long>(now.tv_sec), now.tv_nsec, fault.rank, fault.incarnation, at, deed);
     if (bytes > 0 && ::write(fd, line, static_cast<std::size_t>(bytes)) < 0) {
         // Nobody is left to be told.
     }

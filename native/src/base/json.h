@@ -28,7 +28,9 @@ std::string json_value(const T& value) {
 class JsonArray {
 public:
     template <class T>
-    JsonArray& add(const T& value) { return raw(json_value(value)); }
+    JsonArray& add(const T& value) {
+        return raw(json_value(value));
+    }
     JsonArray& raw(std::string_view json) {
         text_ += text_.size() > 1 ? "," : "";
         text_ += json;
@@ -50,7 +52,9 @@ std::string json_value(const std::vector<T>& values) {
 class JsonObject {
 public:
     template <class T>
-    JsonObject& add(std::string_view key, const T& value) { return raw(key, json_value(value)); }
+    JsonObject& add(std::string_view key, const T& value) {
+        return raw(key, json_value(value));
+    }
     JsonObject& raw(std::string_view key, std::string_view json) {
         text_ += text_.size() > 1 ? "," : "";
         text_ += json_quote(key);

@@ -111,7 +111,8 @@ int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) 
     if (op->kind < FT_ALL_REDUCE || op->kind > FT_BARRIER) return fail(Code::Invalid, "there is no such operation");
     if (op->dtype < 0 || op->dtype >= kDTypes) return fail(Code::Invalid, "there is no such dtype");
     if (op->op < 0 || op->op >= kReduceOps) return fail(Code::Invalid, "there is no such reduction");
-    if (op->algorithm < 0 || op->algorithm > static_cast<int>(Algorithm::Direct)) return fail(Code::Invalid, "there is no such algorithm");
+    if (op->algorithm < 0 || op->algorithm > static_cast<int>(Algorithm::Direct))
+        return fail(Code::Invalid, "there is no such algorithm");
     return post(job, false, out, [&](Node& node) {
         OpDesc d;
         d.kind = static_cast<OpKind>(op->kind);
@@ -123,7 +124,9 @@ int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) 
         d.send = op->send;
         d.recv = op->recv;
         auto size = node.comm_size(comm);
-        auto copy = [&](const uint64_t* from) { return from != nullptr ? std::vector<uint64_t>(from, from + size) : std::vector<uint64_t>(); };
+        auto copy = [&](const uint64_t* from) {
+            return from != nullptr ? std::vector<uint64_t>(from, from + size) : std::vector<uint64_t>();
+        };
         d.send_counts = copy(op->send_counts);
         d.send_offsets = copy(op->send_offsets);
         d.recv_counts = copy(op->recv_counts);

@@ -44,7 +44,8 @@ void direct_alone(OpState& op, int rank) {
         if (!d.recv_counts.empty()) count = std::min(count, d.recv_counts[static_cast<std::size_t>(rank)]);
     }
     if (count > 0)
-        std::memmove(static_cast<std::byte*>(d.recv) + to * size, static_cast<const std::byte*>(d.send) + from * size, count * size);
+        std::memmove(static_cast<std::byte*>(d.recv) + to * size, static_cast<const std::byte*>(d.send) + from * size,
+                     count * size);
 }
 
 }  // namespace

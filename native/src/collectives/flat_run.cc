@@ -37,7 +37,8 @@ public:
     void on_frame(int from, const FrameHeader& h, ByteView payload) override {
         if (h.kind != FrameKind::Flat) return;
         const int at = env_.position_of(from);
-        FT_CHECK(at >= 0 && payload.size() == bytes_, "flat input of %zu bytes from rank %d, expected %zu", payload.size(), from, bytes_);
+        FT_CHECK(at >= 0 && payload.size() == bytes_, "flat input of %zu bytes from rank %d, expected %zu", payload.size(), from,
+                 bytes_);
         if (have_.has(at)) return;
         if (bytes_ > 0) std::memcpy(part(at), payload.data(), bytes_);
         have_.add(at);

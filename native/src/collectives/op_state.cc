@@ -21,8 +21,13 @@ std::uint64_t sign(Shape shape, bool sign_algorithm) {
 
 OpState::OpState(std::uint64_t seq_in, OpDesc desc_in, const Shape& shape_in, Grid grid_in, int rank, bool sign_algorithm,
                  RequestPtr request_in)
-    : seq(seq_in), desc(std::move(desc_in)), shape(shape_in), signature(sign(shape_in, sign_algorithm)), grid(grid_in),
-      request(std::move(request_in)), rank_(rank) {
+    : seq(seq_in),
+      desc(std::move(desc_in)),
+      shape(shape_in),
+      signature(sign(shape_in, sign_algorithm)),
+      grid(grid_in),
+      request(std::move(request_in)),
+      rank_(rank) {
     labels_.resize(grid.segments());
     RankSet own;
     own.add(rank);
@@ -50,9 +55,7 @@ void OpState::set_final(std::uint32_t s, const RankSet& contributors) {
     if (sets_.empty() || !(sets_.back() == contributors)) {
         std::size_t i = 0;
         while (i < sets_.size() && !(sets_[i] == contributors)) ++i;
-        if (i == sets_.size()) {
-            sets_.push_back(contributors);
-        }
+        if (i == sets_.size()) { sets_.push_back(contributors); }
         labels_[s] = static_cast<std::uint16_t>(2 + i);
         return;
     }

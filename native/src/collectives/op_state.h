@@ -31,9 +31,7 @@ public:
     std::shared_ptr<Bytes> kept;   // helper: the kept result that desc points into
 
     // Invariant B: segment s of the result buffer is wholly what its label says.
-    LabelKind label(std::uint32_t s) const {
-        return labels_[s] < 2 ? static_cast<LabelKind>(labels_[s]) : LabelKind::Final;
-    }
+    LabelKind label(std::uint32_t s) const { return labels_[s] < 2 ? static_cast<LabelKind>(labels_[s]) : LabelKind::Final; }
     const RankSet& contributors(std::uint32_t s) const { return sets_[static_cast<std::size_t>(labels_[s]) - 2]; }
     void set_final(std::uint32_t s, const RankSet& contributors);
     bool all_final() const;
@@ -43,9 +41,7 @@ public:
     // Where segment s is read from (this rank's input) and written to (its final); nullptr where this rank has none.
     const std::byte* input(std::uint32_t s) const;
     std::byte* result(std::uint32_t s) const;
-    std::uint32_t segment_bytes(std::uint32_t s) const {
-        return static_cast<std::uint32_t>(grid.count(s) * size_of(desc.dtype));
-    }
+    std::uint32_t segment_bytes(std::uint32_t s) const { return static_cast<std::uint32_t>(grid.count(s) * size_of(desc.dtype)); }
 
 private:
     int rank_;

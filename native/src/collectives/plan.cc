@@ -107,7 +107,8 @@ public:
             c.epoch = in_.epoch;
             for (int r : passed.list()) c.ranks.push_back(r);
             c.message = "ranks " + passed.text() + " called a different operation at this point (it failed there at once) than " +
-                        p.shape.text() + ". Make every rank call the same collectives in the same order, with equal sizes and types";
+                        p.shape.text() +
+                        ". Make every rank call the same collectives in the same order, with equal sizes and types";
             return fail(p, c);
         }
         if (auto cause = proposed_failure(seq, standings)) return fail(p, *cause);
@@ -137,7 +138,8 @@ private:
                 continue;
             }
             if (p.shape.is_direct() || p.shape.kind == OpKind::Reduce || p.shape.kind == OpKind::ReduceScatter) continue;
-            for (const auto& l : s.state == Standing::State::Open ? s.op->labels : std::vector<LabelRun>{{n, LabelKind::Input, {}}})
+            for (const auto& l :
+                 s.state == Standing::State::Open ? s.op->labels : std::vector<LabelRun>{{n, LabelKind::Input, {}}})
                 all_have &= l.kind == LabelKind::Final;
         }
         if (all_have) {
@@ -167,7 +169,8 @@ private:
         }
         bool proposed = false;
         for (const auto& [rank, vote] : in_.votes)
-            for (const auto& x : vote.proposals) proposed |= first != nullptr && x.code == Code::Mismatch && x.seq == first->op->seq;
+            for (const auto& x : vote.proposals)
+                proposed |= first != nullptr && x.code == Code::Mismatch && x.seq == first->op->seq;
         if (first == nullptr || (c.ranks.empty() && !proposed)) return std::nullopt;
         c.message = "ranks called different operations at the same point:";
         for (const auto& s : standings)
@@ -239,7 +242,8 @@ private:
                     holder = &s;
                     set = carried(label);
                 } else {
-                    FT_CHECK(!in_.rules.c2 || set == label.contributors, "two finals of segment %u with different contributors", g);
+                    FT_CHECK(!in_.rules.c2 || set == label.contributors, "two finals of segment %u with different contributors",
+                             g);
                 }
             }
             if (!repair_segment(p, g, n, block, holder, set, all)) return fail(p, lost_data(block));
@@ -247,7 +251,8 @@ private:
         return p;
     }
 
-    bool repair_segment(OpPlan& p, std::uint32_t g, std::uint32_t n, int block, const Standing* holder, const RankSet& set, bool all) {
+    bool repair_segment(OpPlan& p, std::uint32_t g, std::uint32_t n, int block, const Standing* holder, const RankSet& set,
+                        bool all) {
         switch (p.shape.kind) {
             case OpKind::AllReduce:
                 if (all) {

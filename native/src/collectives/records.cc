@@ -146,7 +146,14 @@ constexpr std::uint32_t kMagic = 0x64635446;  // "FTcd"
 
 Bytes Decision::encode() const {
     ByteWriter w;
-    w.put(kMagic).put(attempt).put(nonce).put(epoch).ranks(alive).put(static_cast<std::uint8_t>(revoked)).put(revoked_from).put(fail_from);
+    w.put(kMagic)
+        .put(attempt)
+        .put(nonce)
+        .put(epoch)
+        .ranks(alive)
+        .put(static_cast<std::uint8_t>(revoked))
+        .put(revoked_from)
+        .put(fail_from);
     cause.encode(w);
     w.put(static_cast<std::uint32_t>(plans.size()));
     for (const auto& p : plans) {

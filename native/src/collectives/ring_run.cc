@@ -54,9 +54,7 @@ public:
                 gate_ = true;
                 inject();
                 return;
-            case FrameKind::Fence:
-                fence_.on_frame(h);
-                return;
+            case FrameKind::Fence: fence_.on_frame(h); return;
             case FrameKind::ReduceScatter: on_partial(h.segment, payload); break;
             case FrameKind::Gather: on_final(h.segment, payload); break;
             case FrameKind::Token:
@@ -171,7 +169,8 @@ private:
 
     void on_final(std::uint32_t s, ByteView payload) {
         const auto& r = checked(s, payload);
-        FT_CHECK(r.mode == SegmentMode::Reduce || r.mode == SegmentMode::Gather, "a final for segment %u, which does not move", s);
+        FT_CHECK(r.mode == SegmentMode::Reduce || r.mode == SegmentMode::Gather, "a final for segment %u, which does not move",
+                 s);
         auto* out = op_.result(s);
         if (op_.label(s) != LabelKind::Final) std::memcpy(out, payload.data(), payload.size());
         op_.set_final(s, r.contributors);

@@ -13,11 +13,13 @@ RequestPtr Communicator::agree(AgreeKind kind, std::int64_t flag) {
         return request;
     }
     if (agree_.active) {
-        core_.finish(request, Status::error(Code::Invalid, "an agree or shrink is already under way on this communicator; wait for it"));
+        core_.finish(request,
+                     Status::error(Code::Invalid, "an agree or shrink is already under way on this communicator; wait for it"));
         return request;
     }
     if (core_.solo) {
-        core_.finish(request, Status::error(Code::Unsupported, "this replacement is not admitted yet: call the join point first"));
+        core_.finish(request,
+                     Status::error(Code::Unsupported, "this replacement is not admitted yet: call the join point first"));
         return request;
     }
     agree_ = {true, {decision_.agree_seq + 1, kind, flag, acked_}, request};

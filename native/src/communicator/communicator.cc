@@ -49,8 +49,8 @@ Status Communicator::check(const OpDesc& d) const {
         return Status::error(Code::Unsupported, std::string(to_string(d.op)) + " is not defined for " + to_string(d.dtype));
     for (const auto* v : {&d.send_counts, &d.send_offsets, &d.recv_counts, &d.recv_offsets})
         if (!v->empty() && v->size() != n)
-            return Status::error(Code::Invalid, "counts and offsets need one entry per rank (" + std::to_string(size) + "), got " +
-                                                    std::to_string(v->size()));
+            return Status::error(Code::Invalid, "counts and offsets need one entry per rank (" + std::to_string(size) +
+                                                    "), got " + std::to_string(v->size()));
     return {};
 }
 
@@ -202,7 +202,8 @@ bool Communicator::start(OpState& op) {
     }
     // Not just `revoked`: what others had seen fail for another reason before the revocation fails for that reason here, too.
     if (op.seq >= decision_.revoked_from) {
-        auto s = Status::error(Code::Revoked, name_of(op) + ": the communicator was revoked; agree() and shrink() still work on it");
+        auto s =
+            Status::error(Code::Revoked, name_of(op) + ": the communicator was revoked; agree() and shrink() still work on it");
         s.operation = name_of(op);
         s.epoch = core_.view.epoch;
         finish_current(std::move(s));
@@ -213,7 +214,8 @@ bool Communicator::start(OpState& op) {
         return false;
     }
     RankSet dead = RankSet::first(static_cast<int>(spec_.members.size())) - decision_.alive;
-    auto fresh = default_plan(op.shape, static_cast<int>(spec_.members.size()), decision_.alive, dead, evidence(), core_.view.epoch);
+    auto fresh =
+        default_plan(op.shape, static_cast<int>(spec_.members.size()), decision_.alive, dead, evidence(), core_.view.epoch);
     if (fresh.cause) {
         finish_current(fresh.cause->status(name_of(op)));
         return false;
@@ -323,9 +325,12 @@ void Communicator::finish_current(Status status) {
     done_seq_ = op->seq;
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
     if (op->ran || status.ok()) shared_seq_ = op->seq;
-    if (op->ran || status.ok()) last_ = Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr};
+    if (op->ran || status.ok())
+        last_ =
+            Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr};
     if (status.ok()) {
-        op->request->outcome = op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
+        op->request->outcome =
+            op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
         if (op->shape.algorithm == Algorithm::Flat && op->repairs == 0 && core_.rules.c6 && decision_.alive.count() > 1) {
             // C6: nobody waited for the others to have it, so it is kept until the next operation is through.
             const auto bytes = op->desc.count * size_of(op->desc.dtype);

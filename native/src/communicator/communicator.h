@@ -44,7 +44,8 @@ public:
     void on_dead_end();                 // stale, or the authority is lost: everything fails
     void on_tick();
     void on_writable(int slot);
-    void on_admitted(const AdmitEntry* entry, const RankSet& slots, const RankSet& alive);  // slots came in with new incarnations (M13)
+    void on_admitted(const AdmitEntry* entry, const RankSet& slots,
+                     const RankSet& alive);  // slots came in with new incarnations (M13)
     void resume();                      // admitting or solo has ended: start what was posted meanwhile
 
     // Queries.

@@ -16,8 +16,14 @@ namespace ftcomm {
 
 struct Core {
     Core(NodeConfig c, Transport& t, Authority& a, NodeHost& h, Time start)
-        : config(std::move(c)), rules(Rules::without(config.mutations)), transport(t), sender(t, config.world_size),
-          cells(a, config.boot, rules), host(h), now(start), random(config.seed) {}
+        : config(std::move(c)),
+          rules(Rules::without(config.mutations)),
+          transport(t),
+          sender(t, config.world_size),
+          cells(a, config.boot, rules),
+          host(h),
+          now(start),
+          random(config.seed) {}
 
     const NodeConfig config;
     const Rules rules;
@@ -46,9 +52,10 @@ struct Core {
             return s;
         }
         if (authority_lost)
-            return Status::error(Code::NoAuthority,
-                                 "the job's authority (the store that holds the head cell) is lost, so no failure can be decided; "
-                                 "restart the job, and keep the store where it outlives the ranks");
+            return Status::error(
+                Code::NoAuthority,
+                "the job's authority (the store that holds the head cell) is lost, so no failure can be decided; "
+                "restart the job, and keep the store where it outlives the ranks");
         return {};
     }
     void finish(const RequestPtr& request, Status status) {

@@ -59,7 +59,8 @@ RequestPtr NodeImpl::admit() {
     if (auto s = core.dead_end(); !s) {
         core.finish(request, std::move(s));
     } else if (admit_request_ != nullptr || core.solo) {
-        core.finish(request, Status::error(Code::Invalid, core.solo ? "a replacement waits with join_wait" : "an admission is already under way"));
+        core.finish(request, Status::error(Code::Invalid, core.solo ? "a replacement waits with join_wait"
+                                                                    : "an admission is already under way"));
     } else {
         admit_request_ = request;
         admit_voted_ = false;
@@ -85,7 +86,8 @@ void NodeImpl::send_admit_vote() {
     w.put(v.admissions).put(static_cast<std::uint32_t>(v.waiting.size()));
     for (const auto& [slot, incarnation] : v.waiting) w.put(static_cast<std::int32_t>(slot)).put(incarnation);
     w.put(static_cast<std::uint32_t>(v.table.size()));
-    for (const auto& a : v.table) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
+    for (const auto& a : v.table)
+        w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
     FrameHeader h;
     h.kind = FrameKind::AdmitVote;
     FT_POINT("join.admit");

@@ -24,7 +24,8 @@ const char* to_string(NodeEvent::Kind kind) {
 
 NodeImpl::NodeImpl(NodeConfig config, Transport& transport, Authority& authority, NodeHost& host, Time now)
     : core(std::move(config), transport, authority, host, now),
-      heard_(static_cast<std::size_t>(core.config.world_size), now), last_tick_(now) {
+      heard_(static_cast<std::size_t>(core.config.world_size), now),
+      last_tick_(now) {
     const auto view = JobView::decode(core.config.initial_view);
     FT_CHECK(view.has_value() && view->members.size() == static_cast<std::size_t>(core.config.world_size),
              "the initial job view does not fit world size %d", core.config.world_size);
@@ -45,7 +46,8 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
     RankSet seen;
     for (int m : spec.members) {
         if (m < 0 || m >= core.config.world_size)
-            return Status::error(Code::Invalid, "communicator " + spec.name + ": rank " + std::to_string(m) + " is not in the job");
+            return Status::error(Code::Invalid,
+                                 "communicator " + spec.name + ": rank " + std::to_string(m) + " is not in the job");
         if (seen.has(m))
             return Status::error(Code::Invalid, "communicator " + spec.name + ": rank " + std::to_string(m) + " is listed twice");
         seen.add(m);
@@ -54,10 +56,10 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
     if (!mine) return Status::error(Code::Invalid, "communicator " + spec.name + " does not contain this rank");
     if (spec.id == 0) return Status::error(Code::Invalid, "communicator id 0 is reserved");
     if (auto* old = find(spec.id)) {
-        if (old->claimed())
-            return Status::error(Code::Invalid, "communicator " + spec.name + " exists already");
+        if (old->claimed()) return Status::error(Code::Invalid, "communicator " + spec.name + " exists already");
         if (old->spec().members != spec.members || old->spec().policy != spec.policy)
-            return Status::error(Code::Mismatch, "communicator " + spec.name + ": another rank made it with other members or policy");
+            return Status::error(Code::Mismatch,
+                                 "communicator " + spec.name + ": another rank made it with other members or policy");
         old->claim(spec);
         return {};
     }
@@ -131,8 +133,8 @@ void NodeImpl::dispatch(int slot, const FrameHeader& h, ByteView payload) {
             comm->on_frame(slot, h, payload);
         } else {
             // However much it is: a link loses nothing, and a peer sends no more than its own open operations hold.
-            unknown_[h.comm].push_back({slot, core.view.members[static_cast<std::size_t>(slot)].incarnation, h,
-                                        Bytes(payload.begin(), payload.end())});
+            unknown_[h.comm].push_back(
+                {slot, core.view.members[static_cast<std::size_t>(slot)].incarnation, h, Bytes(payload.begin(), payload.end())});
         }
         return;
     }
@@ -246,9 +248,9 @@ Status Node::create_comm(Time now, const CommSpec& spec) {
     return impl_->create_comm(spec, true);
 }
 
-#define FTCOMM_WITH_COMM(id)                                                                              \
-    Input input(*impl_, now);                                                                             \
-    auto* c = impl_->find(id);                                                                            \
+#define FTCOMM_WITH_COMM(id)   \
+    Input input(*impl_, now);  \
+    auto* c = impl_->find(id); \
     if (c == nullptr) return failed(*impl_, Code::Closed, "no such communicator on this rank: it was closed or never made")
 
 RequestPtr Node::collective(Time now, CommId comm, const OpDesc& desc) {
@@ -307,7 +309,9 @@ RankSet Node::waiting_slots() const {
     for (const auto& [slot, incarnation] : impl_->waiting) s.add(slot);
     return s;
 }
-std::uint32_t Node::incarnation_of(int slot) const { return impl_->core.view.members[static_cast<std::size_t>(slot)].incarnation; }
+std::uint32_t Node::incarnation_of(int slot) const {
+    return impl_->core.view.members[static_cast<std::size_t>(slot)].incarnation;
+}
 RankSet Node::comm_alive(CommId comm) const {
     const auto* c = impl_->find(comm);
     return c == nullptr ? RankSet{} : c->alive();

@@ -61,7 +61,7 @@ private:
 
     // view_agent.cc
     RankSet ripe_suspects(std::map<int, Evidence>* why);
-    JobView with_removals(const std::map<int, Evidence>& removals) ;
+    JobView with_removals(const std::map<int, Evidence>& removals);
     std::map<int, Evidence> removals_due();
     void compare_and_set_view(const JobView& desired);
     void broadcast_view(const RankSet& to);

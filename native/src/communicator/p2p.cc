@@ -98,10 +98,11 @@ bool PointToPoint::take(Recv& r, const Arrived& a) {
     } else if (fits && a.bytes > 0) {
         std::memcpy(r.data, a.data.data(), a.bytes);
     }
-    core_.finish(r.request, fits ? Status{}
-                                 : Status::error(Code::Truncated, "a message of " + std::to_string(a.bytes) + " bytes from rank " +
-                                                                      std::to_string(a.src) + " does not fit the receive buffer of " +
-                                                                      std::to_string(r.capacity) + " bytes"));
+    core_.finish(r.request,
+                 fits ? Status{}
+                      : Status::error(Code::Truncated, "a message of " + std::to_string(a.bytes) + " bytes from rank " +
+                                                           std::to_string(a.src) + " does not fit the receive buffer of " +
+                                                           std::to_string(r.capacity) + " bytes"));
     return true;
 }
 
@@ -117,11 +118,10 @@ void PointToPoint::arrived(Arrived a) {
 void PointToPoint::on_frame(int from, const FrameHeader& h, ByteView payload) {
     switch (h.kind) {
         case FrameKind::Eager:
-            arrived({from, static_cast<std::int64_t>(h.aux), h.seq, payload.size(), false, Bytes(payload.begin(), payload.end())});
+            arrived(
+                {from, static_cast<std::int64_t>(h.aux), h.seq, payload.size(), false, Bytes(payload.begin(), payload.end())});
             return;
-        case FrameKind::Rts:
-            arrived({from, static_cast<std::int64_t>(h.aux), h.seq, h.aux2, true, {}});
-            return;
+        case FrameKind::Rts: arrived({from, static_cast<std::int64_t>(h.aux), h.seq, h.aux2, true, {}}); return;
         case FrameKind::Cts:
             for (auto it = sends_.begin(); it != sends_.end(); ++it) {
                 if (it->dst != from || it->number != h.seq) continue;
@@ -158,7 +158,8 @@ void PointToPoint::on_frame(int from, const FrameHeader& h, ByteView payload) {
 void PointToPoint::pump(Send& s) {
     const int slot = slot_of(s.dst);
     while (s.open && s.done < s.bytes) {
-        const auto n = static_cast<std::uint32_t>(std::min<std::uint64_t>({s.bytes - s.done, core_.sender.max_payload(), 128u << 10}));
+        const auto n =
+            static_cast<std::uint32_t>(std::min<std::uint64_t>({s.bytes - s.done, core_.sender.max_payload(), 128u << 10}));
         auto* p = core_.sender.reserve(slot, n);
         if (p == nullptr) return;
         std::memcpy(p, s.data + s.done, n);

@@ -18,8 +18,15 @@ using CommId = std::uint64_t;
 using Time = std::int64_t;  // nanoseconds of a monotonic clock
 
 enum class OpKind : std::uint8_t {
-    AllReduce = 0, Broadcast = 1, Reduce = 2, AllGather = 3, ReduceScatter = 4,
-    Gather = 5, Scatter = 6, AllToAll = 7, Barrier = 8,
+    AllReduce = 0,
+    Broadcast = 1,
+    Reduce = 2,
+    AllGather = 3,
+    ReduceScatter = 4,
+    Gather = 5,
+    Scatter = 6,
+    AllToAll = 7,
+    Barrier = 8,
 };
 const char* to_string(OpKind kind);
 

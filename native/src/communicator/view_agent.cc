@@ -145,29 +145,28 @@ void NodeImpl::propose_view() {
 void NodeImpl::compare_and_set_view(const JobView& desired) {
     view_busy_ = true;
     auto bytes = desired.encode();
-    core.cells.compare_and_set(Node::view_key(core.config.job), core.view_bytes, bytes,
-                               [this, bytes](CellClient::Result result, const Bytes& value) {
-        view_busy_ = false;
-        if (result == CellClient::Result::Conflict && !core.rules.m1) result = CellClient::Result::Swapped;
-        if (result == CellClient::Result::Lost) {
-            core.authority_lost = true;
-            return;
-        }
-        if (result == CellClient::Result::Conflict) {
-            core.host.trace("view.conflict");
-            if (!core.rules.m2) {  // rule M2 switched off: "somebody was first; write mine over it"
-                core.view_bytes = value;
-                core.cells.compare_and_set(Node::view_key(core.config.job), value, bytes, [this, bytes](CellClient::Result, const Bytes&) {
-                    apply_view(bytes, true);
-                });
+    core.cells.compare_and_set(
+        Node::view_key(core.config.job), core.view_bytes, bytes, [this, bytes](CellClient::Result result, const Bytes& value) {
+            view_busy_ = false;
+            if (result == CellClient::Result::Conflict && !core.rules.m1) result = CellClient::Result::Swapped;
+            if (result == CellClient::Result::Lost) {
+                core.authority_lost = true;
                 return;
             }
-        }
-        FT_POINT("view.after");
-        apply_view(result == CellClient::Result::Swapped ? bytes : value, true);
-        try_admit();
-        propose_view();
-    });
+            if (result == CellClient::Result::Conflict) {
+                core.host.trace("view.conflict");
+                if (!core.rules.m2) {  // rule M2 switched off: "somebody was first; write mine over it"
+                    core.view_bytes = value;
+                    core.cells.compare_and_set(Node::view_key(core.config.job), value, bytes,
+                                               [this, bytes](CellClient::Result, const Bytes&) { apply_view(bytes, true); });
+                    return;
+                }
+            }
+            FT_POINT("view.after");
+            apply_view(result == CellClient::Result::Swapped ? bytes : value, true);
+            try_admit();
+            propose_view();
+        });
     if (!core.rules.m4) apply_view(bytes, true);
 }
 
@@ -199,7 +198,7 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
     FT_CHECK(decoded->boot == core.config.boot || !core.rules.m3, "a view of another authority");
     for (int s : (core.view.alive() - decoded->alive()).list())
         if (s != core.self()) core.transport.drain(s);  // M10: may finish operations, or bring its goodbye
-    if (decoded->epoch <= core.view.epoch) return;      // draining brought a newer one
+    if (decoded->epoch <= core.view.epoch) return;  // draining brought a newer one
 
     const auto before = core.view;
     core.view = *decoded;
@@ -247,7 +246,8 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
     core.event(std::move(changed));
 
     const bool self_in = me.alive && me.incarnation == core.config.incarnation;
-    if (core.solo ? me.incarnation > core.config.incarnation || (me.incarnation == core.config.incarnation && !me.alive) : !self_in) {
+    if (core.solo ? me.incarnation > core.config.incarnation || (me.incarnation == core.config.incarnation && !me.alive)
+                  : !self_in) {
         core.stale = true;
         core.host.trace("stale");
         NodeEvent e;

@@ -276,7 +276,8 @@ void Communicator::adopt(const Bytes& record) {
     FT_CHECK(d.has_value(), "an undecodable decision for communicator %s", spec_.name.c_str());
     if (d->attempt > attempt_) {
         if (!d->alive.has(rank_)) return;  // this rank is out of the job; the view says so
-        FT_CHECK(d->attempt == attempt_ + 1 || !core_.rules.m4, "attempt %u decided without this rank, which is at %u", d->attempt, attempt_);
+        FT_CHECK(d->attempt == attempt_ + 1 || !core_.rules.m4, "attempt %u decided without this rank, which is at %u",
+                 d->attempt, attempt_);
         record_ = record;
         apply(*d);
         return;
@@ -389,7 +390,8 @@ void Communicator::on_admitted(const AdmitEntry* entry, const RankSet& slots, co
         if (spec_.members[r] != core_.self()) p2p_.forget(static_cast<int>(r));
     }
     if (came.empty()) return;
-    FT_CHECK(open_.empty() || !open_.front()->started, "a replacement came in while %s was running", name_of(*open_.front()).c_str());
+    FT_CHECK(open_.empty() || !open_.front()->started, "a replacement came in while %s was running",
+             name_of(*open_.front()).c_str());
     frozen_ = false;
     freeze_sent_ = false;
     if (entry != nullptr && core_.rules.m13) {

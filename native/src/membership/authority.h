@@ -29,8 +29,7 @@ public:
     virtual ~Authority() = default;
     virtual void read(const std::string& key, std::uint64_t request) = 0;
     // Expects the cell to hold exactly `expected` (empty: never written).
-    virtual void compare_and_set(const std::string& key, const Bytes& expected, const Bytes& desired,
-                                 std::uint64_t request) = 0;
+    virtual void compare_and_set(const std::string& key, const Bytes& expected, const Bytes& desired, std::uint64_t request) = 0;
 };
 
 }  // namespace ftcomm

@@ -17,7 +17,8 @@ Bytes JobView::encode() const {
     }
     w.put(admissions).ranks(admitted).ranks(admit_alive);
     w.put(static_cast<std::uint32_t>(admit.size()));
-    for (const auto& a : admit) w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
+    for (const auto& a : admit)
+        w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
     return w.take();
 }
 

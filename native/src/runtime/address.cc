@@ -74,12 +74,12 @@ Status Address::check_agrees(const Address& other, int slot) const {
     if (other.world_size != world_size) return differs("world size", number(other.world_size), number(world_size));
     if (other.transport != transport) return differs("transport", to_string(other.transport), to_string(transport));
     if (other.authority != authority) return differs("authority", to_string(other.authority), to_string(authority));
-    if (other.has_store != has_store)
-        return differs("store", other.has_store ? "given" : "missing", has_store ? "one" : "none");
+    if (other.has_store != has_store) return differs("store", other.has_store ? "given" : "missing", has_store ? "one" : "none");
     if (other.has_secret != has_secret)
         return differs("secret", other.has_secret ? "set" : "missing", has_secret ? "one" : "none");
     if (other.heartbeat != heartbeat)
-        return differs("heartbeat", number(static_cast<double>(other.heartbeat) / 1e9), number(static_cast<double>(heartbeat) / 1e9));
+        return differs("heartbeat", number(static_cast<double>(other.heartbeat) / 1e9),
+                       number(static_cast<double>(heartbeat) / 1e9));
     if (other.flat_limit != flat_limit) return differs("flat_limit", number(other.flat_limit), number(flat_limit));
     if (other.segment_bytes != segment_bytes) return differs("segment_bytes", number(other.segment_bytes), number(segment_bytes));
     if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));

@@ -40,10 +40,8 @@ void Dispatcher::stop() {
         shared_->changed.notify_one();
     }
     if (!thread_.joinable()) return;
-    if (on_thread())
-        thread_.detach();
-    else
-        thread_.join();
+    if (on_thread()) thread_.detach();
+    else thread_.join();
 }
 
 bool Dispatcher::on_thread() const { return std::this_thread::get_id() == thread_.get_id(); }

@@ -113,10 +113,8 @@ void Engine::run_progress() {
         }
         if (shm_ != nullptr) shm_->look_for_peers();
         auto now = IoLoop::now();
-        if (now >= next_tick_)
-            tick(now);
-        else if (!driving_)
-            poll();
+        if (now >= next_tick_) tick(now);
+        else if (!driving_) poll();
         bool sleep = parts_.watch == nullptr || parts_.watch->words(&words);
         if (sleep && !driving_) sleep = sleep_as(shm::kProgress);
         progress_sleeps_ = sleep;
@@ -167,10 +165,8 @@ void Engine::completed(const RequestPtr& request) {
 }
 
 void Engine::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) {
-    if (node_ != nullptr)
-        node_->on_frame(IoLoop::now(), slot, incarnation, header, payload);
-    else
-        early_.push_back({slot, incarnation, header, Bytes(payload.begin(), payload.end())});
+    if (node_ != nullptr) node_->on_frame(IoLoop::now(), slot, incarnation, header, payload);
+    else early_.push_back({slot, incarnation, header, Bytes(payload.begin(), payload.end())});
 }
 
 void Engine::on_writable(int slot) {

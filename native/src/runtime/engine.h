@@ -105,7 +105,6 @@ private:
         Bytes payload;
     };
 
-
     bool poll();                            // locked
     bool has_mail() const { return shm_ != nullptr && shm_->has_mail(); }
     bool sleep_as(shm::Sleeper who);        // locked. False: there is mail

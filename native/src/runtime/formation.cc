@@ -114,7 +114,8 @@ Status Job::share_memory(const RankSet& have) {
     self_->pid_namespace = id_.pid_namespace;
     if (!liveness_->hold(self_->liveness)) say("robust futexes are refused here: deaths are noticed by pidfd and heartbeat");
     if (!segment_.register_instance(self_))
-        return Status::error(Code::StaleEpoch, "a newer incarnation of rank " + std::to_string(config_.rank) + " is there already");
+        return Status::error(Code::StaleEpoch,
+                             "a newer incarnation of rank " + std::to_string(config_.rank) + " is there already");
     Engine::Hold hold(engine_);
     have_ = have;
     if (config_.transport != TransportChoice::Tcp) shm_ = std::make_unique<ShmTransport>(segment_, *self_, engine_);
@@ -149,7 +150,8 @@ Status Job::get_segment(const RankSet& local) {
     const auto& giver = addresses_[static_cast<std::size_t>(local.lowest())];
     auto who = "rank " + std::to_string(giver.rank);
     int fd = -1;
-    auto status = asker_.ask(giver.socket, giver.nonce, key_, config_.rank, config_.incarnation, false, deadline_, stop_event_, &fd);
+    auto status =
+        asker_.ask(giver.socket, giver.nonce, key_, config_.rank, config_.incarnation, false, deadline_, stop_event_, &fd);
     if (status) status = segment_.open(fd, job_hash_, boot_, config_.world_size);
     if (!status) {
         if (status.code == Code::Closed) return status;
@@ -182,7 +184,8 @@ Status Job::get_segment(const RankSet& local) {
 Status Job::join_host() {
     Status last = Status::error(Code::System, "no rank of this host answers");
     for (const auto& a : addresses_) {
-        if (own_.domain == 0 || a.job != job_hash_ || a.domain != own_.domain || a.rank == config_.rank || a.socket.empty()) continue;
+        if (own_.domain == 0 || a.job != job_hash_ || a.domain != own_.domain || a.rank == config_.rank || a.socket.empty())
+            continue;
         int fd = -1;
         auto until = std::min(deadline_, IoLoop::now() + 2 * config_.heartbeat);  // it may be dead or stopped: ask the next
         last = asker_.ask(a.socket, a.nonce, key_, config_.rank, config_.incarnation, true, until, stop_event_, &fd);
@@ -210,8 +213,10 @@ Status Job::choose_authority(const RankSet& local) {
         if (config_.authority == AuthorityChoice::Shm && !together)
             return Status::error(Code::Invalid, "authority \"shm\" needs all ranks on one host with shared memory: use a store");
         if (!memory && !config_.has_store)
-            return Status::error(Code::Invalid, "ranks that do not all share memory need a store to decide who is alive: give one");
-        if (segment_.is_open() && local.lowest() == config_.rank) segment_.header().authority = memory ? shm::kInMemory : shm::kInStore;
+            return Status::error(Code::Invalid,
+                                 "ranks that do not all share memory need a store to decide who is alive: give one");
+        if (segment_.is_open() && local.lowest() == config_.rank)
+            segment_.header().authority = memory ? shm::kInMemory : shm::kInStore;
     }
     Engine::Hold hold(engine_);
     if (memory) {
@@ -237,7 +242,8 @@ Status Job::write_first_view() {
     if (cells_) {
         shm::Cells cells(segment_);
         auto result = write ? cells.compare_and_set(key, {}, view, &now) : cells.read(key, &now);
-        if (result == shm::Cells::Result::Lost || now.empty()) return Status::error(Code::NoAuthority, "the shared memory segment is damaged");
+        if (result == shm::Cells::Result::Lost || now.empty())
+            return Status::error(Code::NoAuthority, "the shared memory segment is damaged");
     } else {
         if (auto s = write ? StoreAuthority::write_boot(config_.store, config_.job, boot_)
                            : StoreAuthority::check_boot(config_.store, config_.job, boot_);
@@ -262,7 +268,7 @@ Status Job::link_tcp() {
         if (!tcp_ || a.tcp.empty()) {
             if (joining_) continue;
             auto s = Status::error(Code::Unsupported, "rank " + std::to_string(a.rank) + " shares no memory with rank " +
-                                       std::to_string(config_.rank) + " and there is no tcp between them");
+                                                          std::to_string(config_.rank) + " and there is no tcp between them");
             s.ranks = {a.rank};
             return s;
         }

@@ -35,7 +35,8 @@ Status HandoffGiver::listen() {
     if (listener_ >= 0 && ::bind(listener_, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
         ::listen(listener_, kMaxRanks) == 0)
         return {};
-    auto status = Status::error(Code::System, std::string("a unix socket for the shared memory of this host: ") + std::strerror(errno));
+    auto status =
+        Status::error(Code::System, std::string("a unix socket for the shared memory of this host: ") + std::strerror(errno));
     close();
     name_.clear();
     return status;
@@ -66,7 +67,8 @@ bool HandoffGiver::receive(int fd, Asker& asker) {
         if (!handoff::decode_ask(body, key_.key, nonce_, &ask)) return false;
         asker.rank = ask.rank;
         asker.joining = ask.joining;
-        asker.answered = handoff::send(fd, handoff::message(Kind::Give, handoff::encode_give(key_.key, ask.nonce, nonce_)), segment_);
+        asker.answered =
+            handoff::send(fd, handoff::message(Kind::Give, handoff::encode_give(key_.key, ask.nonce, nonce_)), segment_);
         return asker.answered && !ask.joining;
     }
     if (kind == Kind::Mapped && asker.answered && body.size() == 1) {
@@ -104,8 +106,9 @@ Status HandoffGiver::gather(const HandoffKey& key, int segment_fd, const RankSet
             w.ranks(missing);
             auto abort = handoff::message(Kind::Abort, w.take());
             for (auto& [fd, asker] : askers_) handoff::send(fd, abort);
-            auto status = Status::error(Code::Timeout, "rank(s) " + missing.text() + " of this host did not start in time: see "
-                                                       "whether they are running");
+            auto status = Status::error(Code::Timeout, "rank(s) " + missing.text() +
+                                                           " of this host did not start in time: see "
+                                                           "whether they are running");
             status.ranks = missing.list();
             return status;
         }
@@ -222,7 +225,8 @@ Status HandoffAsker::await_go(bool mapped, Time deadline, int stop_fd, RankSet* 
     auto ranks = r.ranks();
     if (!r.done() || (kind != Kind::Go && kind != Kind::Abort)) return Status::error(Code::System, "its answer is damaged");
     if (kind == Kind::Abort) {
-        status = Status::error(Code::Timeout, "rank(s) " + ranks.text() + " of this host did not start in time: see whether they are running");
+        status = Status::error(Code::Timeout,
+                               "rank(s) " + ranks.text() + " of this host did not start in time: see whether they are running");
         status.ranks = ranks.list();
         return status;
     }

@@ -134,10 +134,8 @@ ssize_t receive(int fd, Bytes* message, int* descriptor) {
         for (std::size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= c->cmsg_len; ++i) {
             int got;
             std::memcpy(&got, CMSG_DATA(c) + i * sizeof(int), sizeof got);
-            if (descriptor != nullptr && *descriptor < 0)
-                *descriptor = got;
-            else
-                ::close(got);  // not asked for
+            if (descriptor != nullptr && *descriptor < 0) *descriptor = got;
+            else ::close(got);  // not asked for
         }
     }
     message->resize(static_cast<std::size_t>(n));

@@ -40,8 +40,8 @@ HostIdentity find_host(const std::string& name) {
     id.domain = hash_of(std::to_string(id.host) + "/" + boot + "/" + std::to_string(inode("/proc/self/ns/net")) + "/" +
                         std::to_string(id.user));
     cpu_set_t set;
-    id.processors = ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set)
-                                                                   : static_cast<int>(std::thread::hardware_concurrency());
+    id.processors =
+        ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
     return id;
 }
 

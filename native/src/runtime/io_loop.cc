@@ -19,8 +19,8 @@ namespace {
 constexpr std::uint64_t kEventId = 1, kTimerId = 2;
 
 Status system_error(const char* what) {
-    return Status::error(Code::System, std::string("the I/O thread could not be started: ") + what + " failed: " +
-                                           std::strerror(errno) + " (check the limits on open files and threads)");
+    return Status::error(Code::System, std::string("the I/O thread could not be started: ") + what +
+                                           " failed: " + std::strerror(errno) + " (check the limits on open files and threads)");
 }
 
 void close_fd(int& fd) {
@@ -30,8 +30,7 @@ void close_fd(int& fd) {
 
 }  // namespace
 
-IoLoop::IoLoop(std::function<void()> lock, std::function<void()> unlock)
-    : lock_(std::move(lock)), unlock_(std::move(unlock)) {}
+IoLoop::IoLoop(std::function<void()> lock, std::function<void()> unlock) : lock_(std::move(lock)), unlock_(std::move(unlock)) {}
 
 IoLoop::IoLoop(std::mutex& engine) : IoLoop([&engine] { engine.lock(); }, [&engine] { engine.unlock(); }) {}
 
@@ -44,9 +43,7 @@ IoLoop::~IoLoop() {
     stop();
 }
 
-Time IoLoop::now() {
-    return monotonic_ns();
-}
+Time IoLoop::now() { return monotonic_ns(); }
 
 Status IoLoop::start() {
     FT_CHECK(thread_ == nullptr && epoll_ < 0, "the loop was started twice");

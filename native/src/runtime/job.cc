@@ -127,9 +127,10 @@ Status Job::leave(Time timeout) {
     auto result = engine_.wait(request, deadline);
     if (result == Engine::Wait::Interrupted) return Status::error(Code::Interrupted, "a signal came while this rank was leaving");
     if (result == Engine::Wait::Closed) return Status::error(Code::Closed, "the job is closed");
-    auto status = result == Engine::Wait::Timeout
-                      ? Status::error(Code::Timeout, "the others still need this rank: they will see it as failed when it ends now")
-                      : request->status;
+    auto status =
+        result == Engine::Wait::Timeout
+            ? Status::error(Code::Timeout, "the others still need this rank: they will see it as failed when it ends now")
+            : request->status;
     if (!status) return status;
     if (tcp_) {
         // What was sent last is still on its way; after two heartbeats nobody counts on it.

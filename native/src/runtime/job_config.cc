@@ -46,7 +46,8 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
     c.world_size = from.world_size;
     c.rank = from.rank;
     if (c.world_size < 1 || c.world_size > kMaxRanks)
-        return invalid("world size " + std::to_string(c.world_size) + ": from 1 to " + std::to_string(kMaxRanks) + " ranks are supported");
+        return invalid("world size " + std::to_string(c.world_size) + ": from 1 to " + std::to_string(kMaxRanks) +
+                       " ranks are supported");
     if (c.rank < 0 || c.rank >= c.world_size)
         return invalid("rank " + std::to_string(c.rank) + " is not below the world size " + std::to_string(c.world_size));
     c.incarnation = from.incarnation;
@@ -55,23 +56,15 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
     if (c.heartbeat < 10'000'000) return invalid("heartbeat is below 0.01 seconds");
 
     auto transport = text(from.transport);
-    if (transport.empty() || transport == "auto")
-        c.transport = TransportChoice::Auto;
-    else if (transport == "shm")
-        c.transport = TransportChoice::Shm;
-    else if (transport == "tcp")
-        c.transport = TransportChoice::Tcp;
-    else
-        return invalid("transport \"" + transport + "\": one of auto, shm, tcp");
+    if (transport.empty() || transport == "auto") c.transport = TransportChoice::Auto;
+    else if (transport == "shm") c.transport = TransportChoice::Shm;
+    else if (transport == "tcp") c.transport = TransportChoice::Tcp;
+    else return invalid("transport \"" + transport + "\": one of auto, shm, tcp");
     auto authority = text(from.authority);
-    if (authority.empty() || authority == "auto")
-        c.authority = AuthorityChoice::Auto;
-    else if (authority == "shm")
-        c.authority = AuthorityChoice::Shm;
-    else if (authority == "store")
-        c.authority = AuthorityChoice::Store;
-    else
-        return invalid("authority \"" + authority + "\": one of auto, shm, store");
+    if (authority.empty() || authority == "auto") c.authority = AuthorityChoice::Auto;
+    else if (authority == "shm") c.authority = AuthorityChoice::Shm;
+    else if (authority == "store") c.authority = AuthorityChoice::Store;
+    else return invalid("authority \"" + authority + "\": one of auto, shm, store");
     if (from.store != nullptr) {
         if (from.store->get == nullptr || from.store->compare_set == nullptr) return invalid("the store lacks a function");
         c.has_store = true;

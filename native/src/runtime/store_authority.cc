@@ -100,9 +100,7 @@ struct StoreAuthority::Shared {
             switch (compare_set(store, work.key, work.expected, work.desired, &reply.value)) {
                 case Swap::Swapped: reply.result = CellResult::Swapped; break;
                 case Swap::Conflict: reply.result = CellResult::Conflict; break;
-                case Swap::Missing:
-                    reply.result = CellResult::Unknown;
-                    break;
+                case Swap::Missing: reply.result = CellResult::Unknown; break;
                 case Swap::Failed:
                     // It may have taken effect. One read tells whether there still is a store to ask.
                     reply.result = read(work.key, &reply.value) ? CellResult::Unknown : CellResult::Lost;
@@ -198,12 +196,9 @@ Status StoreAuthority::start() {
     return status;
 }
 
-void StoreAuthority::read(const std::string& key, std::uint64_t request) {
-    shared_->enqueue({key, false, {}, {}, request});
-}
+void StoreAuthority::read(const std::string& key, std::uint64_t request) { shared_->enqueue({key, false, {}, {}, request}); }
 
-void StoreAuthority::compare_and_set(const std::string& key, const Bytes& expected, const Bytes& desired,
-                                     std::uint64_t request) {
+void StoreAuthority::compare_and_set(const std::string& key, const Bytes& expected, const Bytes& desired, std::uint64_t request) {
     shared_->enqueue({key, true, expected, desired, request});
 }
 
@@ -238,8 +233,8 @@ Status StoreAuthority::check_boot(const ft_store& store, const std::string& job,
     std::uint64_t there = 0;
     if (auto s = read_boot(store, job, &there); !s.ok()) return s;
     if (there == boot) return {};
-    return Status::error(Code::NoAuthority, "the store belongs to another start of job \"" + job +
-                                                "\": do all ranks use the same store?");
+    return Status::error(Code::NoAuthority,
+                         "the store belongs to another start of job \"" + job + "\": do all ranks use the same store?");
 }
 
 Status StoreAuthority::read_boot(const ft_store& store, const std::string& job, std::uint64_t* boot) {

@@ -29,8 +29,7 @@ public:
     Status start();
 
     void read(const std::string& key, std::uint64_t request) override;
-    void compare_and_set(const std::string& key, const Bytes& expected, const Bytes& desired,
-                         std::uint64_t request) override;
+    void compare_and_set(const std::string& key, const Bytes& expected, const Bytes& desired, std::uint64_t request) override;
 
     // Formation, before start(), blocking, on the calling thread. The lowest rank writes the nonce; it is an error when
     // another one is there already (a reused job name). The others check that theirs is the one in the store.

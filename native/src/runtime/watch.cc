@@ -15,8 +15,7 @@
 namespace ftcomm {
 
 Watch::Watch(shm::Segment& segment, shm::Instance& self, IoLoop& loop, WatchEvents& events)
-    : segment_(segment), self_(self), loop_(loop), events_(events),
-      newest_(static_cast<std::size_t>(segment.world_size())) {}
+    : segment_(segment), self_(self), loop_(loop), events_(events), newest_(static_cast<std::size_t>(segment.world_size())) {}
 
 void Watch::look_for_peers() {
     for (int slot = 0; slot < segment_.world_size(); ++slot) {

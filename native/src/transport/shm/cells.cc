@@ -98,7 +98,8 @@ bool Cells::load(const Cell& cell, std::uint64_t* head, Bytes* value) const {
 Offset Cells::write(Mine& mine, const Bytes& value) {
     if (mine.at == 0 || mine.capacity < value.size()) {
         const auto capacity = std::bit_ceil(std::max<std::uint64_t>(value.size(), kSmallestRecord));
-        mine = {segment_.allocate(sizeof(Record) + capacity, kRecordAlign), capacity};  // the smaller one stays behind, once a size
+        mine = {segment_.allocate(sizeof(Record) + capacity, kRecordAlign),
+                capacity};  // the smaller one stays behind, once a size
         if (mine.at == 0 || mine.at >> kOffsetBits >= kRecordAlign) mine.at = 0;
     }
     auto* record = segment_.at<Record>(mine.at, sizeof(Record) + round_up(value.size()));

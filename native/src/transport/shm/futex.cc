@@ -59,8 +59,8 @@ int futex_wait_any(std::span<const FutexWord> words, std::int64_t deadline) {
     for (std::size_t i = 0; i < words.size(); ++i)
         entries[i] = {words[i].expected, reinterpret_cast<std::uint64_t>(raw(*words[i].word)), kSize32, 0};
     auto until = to_timespec(deadline);
-    return result(::syscall(SYS_futex_waitv, entries, static_cast<unsigned>(words.size()), 0u,
-                            deadline != 0 ? &until : nullptr, CLOCK_MONOTONIC));
+    return result(::syscall(SYS_futex_waitv, entries, static_cast<unsigned>(words.size()), 0u, deadline != 0 ? &until : nullptr,
+                            CLOCK_MONOTONIC));
 }
 
 bool has_futex_waitv() {

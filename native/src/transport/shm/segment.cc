@@ -16,9 +16,7 @@ namespace {
 constexpr std::uint64_t kLargest = 64ull << 30;
 constexpr std::uint64_t kSmallest = 512ull << 20;
 
-Status system_error(const std::string& what) {
-    return Status::error(Code::System, what + ": " + std::strerror(errno));
-}
+Status system_error(const std::string& what) { return Status::error(Code::System, what + ": " + std::strerror(errno)); }
 
 }  // namespace
 

@@ -33,10 +33,8 @@ void ShmTransport::commit(int slot, const FrameHeader& header) {
         writer.ring->abandon();  // lost on the way, as far as anybody can tell
         return;
     }
-    if (verdict.action == fault::Action::Corrupt)
-        writer.ring->commit_corrupt(header);
-    else
-        writer.ring->commit(header);
+    if (verdict.action == fault::Action::Corrupt) writer.ring->commit_corrupt(header);
+    else writer.ring->commit(header);
     shm::post(writer.instance->mailbox, writer.instance->mailbox.pending, static_cast<int>(self_.slot));
 }
 
@@ -161,8 +159,7 @@ bool ShmTransport::poll(std::uint64_t budget) {
             find_rings(slot, peer);
             bool empty = true;
             for (std::size_t r = 0; r < peer.readers.size() && empty; ++r) empty = read(slot, *peer.readers[r], budget);
-            if (empty)
-                todo_.remove(slot);
+            if (empty) todo_.remove(slot);
             else if (budget == 0)
                 // Left over for the next poll, of whichever thread: said in the mailbox, where sleepers look.
                 box.pending[slot / 64].fetch_or(std::uint64_t{1} << (slot % 64), std::memory_order_seq_cst);

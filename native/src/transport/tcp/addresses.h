@@ -41,7 +41,6 @@ struct AddressBlob {
 
 // Listens at the chosen interface: its name, an address, or empty for all usable ones. Without a secret only loopback
 // is accepted. `addresses` are those to publish, loopback first (for ranks on the same host).
-Status open_listeners(const std::string& interface_, bool has_secret, std::vector<int>* sockets,
-                      std::vector<Address>* addresses);
+Status open_listeners(const std::string& interface_, bool has_secret, std::vector<int>* sockets, std::vector<Address>* addresses);
 
 }  // namespace ftcomm::tcp

@@ -18,9 +18,7 @@ constexpr std::size_t kSessionBuffer = 512u << 10;
 
 void FdTable::close_all() {
     for (std::size_t i = 0; i < words_.size(); ++i) {
-        for (auto w = words_[i].exchange(0); w != 0; w &= w - 1) {
-            ::close(static_cast<int>(i * 64) + std::countr_zero(w));
-        }
+        for (auto w = words_[i].exchange(0); w != 0; w &= w - 1) { ::close(static_cast<int>(i * 64) + std::countr_zero(w)); }
     }
 }
 

@@ -129,8 +129,7 @@ void Handshake::on_hello(ByteView body) {
     const auto version = r.get<std::uint16_t>();
     if (r.ok() && version != kProtocolVersion) {
         return refuse(Reject::Incompatible, "protocol version " + std::to_string(version) + " meets version " +
-                                                std::to_string(kProtocolVersion) +
-                                                ": install the same ftcomm on all hosts");
+                                                std::to_string(kProtocolVersion) + ": install the same ftcomm on all hosts");
     }
     peer_.job = r.get<std::uint64_t>();
     peer_.boot = r.get<std::uint64_t>();
@@ -153,12 +152,12 @@ void Handshake::on_hello(ByteView body) {
         return refuse(Reject::Incompatible, "this is another job (or another start of it): give each job its own name");
     }
     if (peer_.world_size != self_.world_size) {
-        return refuse(Reject::Incompatible, "world size " + std::to_string(peer_.world_size) + " meets world size " +
-                                                std::to_string(self_.world_size));
+        return refuse(Reject::Incompatible,
+                      "world size " + std::to_string(peer_.world_size) + " meets world size " + std::to_string(self_.world_size));
     }
     if (peer_.slot >= self_.world_size || peer_.slot == self_.slot) {
-        return refuse(Reject::Incompatible, "rank " + std::to_string(peer_.slot) + " cannot be a peer of rank " +
-                                                std::to_string(self_.slot));
+        return refuse(Reject::Incompatible,
+                      "rank " + std::to_string(peer_.slot) + " cannot be a peer of rank " + std::to_string(self_.slot));
     }
     if (dialer_) {
         if (peer_.slot != target_.slot || peer_.incarnation != target_.incarnation ||

@@ -115,9 +115,9 @@ Status open_listeners(const std::string& interface_, bool has_secret, std::vecto
         for (const auto& i : all) {
             if (names.find(i.name) == std::string::npos) names += (names.empty() ? "" : ", ") + i.name;
         }
-        return Status::error(Code::Invalid, interface_.empty()
-                                                ? "this host has no usable network address"
-                                                : "there is no network interface \"" + interface_ + "\" with an address; this host has: " + names);
+        return Status::error(Code::Invalid, interface_.empty() ? "this host has no usable network address"
+                                                               : "there is no network interface \"" + interface_ +
+                                                                     "\" with an address; this host has: " + names);
     }
     if (!has_secret) {
         for (const auto& i : chosen) {

@@ -104,9 +104,7 @@ void Session::disconnected() {
     release();
 }
 
-bool Session::wants_write() const {
-    return connected_ && (control_active_ || control_wanted_ || cursor_ <= ring_.last());
-}
+bool Session::wants_write() const { return connected_ && (control_active_ || control_wanted_ || cursor_ <= ring_.last()); }
 
 int Session::gather(iovec* out, int max) {
     if (!connected_) return 0;
@@ -200,9 +198,7 @@ Session::Step Session::parse(ByteView data) {
     step.needed = size;
     if (data.size() < size) return step;
 
-    if (crc32c(data.data() + kHeader, size - kHeader) != header.payload_crc) {
-        return broken("a payload has a wrong checksum");
-    }
+    if (crc32c(data.data() + kHeader, size - kHeader) != header.payload_crc) { return broken("a payload has a wrong checksum"); }
     const auto payload = data.subspan(kHeader, header.seq == 0 ? 0 : header.frame.length);
     if (header.seq > received_ + 1) return broken("frames are missing");
 

@@ -12,9 +12,7 @@ namespace ftcomm {
 using namespace tcp;
 
 void TcpImpl::watch_listener(int fd) {
-    if (auto s = loop_.add(fd, EPOLLIN, guarded([this, fd](std::uint32_t) { on_acceptable(fd); })); !s.ok()) {
-        log(s.message);
-    }
+    if (auto s = loop_.add(fd, EPOLLIN, guarded([this, fd](std::uint32_t) { on_acceptable(fd); })); !s.ok()) { log(s.message); }
 }
 
 void TcpImpl::on_acceptable(int fd) {
@@ -77,13 +75,17 @@ void TcpImpl::decide(const ConnectionPtr& c) {
     auto& known = links_[slot];
     if (incarnation <= refused_[slot] || incarnation < attached_[slot] ||
         (!known.empty() && incarnation < static_cast<std::int64_t>(known.rbegin()->first) && incarnation != attached_[slot])) {
-        return refuse(Reject::Removed, "rank " + std::to_string(slot) + " incarnation " + std::to_string(incarnation) +
-                                           " is not part of the job any more", 0);
+        return refuse(
+            Reject::Removed,
+            "rank " + std::to_string(slot) + " incarnation " + std::to_string(incarnation) + " is not part of the job any more",
+            0);
     }
     const auto link = make_link(static_cast<int>(slot), id.incarnation);
     if (link->process != 0 && link->process != id.process) {
-        return refuse(Reject::Stranger, "another process already is rank " + std::to_string(slot) + " incarnation " +
-                                            std::to_string(incarnation) + ": a restarted one needs the next incarnation", 0);
+        return refuse(Reject::Stranger,
+                      "another process already is rank " + std::to_string(slot) + " incarnation " + std::to_string(incarnation) +
+                          ": a restarted one needs the next incarnation",
+                      0);
     }
     const bool lower_is_ours = link->current != nullptr && link->current->dialed && config_.slot < link->slot;
     if (h.generation() < link->generation || (h.generation() == link->generation && lower_is_ours)) {

@@ -26,8 +26,8 @@ void TcpImpl::begin_dial(const LinkPtr& link) {
     if (link->current != nullptr && IoLoop::now() - std::max(link->last_heard, silence_from_) < fraction(2)) return;
     link->order.clear();
     // Loopback is another machine's own, unless it is this machine or there is nothing else (tests of many hosts on one).
-    const bool others = std::any_of(link->addresses.begin(), link->addresses.end(),
-                                    [](const Address& a) { return !a.is_loopback(); });
+    const bool others =
+        std::any_of(link->addresses.begin(), link->addresses.end(), [](const Address& a) { return !a.is_loopback(); });
     if (link->last_good < link->addresses.size()) link->order.push_back(link->last_good);
     for (std::size_t i = 0; i < link->addresses.size(); ++i) {
         if (i == link->last_good) continue;
@@ -70,8 +70,8 @@ void TcpImpl::dial_next(const LinkPtr& link) {
     if (auto s = c->watch(guarded([this, c](std::uint32_t e) { on_event(c, e); }), EPOLLOUT); !s.ok()) {
         return dial_ended(c, s.message);
     }
-    c->deadline = loop_.at(IoLoop::now() + config_.heartbeat,
-                           guarded([this, c] { dial_ended(c, "no answer within a heartbeat"); }));
+    c->deadline =
+        loop_.at(IoLoop::now() + config_.heartbeat, guarded([this, c] { dial_ended(c, "no answer within a heartbeat"); }));
     if (link->next < link->order.size()) {
         link->dial_timer = loop_.at(IoLoop::now() + fraction(20), guarded([this, link] { dial_next(link); }));
     }
@@ -90,9 +90,8 @@ void TcpImpl::on_dial(const ConnectionPtr& c, std::uint32_t events) {
         c->connecting = false;
         const int one = 1;
         ::setsockopt(c->fd(), IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-        c->handshake.emplace(Handshake::dialer(
-            identity(), key_, random_bytes(),
-            {static_cast<std::uint32_t>(link->slot), link->incarnation, link->process}));
+        c->handshake.emplace(Handshake::dialer(identity(), key_, random_bytes(),
+                                               {static_cast<std::uint32_t>(link->slot), link->incarnation, link->process}));
         c->want_write(false);
     }
     std::string why;

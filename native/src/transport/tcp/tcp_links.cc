@@ -95,8 +95,7 @@ void TcpImpl::stop() {
                 // Unread input would make the kernel answer with a reset, and that destroys what is still on its way out.
                 ::shutdown(c->fd(), SHUT_WR);
                 std::byte sink[4096];
-                while (::recv(c->fd(), sink, sizeof sink, MSG_DONTWAIT) > 0) {
-                }
+                while (::recv(c->fd(), sink, sizeof sink, MSG_DONTWAIT) > 0) {}
             }
             drop(link);
         }

@@ -98,10 +98,10 @@ std::string TcpTransport::stats_json() const {
                 return ",\"" + std::string(name) + "\":" + std::to_string(value);
             };
             out += (out.empty() ? "" : ",") + std::string("{\"slot\":") + std::to_string(link->slot) +
-                   field("incarnation", incarnation) +
-                   ",\"connected\":" + (link->current != nullptr ? "true" : "false") + field("sent", s.sent) +
-                   field("received", s.received) + field("resent", s.resent) + field("duplicates", s.duplicates) +
-                   field("broken", s.broken) + field("reconnects", s.connections > 0 ? s.connections - 1 : 0) + "}";
+                   field("incarnation", incarnation) + ",\"connected\":" + (link->current != nullptr ? "true" : "false") +
+                   field("sent", s.sent) + field("received", s.received) + field("resent", s.resent) +
+                   field("duplicates", s.duplicates) + field("broken", s.broken) +
+                   field("reconnects", s.connections > 0 ? s.connections - 1 : 0) + "}";
         }
     }
     return "{\"peers\":[" + out + "]}";

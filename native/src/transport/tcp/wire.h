@@ -26,8 +26,6 @@ struct WireHeader {
 };
 static_assert(sizeof(WireHeader) == 80 && std::is_trivially_copyable_v<WireHeader>);
 
-inline std::size_t wire_size(std::uint32_t payload) {
-    return (sizeof(WireHeader) + payload + 15) & ~std::size_t{15};
-}
+inline std::size_t wire_size(std::uint32_t payload) { return (sizeof(WireHeader) + payload + 15) & ~std::size_t{15}; }
 
 }  // namespace ftcomm::tcp

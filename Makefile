@@ -16,7 +16,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE := $(shell find native bindings -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
-.PHONY: setup test demo tables soak sanitize lint format sim clean native-test
+.PHONY: setup docs test demo tables soak sanitize lint format sim clean native-test
 .DELETE_ON_ERROR:
 
 setup: $(STAMPS)/package-$(TORCH)
@@ -81,6 +81,10 @@ format: $(STAMPS)/dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	find native bindings \( -name '*.cc' -o -name '*.h' \) -print0 | xargs -0 $(BIN)/clang-format -i
+
+# The API reference and the tables that come from the code.
+docs: setup
+	$(BIN)/python scripts/make_api_docs.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

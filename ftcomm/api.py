@@ -84,7 +84,11 @@ def is_initialized() -> bool:
 
 
 def default_communicator() -> Communicator:
-    """The communicator of :func:`init`."""
+    """The communicator of :func:`init`.
+
+    Raises:
+        ConfigError: init was not called, or the job has ended.
+    """
     if not is_initialized():
         raise ConfigError("There is no job in this process. Call ftcomm.init() first.")
     return _default[0]
@@ -97,10 +101,12 @@ def leave(timeout: float | None = None) -> None:
 
 
 def get_rank() -> int:
+    """This process's rank in the default communicator."""
     return default_communicator().rank
 
 
 def get_world_size() -> int:
+    """The size of the default communicator."""
     return default_communicator().size
 
 
@@ -115,10 +121,12 @@ def recv(tensor: Any, src: int | None = None, tag: int = 0) -> int:
 
 
 def isend(tensor: Any, dst: int, tag: int = 0) -> Request:
+    """:meth:`Communicator.isend` on the default communicator."""
     return default_communicator().isend(tensor, dst, tag)
 
 
 def irecv(tensor: Any, src: int | None = None, tag: int = 0) -> Request:
+    """:meth:`Communicator.irecv` on the default communicator; ``src`` None receives from any rank."""
     return default_communicator().irecv(tensor, -1 if src is None else src, tag)
 
 
@@ -133,7 +141,7 @@ def ft_recv(tensor: Any, src: int, tag: int = 0) -> int:
 
 
 def all_reduce(tensor: Any, op: Any = "sum", async_op: bool = False) -> Outcome | Request:
-    """:meth:`Communicator.all_reduce`."""
+    """:meth:`Communicator.all_reduce`; with ``async_op`` a Request, else the Outcome, as in all calls below."""
     return _finish(default_communicator().iall_reduce(tensor, op), async_op)
 
 
@@ -180,7 +188,7 @@ def barrier(async_op: bool = False) -> Outcome | Request:
 
 
 def all_gather(tensor_list: Sequence[Any], tensor: Any) -> Outcome:
-    """``tensor_list[r]`` gets rank r's ``tensor``; all of the same size."""
+    """``tensor_list[r]`` gets rank r's ``tensor``; ``size`` entries of its type and number of elements. Blocking."""
     comm = default_communicator()
     parts, mine, packed = _list_of(comm, tensor_list, tensor, "tensor_list", writable=True)
     outcome = comm.all_gather(packed, tensor, dtype=dtype_name(mine.dtype))
@@ -189,7 +197,7 @@ def all_gather(tensor_list: Sequence[Any], tensor: Any) -> Outcome:
 
 
 def gather(tensor: Any, gather_list: Sequence[Any] | None = None, dst: int = 0) -> Outcome:
-    """``gather_list[r]`` at rank ``dst`` gets rank r's ``tensor``; all of the same size."""
+    """``gather_list[r]`` at rank ``dst`` gets rank r's ``tensor``; all of the same type and number of elements. Blocking."""
     comm = default_communicator()
     if comm.rank != dst or gather_list is None:
         return comm.gather(tensor, None, dst)
@@ -200,7 +208,7 @@ def gather(tensor: Any, gather_list: Sequence[Any] | None = None, dst: int = 0) 
 
 
 def scatter(tensor: Any, scatter_list: Sequence[Any] | None = None, src: int = 0) -> Outcome:
-    """Rank r's ``tensor`` gets ``scatter_list[r]`` of rank ``src``; all of the same size."""
+    """Rank r's ``tensor`` gets ``scatter_list[r]`` of rank ``src``; all of the same type and number of elements. Blocking."""
     comm = default_communicator()
     if comm.rank != src or scatter_list is None:
         return comm.scatter(tensor, None, src)
@@ -210,7 +218,7 @@ def scatter(tensor: Any, scatter_list: Sequence[Any] | None = None, src: int = 0
 
 
 def reduce_scatter(output: Any, input_list: Sequence[Any], op: Any = "sum") -> Outcome:
-    """Rank r's ``output`` gets the combination of all ranks' ``input_list[r]``; all of the same size."""
+    """Rank r's ``output`` gets the combination of all ranks' ``input_list[r]``; all of the same size. Blocking."""
     comm = default_communicator()
     parts, mine, packed = _list_of(comm, input_list, output, "input_list", writable=False)
     _pack(packed, parts)

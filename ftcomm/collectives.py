@@ -180,18 +180,26 @@ class Collectives:
     def all_reduce(self, buf: Any, op: Any = "sum", algorithm: str = "auto", dtype: Any = None, **more: Any) -> Outcome:
         """Combines the buffers of all ranks element by element, in place; bitwise the same result everywhere.
 
+        ``ring`` is the ring of Patarasuk and Yuan (2009) with a dissemination fence at its end; ``flat``, for small buffers,
+        sends everything to everyone and adds in rank order. An average is divided by the number of contributors, part by part.
+
         Args:
+            buf: the same number of elements and type on every rank.
             op: sum, avg, product, min, max, band, bor, bxor, or premul_sum (with ``factor=``: each input times it).
-            algorithm: auto, ring, flat, direct; the same on every rank.
+            algorithm: auto (by size and number of ranks), ring, flat; the same on every rank. What is too large for ``flat``
+                goes by ring.
+
+        Raises:
+            Unsupported: the operator is not defined for the type; see the table in docs/operations.md.
         """
         return self.iall_reduce(buf, op, algorithm, dtype, **more).wait()
 
     def broadcast(self, buf: Any, root: int = 0, dtype: Any = None, **more: Any) -> Outcome:
-        """Copies the root's buffer into every rank's."""
+        """Copies the root's buffer into every rank's, which has as many elements; handed round a ring segment by segment."""
         return self.ibroadcast(buf, root, dtype, **more).wait()
 
     def reduce(self, buf: Any, root: int = 0, op: Any = "sum", dtype: Any = None, **more: Any) -> Outcome:
-        """As all_reduce, but only the root's buffer is overwritten with the result."""
+        """As all_reduce, but only the root's buffer is overwritten with the result; the others' stay as they are."""
         return self.ireduce(buf, root, op, dtype, **more).wait()
 
     def all_gather(self, out: Any, buf: Any, dtype: Any = None, **more: Any) -> Outcome:
@@ -199,7 +207,7 @@ class Collectives:
         return self.iall_gather(out, buf, dtype, **more).wait()
 
     def reduce_scatter(self, out: Any, buf: Any, op: Any = "sum", dtype: Any = None, **more: Any) -> Outcome:
-        """Combines ``buf`` (size times the elements of ``out``); rank r gets the r-th part in ``out``."""
+        """Combines ``buf`` (size times the elements of ``out``); rank r gets part r in ``out``; ``op`` as in all_reduce."""
         return self.ireduce_scatter(out, buf, op, dtype, **more).wait()
 
     def gather(
@@ -222,7 +230,7 @@ class Collectives:
         return self.iall_to_all(out, buf, *args, **more).wait()
 
     def barrier(self, **more: Any) -> Outcome:
-        """Returns after every rank has entered."""
+        """Returns after every rank has entered. Dissemination barrier of Hensgen, Finkel and Manber (1988)."""
         return self.ibarrier(**more).wait()
 
     # -- common --------------------------------------------------------------------------------------------------

@@ -29,6 +29,19 @@ def communicator_id(job: str, *parts: object) -> int:
 class Communicator(Collectives, PointToPoint):
     """A group of ranks. May be used from one thread at a time; different communicators from different threads.
 
+    Buffers are C-contiguous NumPy arrays, torch CPU tensors or objects with the buffer protocol, of any shape: only the number of
+    elements counts. ``i<name>`` starts an operation and returns a :class:`Request`, ``<name>`` waits for it and returns its
+    :class:`Outcome`. Operations of a communicator run one after another, in the order of the calls, which must be the same on
+    all ranks.
+
+    Raises (any collective; the output buffer's content is unspecified afterwards):
+        PeerFailure: members died; under ``raise`` on every survivor, under ``lossy`` where data or a root is lost.
+        Revoked: the communicator was revoked.
+        Timeout: ranks that are alive did not enter within ``timeout`` seconds; ``missing`` names them.
+        Mismatch: ranks called different operations, or with different sizes, types or roots.
+        StaleEpoch, NoAuthority: this rank, or the whole job, can't go on.
+        ConfigError: wrong arguments, found before anything is sent.
+
     Attributes:
         rank, size: this process's rank in the group and the group's size (under ``lossy`` it stays when a rank dies).
         name: for messages.
@@ -81,6 +94,7 @@ class Communicator(Collectives, PointToPoint):
 
     @property
     def job(self) -> Job:
+        """The job that it belongs to."""
         return self._job
 
     @property
@@ -118,6 +132,7 @@ class Communicator(Collectives, PointToPoint):
 
     @property
     def revoked(self) -> bool:
+        """Whether it was revoked, by :meth:`revoke` or by an operation's timeout."""
         return bool(lib()[1].ft_comm_revoked(*self._native))
 
     def iagree(self, flag: int = 1) -> Request:
@@ -130,6 +145,8 @@ class Communicator(Collectives, PointToPoint):
     def agree(self, flag: int = 1) -> int:
         """The bitwise AND of all living ranks' flags (64 bits), the same on each; works on a revoked communicator.
 
+        As MPIX_Comm_agree of ULFM (Bland et al. 2013), with one compare-and-set in place of a consensus protocol.
+
         Raises:
             PeerFailure: a rank died that not all have acknowledged (ack_failed); ``error.value`` is the flag all the same.
         """
@@ -138,7 +155,10 @@ class Communicator(Collectives, PointToPoint):
         return request.value
 
     def shrink(self) -> Communicator:
-        """A new communicator of the ranks that are alive, in the old order. Collective; works on a revoked communicator."""
+        """A new communicator of the ranks that are alive, in the old order. Collective; works on a revoked communicator.
+
+        As MPIX_Comm_shrink of ULFM (Bland et al. 2013). The old communicator remains open until it is closed.
+        """
         ffi, C = lib()
         out = ffi.new("ft_request**")
         check(C.ft_shrink(*self._native, out))
@@ -150,9 +170,9 @@ class Communicator(Collectives, PointToPoint):
     # -- derived communicators -----------------------------------------------------------------------------------
 
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
-        """One communicator for each color, ranks ordered by key, then by rank here. Collective.
+        """One communicator for each color (64-bit integers), ranks ordered by key, then by rank here. Collective.
 
-        A rank with color None gets None.
+        A rank with color None gets None. Raises what an all_gather raises.
         """
         number = int(lib()[1].ft_comm_seq(*self._native))
         mine = array("q", (color is not None, color or 0, key))

@@ -108,6 +108,7 @@ class Job:
 
     @property
     def closed(self) -> bool:
+        """Whether the job was left or closed."""
         return self._handle is None
 
     # -- queries -------------------------------------------------------------------------------------------------

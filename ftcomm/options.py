@@ -61,7 +61,9 @@ class Options:
     Every field has an environment variable ``FTCOMM_<NAME>``; an argument given here wins over it.
     """
 
-    policy: str = _option("policy", "raise", "what a death does to a pending operation: raise, lossy, replay")
+    policy: str = _option(
+        "policy", "raise", "what a death does to a pending operation: raise, lossy (replay: not in this version)"
+    )
     heartbeat: float = _option(
         "heartbeat",
         1.0,

@@ -47,13 +47,25 @@ class PointToPoint:
         return Request(self._job, out[0], self.size, data, f"recv from {source} on {self.name}")
 
     def send(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> None:
-        """Sends the buffer to ``dst``; returns when it may be reused."""
+        """Sends the buffer to ``dst``; returns when it may be reused, which may be before it is received.
+
+        Small messages (FTCOMM_EAGER_LIMIT, 64 KiB) do not wait for the receive. Tags are 64-bit integers.
+
+        Raises:
+            PeerFailure: the receiver died.
+        """
         self.isend(buf, dst, tag, dtype).wait()
 
     def recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
         """Receives into the buffer (a shorter message is fine, a longer one raises Truncated); returns who sent it.
 
-        A receive from ANY stays pending while a dead rank is not acknowledged (:meth:`ack_failed`).
+        A receive from ANY reports a rank that died once, as PeerFailure, and then stays pending until it is acknowledged
+        (:meth:`ack_failed`).
+
+        Raises:
+            PeerFailure: the sender died.
+            Timeout: no message came within the communicator's timeout.
+            Truncated: the message is longer than the buffer.
         """
         request = self.irecv(buf, src, tag, dtype)
         request.wait()

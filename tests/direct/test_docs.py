@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ftcomm import errors
+from ftcomm._lib import lib
 from ftcomm.options import Options, environment_name
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +61,19 @@ def test_reference_and_tables_are_up_to_date() -> None:
     script = [sys.executable, str(ROOT / "scripts" / "make_api_docs.py"), "--check"]
     made = subprocess.run(script, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stdout + made.stderr
+
+
+def test_each_listed_failpoint_is_in_the_code_and_the_reverse() -> None:
+    ffi, C = lib()
+    listed = {point["name"] for point in json.loads(ffi.string(C.ft_fault_points()).decode())}
+    used = {"step"}  # ft_fault_step
+    for path in (ROOT / "native" / "src").rglob("*.cc"):
+        if not path.name.startswith("failpoint"):
+            for call in re.findall(r"FT_POINT\(([^;]*?)\)", path.read_text()):
+                used.update(re.findall(r'"([a-z0-9.]+)"', call))
+    for path in (ROOT / "ftcomm").rglob("*.py"):
+        used.update(re.findall(r'(?:_failpoint\(|ft_fault_hit\(b)"([a-z0-9.]+)"', path.read_text()))
+    assert used == listed
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -100,6 +100,7 @@ class Group:
         self._processes: dict[tuple[int, int], _Process] = {}
         self._marks: list[tuple[int, str, Any]] = []
         self._shared_memory = _shared_memory()
+        self.fn: Callable[..., Any] | None = None  # what every rank runs
 
     # -- start, signals, marks
 
@@ -209,7 +210,7 @@ class Group:
     def _child(self, rank: int, incarnation: int, fn: Callable[..., Any], channel: Connection, log: Path) -> NoReturn:
         status = 1
         try:
-            _die_with_parent()
+            die_with_parent()
             _output_to(log)
             if self._faults:
                 os.environ["FTCOMM_FAULTS"] = self._faults
@@ -266,6 +267,7 @@ class Ranks:
         made = ftcomm.Options(**{"timeout": 30.0, **options})
         group = Group(self._store, self._folder, size, made, faults, direct)
         self._groups.append(group)
+        group.fn = fn
         for rank in range(size if fn is not None else 0):
             group.spawn(rank, fn)
         return group
@@ -295,7 +297,7 @@ class StoreProcess:
         self._pid = os.fork()
         if self._pid == 0:
             self._channel.close()
-            _die_with_parent()
+            die_with_parent()
             server = TcpStoreServer()
             there.send(server.address)
             with contextlib.suppress(EOFError):
@@ -316,7 +318,7 @@ def load() -> None:
     import ftcomm.rendezvous  # noqa: F401
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -31,7 +31,7 @@ void NodeImpl::send_join_requests() {
     FT_POINT("join.request");
     for (int s : core.view.alive().list())
         if (s != core.self()) core.sender.send(s, h);
-    read_view();
+    read_view(true);
 }
 
 void NodeImpl::on_join_request(int slot, std::uint32_t incarnation) {

@@ -28,7 +28,7 @@ public:
     void on_tick();
     void apply_view(const Bytes& bytes, bool from_cell);
     void propose_view();
-    void read_view();
+    void read_view(bool must);
     Time tick_interval() const { return core.config.heartbeat / 20; }
 
     // join.cc

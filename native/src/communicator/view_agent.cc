@@ -58,7 +58,7 @@ void NodeImpl::on_tick() {
         core.host.trace("own_gap");
         for (auto& h : heard_) h = core.now;
         reset_ = {};
-        read_view();
+        read_view(false);
         return;
     }
     propose_view();
@@ -170,13 +170,16 @@ void NodeImpl::compare_and_set_view(const JobView& desired) {
     if (!core.rules.m4) apply_view(bytes, true);
 }
 
-void NodeImpl::read_view() {
+// must: nothing can go on without it. Otherwise a lost authority is found out by the first who has something to decide: until
+// then the job works as well without.
+void NodeImpl::read_view(bool must) {
     if (view_reading_) return;
     view_reading_ = true;
-    core.cells.read(Node::view_key(core.config.job), [this](CellClient::Result result, const Bytes& value) {
+    core.cells.read(Node::view_key(core.config.job), [this, must](CellClient::Result result, const Bytes& value) {
         view_reading_ = false;
         if (result == CellClient::Result::Lost || value.empty()) {
-            core.authority_lost = true;
+            if (must) core.authority_lost = true;
+            core.host.trace("view.unread");
             return;
         }
         apply_view(value, true);

@@ -267,8 +267,10 @@ Status Job::link_tcp() {
         auto slot = static_cast<std::size_t>(a.rank);
         if (!tcp_ || a.tcp.empty()) {
             if (joining_) continue;
+            const auto whose = std::to_string(tcp_ ? a.rank : config_.rank);
             auto s = Status::error(Code::Unsupported, "rank " + std::to_string(a.rank) + " shares no memory with rank " +
-                                                          std::to_string(config_.rank) + " and there is no tcp between them");
+                                                          std::to_string(config_.rank) + ", and rank " + whose + " has no tcp" +
+                                                          (no_tcp_.empty() ? ": see its output for the reason" : ": " + no_tcp_));
             s.ranks = {a.rank};
             return s;
         }

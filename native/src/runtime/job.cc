@@ -82,8 +82,10 @@ Status Job::prepare() {
             own_.tcp = tcp_->address();
         } else {
             tcp_.reset();
-            if (config_.transport == TransportChoice::Tcp) return s;
-            say("no tcp to other hosts: " + s.message);
+            // An interface was asked for by name: not to have it is the user's error, also where shared memory would do.
+            if (config_.transport == TransportChoice::Tcp || !config_.interface_.empty()) return s;
+            no_tcp_ = s.message;
+            say("no tcp to other hosts: " + no_tcp_);
         }
     }
     address_blob_ = own_.encode();

@@ -81,6 +81,7 @@ private:
     IoLoop loop_;
     HandoffGiver giver_;
     Address own_;
+    std::string no_tcp_;  // why, where it was wanted
     Bytes address_blob_;
     int stop_event_ = -1;                   // readable: formation gives up
 

@@ -56,7 +56,8 @@ def _info(chosen: argparse.Namespace) -> None:
     if chosen.json:
         print(json.dumps(facts, indent=2))
         return
-    for name, value in facts.items():
+    host = facts.pop("host")
+    for name, value in {**facts, **host}.items():
         text = ", ".join(map(str, value)) if isinstance(value, list) else value
         print(f"{name.replace('_', ' '):24} {text}")
 

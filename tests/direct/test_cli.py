@@ -27,6 +27,8 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     facts = json.loads(output(capsys, "info", "--json"))
     assert facts["version"] == ftcomm.__version__
     assert set(facts["transports"]) == {"shm", "tcp"}
+    assert {"cpu_features", "pidfd_open", "futex_waitv", "memfd_create"} <= set(facts["host"])
+    assert "pidfd open" in output(capsys, "info")
     assert "torch" in output(capsys, "info")
 
 

@@ -3,6 +3,7 @@
 
 #include "base/dtype.h"
 #include "base/failpoint.h"
+#include "base/host_info.h"
 #include "base/reduce.h"
 #include "capi/handle.h"
 #include "runtime/json.h"
@@ -30,17 +31,7 @@ const char* ft_build_info(void) {
         Json j;
         j.begin().key("version").text(FTCOMM_VERSION).key("compiler").text(__VERSION__);
         j.key("transports").begin_list().text("shm").text("tcp").end_list();
-        j.key("cpu").begin_list();
-#if defined(__x86_64__)
-        __builtin_cpu_init();
-        if (__builtin_cpu_supports("avx2")) j.text("avx2");
-        if (__builtin_cpu_supports("avx512f")) j.text("avx512f");
-        if (__builtin_cpu_supports("avx512bw")) j.text("avx512bw");
-#elif defined(__aarch64__)
-        j.text("neon");
-#endif
-        j.end_list();
-        j.key("futex_waitv").boolean(has_futex_waitv()).end();
+        j.key("host").raw(to_json(probe_host())).end();
         return j.str();
     }();
     return info.c_str();

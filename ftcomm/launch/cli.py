@@ -13,6 +13,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher import api as launcher
 
+from ftcomm._lib import check, lib
 from ftcomm.errors import ConfigError
 from ftcomm.launch.agent import FtAgent, Setting, replaced
 from ftcomm.launch.folder import RunFolder
@@ -67,6 +68,9 @@ def main(argv: list[str] | None = None) -> int:
             os.environ[f"FTCOMM_{name.upper()}"] = value
     try:
         Options()  # a wrong value is told once, here, instead of by every worker
+        check(
+            lib()[1].ft_fault_configure(os.environ.get("FTCOMM_FAULTS", "").encode(), -1, 0)
+        )  # no rank: only reads it
         handled = parse_signals(args.signals_to_handle)
         folder = RunFolder(args.events or os.environ.get("FTCOMM_EVENTS") or None)
     except (ConfigError, ValueError, OSError) as error:

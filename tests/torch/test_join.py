@@ -19,7 +19,19 @@ import ftcomm.torch
 LAST = 30
 
 
-def training(context, *, die_at=5, victim=2, until=None, make=None, hook=True, accumulate=False, wide=32, optim="adam"):
+def training(
+    context,
+    *,
+    die_at=5,
+    victim=2,
+    until=None,
+    make=None,
+    hook=True,
+    accumulate=False,
+    wide=32,
+    optim="adam",
+    pairs=False,
+):
     """Trains until LAST steps after the victim's replacement has come in; returns a digest of each rank's weights."""
     rank = context.rank
     torch.manual_seed(1)
@@ -29,6 +41,9 @@ def training(context, *, die_at=5, victim=2, until=None, make=None, hook=True, a
         model.register_comm_hook(None, ftcomm.torch.lossy_hook)
     optimizer = torch.optim.Adam(model.parameters()) if optim == "adam" else torch.optim.SGD(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
+    if pairs:  # every rank makes both, as torch wants it; a replacement makes them again
+        groups = {0: dist.new_group([0, victim]), 1: dist.new_group([1, victim], sort_ranks=False)}
+        mine = [groups[r] for r in (0, 1) if rank in (r, victim)]
     end = LAST
     came, history = [], []
     while True:
@@ -50,6 +65,13 @@ def training(context, *, die_at=5, victim=2, until=None, make=None, hook=True, a
             torch.manual_seed(1000 * here.step + 10 * rank + micro)
             with model.no_sync() if accumulate and micro == 0 else nullcontext():
                 model(torch.randn(8, 16)).square().mean().backward()
+        if pairs:
+            for group in mine:
+                told = torch.tensor([1.0 + rank])
+                dist.all_reduce(told, group=group)
+                full = told.item() == sum(1 + r for r in dist.get_process_group_ranks(group))
+                assert full or told.item() == 1.0 + rank  # alone
+                assert full or victim not in here.alive or here.step == die_at, (here.step, told)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
@@ -100,8 +122,9 @@ def test_over_tcp(world):
         {"make": lambda net: DistributedDataParallel(net, find_unused_parameters=True)},
         {"accumulate": True},
         {"wide": 700},
+        {"pairs": True},
     ],
-    ids=["static-graph", "many-buckets", "bucket-view", "find-unused", "no-sync", "large"],
+    ids=["static-graph", "many-buckets", "bucket-view", "find-unused", "no-sync", "large", "subgroups"],
 )
 def test_settings(world, settings):
     run(world, 3, settings=settings)

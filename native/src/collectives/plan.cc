@@ -94,7 +94,7 @@ public:
         if (failed) {
             // It failed at once everywhere it was entered (a dead root): the same for those who come later.
             p.verdict = OpPlan::Verdict::Fail;
-            p.cause = peer_failure(in_.dead, in_.evidence, in_.epoch);
+            p.cause = peer_failure(in_.dead, in_.evidence, in_.epoch, advice_for(in_.spec.policy));
             return p;
         }
         if (complete && (in_.rules.c7 || in_.spec.policy != Policy::Raise || newly_dead_.empty())) {
@@ -221,7 +221,7 @@ private:
         p.verdict = OpPlan::Verdict::Repair;
         const auto gone = newly_dead_;
         if (p.shape.is_direct()) {
-            if (!gone.empty()) return fail(p, peer_failure(gone, in_.evidence, in_.epoch));
+            if (!gone.empty()) return fail(p, peer_failure(gone, in_.evidence, in_.epoch, advice_for(in_.spec.policy)));
             if (p.shape.has_root() && !voters_.has(p.shape.root)) return fail(p, lost_root());
             return p;  // run again from the untouched inputs
         }
@@ -306,10 +306,10 @@ private:
         c.message = "communicator " + in_.spec.name + " was revoked; agree() and shrink() still work on it";
         return c;
     }
-    Cause lost_root() const { return peer_failure(in_.dead, in_.evidence, in_.epoch); }
+    Cause lost_root() const { return peer_failure(in_.dead, in_.evidence, in_.epoch, advice_for(in_.spec.policy)); }
     Cause lost_data(int block) const {
         (void)block;
-        return peer_failure(newly_dead_.empty() ? in_.dead : newly_dead_, in_.evidence, in_.epoch);
+        return peer_failure(newly_dead_.empty() ? in_.dead : newly_dead_, in_.evidence, in_.epoch, advice_for(in_.spec.policy));
     }
 
     const PlanInput& in_;
@@ -320,7 +320,12 @@ private:
 
 }  // namespace
 
-Cause peer_failure(const RankSet& dead, const std::map<int, Evidence>& evidence, std::uint64_t epoch) {
+const char* advice_for(Policy policy) {
+    return policy == Policy::Raise ? "call shrink() to go on without it, or use policy=\"lossy\""
+                                   : "this operation needs what only the dead rank had; others go on without it";
+}
+
+Cause peer_failure(const RankSet& dead, const std::map<int, Evidence>& evidence, std::uint64_t epoch, const char* advice) {
     Cause c;
     c.code = Code::PeerFailure;
     c.epoch = epoch;
@@ -332,8 +337,7 @@ Cause peer_failure(const RankSet& dead, const std::map<int, Evidence>& evidence,
         c.evidence.push_back(e);
         names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" + to_string(e) + ")";
     }
-    c.message = "rank " + names + " is gone since epoch " + std::to_string(epoch) +
-                "; call shrink() to go on without it, or use policy=\"lossy\"";
+    c.message = "rank " + names + " is gone since epoch " + std::to_string(epoch) + "; " + advice;
     return c;
 }
 
@@ -342,7 +346,7 @@ DefaultPlan default_plan(const Shape& shape, int size, const RankSet& alive, con
     (void)size;
     DefaultPlan out;
     if (shape.has_root() && !alive.has(shape.root)) {
-        out.cause = peer_failure(dead, evidence, epoch);
+        out.cause = peer_failure(dead, evidence, epoch, advice_for(Policy::Lossy));  // others fail as a whole
         return out;
     }
     if (shape.is_direct()) return out;
@@ -421,7 +425,7 @@ Decision make_decision(const PlanInput& in) {
     if (in.spec.policy == Policy::Raise && !newly_dead.empty()) {
         // Nothing open, or the loop above stopped at the first operation that cannot be completed.
         if (!fails_rest) d.fail_from = std::min(d.fail_from, highest + 1);
-        d.cause = peer_failure(in.dead, in.evidence, in.epoch);
+        d.cause = peer_failure(in.dead, in.evidence, in.epoch, advice_for(in.spec.policy));
     }
     d.revoked = revoke || timed_out;
     d.revoked_from = in.previous.revoked ? in.previous.revoked_from : d.revoked ? highest + 1 : d.revoked_from;

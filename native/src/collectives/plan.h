@@ -31,7 +31,8 @@ struct DefaultPlan {
 DefaultPlan default_plan(const Shape& shape, int size, const RankSet& alive, const RankSet& dead,
                          const std::map<int, Evidence>& evidence, std::uint64_t epoch);
 
-Cause peer_failure(const RankSet& dead, const std::map<int, Evidence>& evidence, std::uint64_t epoch);
+Cause peer_failure(const RankSet& dead, const std::map<int, Evidence>& evidence, std::uint64_t epoch, const char* advice);
+const char* advice_for(Policy policy);   // what the user can do about a death
 
 // "reduce 12, gather 4 of 16 segments": for events.
 std::string describe(const OpPlan& plan);

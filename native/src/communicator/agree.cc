@@ -81,7 +81,8 @@ void Communicator::try_agree() {
         d.agree_cause.epoch = core_.view.epoch;
         d.agree_cause.message = "some ranks called agree() and others shrink() at the same point";
     } else if (kind == AgreeKind::Agree && !unknown.empty()) {
-        d.agree_cause = peer_failure(unknown, evidence(), core_.view.epoch);
+        d.agree_cause = peer_failure(unknown, evidence(), core_.view.epoch,
+                                     "the flag was agreed all the same; ack_failed() says that you know");
     }
     d.agree_seq = seq;
     d.agree_survivors = want;

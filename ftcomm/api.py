@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from ftcomm._lib import lib
@@ -48,7 +49,7 @@ def init(
         ConfigError: something in the arguments or the environment is wrong.
     """
     from ftcomm import init_methods
-    from ftcomm.rendezvous import start_job
+    from ftcomm.rendezvous import job_name, start_job
 
     options = options or Options()
     bound = options.operation_timeout if timeout is None else timeout
@@ -60,15 +61,17 @@ def init(
         meeting = init_methods.Meeting(store, rank, world_size)
     if meeting.secret is not None:
         options = dataclasses.replace(options, secret=meeting.secret)
-    started = start_job(
-        meeting.store,
-        meeting.rank,
-        meeting.world_size,
-        options,
-        job=job or meeting.job,
-        incarnation=incarnation,
-        timeout=bound,
-    )
+    name = job or meeting.job or job_name()
+    with meeting.watch(name) if meeting.watch is not None else nullcontext():
+        started = start_job(
+            meeting.store,
+            meeting.rank,
+            meeting.world_size,
+            options,
+            job=name,
+            incarnation=incarnation,
+            timeout=bound,
+        )
     try:
         world = Communicator.create(started)
     except BaseException:

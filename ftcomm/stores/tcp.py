@@ -84,10 +84,15 @@ class TcpStore(Store):
         except TimeoutError:
             raise SystemFailure(f"The store at {self._where} does not answer.") from None
         except OSError as error:
-            raise SystemFailure(f"The connection to the store at {self._where} is lost ({error.strerror}).") from None
+            raise self._lost(error) from None
         if not data:
             raise SystemFailure(f"The store at {self._where} closed the connection; rank 0, its host, may have ended.")
         self._parser.feed(data)
+
+    def _lost(self, error: OSError) -> SystemFailure:
+        return SystemFailure(
+            f"The connection to the store at {self._where} is lost ({error.strerror}); rank 0, its host, may have ended."
+        )
 
     def _take(self, length: int) -> bytes:
         while (data := self._parser.take(length)) is None:
@@ -100,9 +105,7 @@ class TcpStore(Store):
             try:
                 self._sock.sendall(wire.pack(operation, *parts))
             except OSError as error:
-                raise SystemFailure(
-                    f"The connection to the store at {self._where} is lost ({error.strerror})."
-                ) from None
+                raise self._lost(error) from None
             try:
                 while (frame := self._parser.next()) is None:
                     self._receive()

@@ -129,17 +129,18 @@ def test_right_secret(ranks: Ranks, transport: str) -> None:
     )
 
 
-def test_killed_during_the_start(ranks: Ranks) -> None:
-    """After it has published its address: the others fail, they do not hang."""
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("point", ["rendezvous.gather", "start.link"])
+def test_killed_during_the_start(ranks: Ranks, transport: str, point: str, victim: int) -> None:
+    """After it has published its address: the others do not wait for the timeout of the start, which is longer than the test's."""
 
-    def run(group: Group, context: Context) -> str:
+    def run(group: Group, context: Context) -> tuple[int, ...]:
         with pytest.raises(ftcomm.Error) as caught:
-            ftcomm.init(context.rank, 3, store=group.store(), job=group.job, options=group.options, timeout=5)
-        return str(caught.value)
+            ftcomm.init(context.rank, 3, store=group.store(), job=group.job, options=group.options, timeout=600)
+        return caught.value.ranks
 
-    values = ranks(3, run, direct=False, dies={1}, faults="rank=1,at=rendezvous.gather,do=kill")
-    assert "1" in values[0]
-    assert "1" in values[2]
+    values = ranks(3, run, direct=False, dies={victim}, transport=transport, faults=f"rank={victim},at={point},do=kill")
+    assert [values[rank] for rank in range(3) if rank != victim] == [(victim,)] * 2
 
 
 def test_killed_before_it_published_then_replaced(ranks: Ranks) -> None:

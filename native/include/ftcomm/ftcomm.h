@@ -123,7 +123,8 @@ FT_API int ft_join_wait(ft_job* job, ft_request** out);
 FT_API int ft_admit(ft_job* job, ft_request** out);
 
 /* timeout < 0: until done. FT_INTERRUPTED when a signal came (call again, or ft_request_fail). FT_TIMEOUT with nothing
- * decided: the request is still pending. Otherwise the operation's own result. */
+ * decided: the request is still pending. FT_PEER_FAILURE with ft_request_test saying "not done": a receive from anybody, and a
+ * death that is not acknowledged; still pending, wait again after ft_comm_ack_failed. Otherwise the operation's own result. */
 FT_API int ft_request_wait(ft_request* request, double timeout);
 FT_API int ft_request_test(ft_request* request, int32_t* done);  /* result code when done */
 FT_API int ft_request_fail(ft_request* request, int32_t why /* FT_INTERRUPTED or FT_TIMEOUT or FT_CANCELLED */);

@@ -30,6 +30,10 @@ int ft_request_wait(ft_request* r, double timeout) {
             case Engine::Wait::Done: return result(r);
             case Engine::Wait::Timeout: return fail(Code::Timeout, "the request is not done yet: wait again, or give it up");
             case Engine::Wait::Interrupted: return fail(Code::Interrupted, "a signal came: wait again, or give the request up");
+            case Engine::Wait::Alarmed: {
+                Engine::Hold hold(r->job->engine());
+                return is_done(r) ? result(r) : fail(r->request->alarm);
+            }
             case Engine::Wait::Closed: break;
         }
         return fail(Code::Closed, "the job was closed before the operation was done");

@@ -91,6 +91,7 @@ bool PointToPoint::take(Recv& r, const Arrived& a) {
         FT_POINT("p2p.cts");
         if (fits) {
             r.matched = a.src;
+            r.request->alarmed = false;
             r.number = a.number;
             r.bytes = a.bytes;
             return false;

@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint32_t kVersion = 2;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -20,7 +20,7 @@ const char* to_string(AuthorityChoice choice) {
 Bytes Address::encode() const {
     ByteWriter w;
     w.put(kMagic).put(kVersion).put(job).put(world_size).put(rank).put(incarnation).put(host).put(domain);
-    w.text(socket).put(nonce).put(transport).put(authority);
+    w.text(socket).put(nonce).put(processes).put(pid).put(transport).put(authority);
     w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret));
     w.put(heartbeat).put(flat_limit).put(segment_bytes).put(eager_limit).bytes(tcp);
     return w.take();
@@ -42,6 +42,8 @@ Status Address::decode(ByteView blob, Address* out) {
     a.domain = r.get<std::uint64_t>();
     a.socket = r.text();
     a.nonce = r.get<std::uint64_t>();
+    a.processes = r.get<std::uint64_t>();
+    a.pid = r.get<std::int32_t>();
     auto transport = r.get<std::uint8_t>();
     auto authority = r.get<std::uint8_t>();
     a.has_store = r.get<std::uint8_t>() != 0;

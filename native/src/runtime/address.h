@@ -21,6 +21,8 @@ struct Address {
     std::uint64_t host = 0, domain = 0;
     std::string socket;               // abstract name that hands out the segment; empty: none
     std::uint64_t nonce = 0;          // of this process, for the hand-out
+    std::uint64_t processes = 0;      // with the same one, pid means the same process
+    std::int32_t pid = 0;
     // Equal on all ranks (C8), else the job does not start.
     TransportChoice transport = TransportChoice::Auto;
     AuthorityChoice authority = AuthorityChoice::Auto;

@@ -70,7 +70,7 @@ public:
     void stop();                           // any thread: ends run_progress and all waits
     bool stopped() const { return stopped_.load(std::memory_order_acquire); }
 
-    enum class Wait { Done, Timeout, Interrupted, Closed };
+    enum class Wait { Done, Timeout, Interrupted, Closed, Alarmed };  // Alarmed: see Request::alarmed; still pending
     // deadline 0: none
     Wait wait(const RequestPtr& request, Time deadline);
     // Sleeps until something has changed since `seen` = changes(): a link came up, a request completed, a stop.

@@ -45,7 +45,7 @@ Engine::Wait Engine::wait(const RequestPtr& request, Time deadline) {
     ++inside_;
     Wait result;
     for (;;) {
-        result = done() ? Wait::Done : stopped() ? Wait::Closed : Wait::Timeout;
+        result = done() ? Wait::Done : stopped() ? Wait::Closed : request->alarmed ? Wait::Alarmed : Wait::Timeout;
         if (result != Wait::Timeout) break;
         if (!driving_) {
             driving_ = true;
@@ -74,6 +74,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         bool did = poll();
         if (done()) return Wait::Done;
         if (stopped()) return Wait::Closed;
+        if (request->alarmed) return Wait::Alarmed;
         if (did && (deadline == 0 || IoLoop::now() < deadline)) {
             unlock();
             // A mutex is not fair: whoever has just let go would take it again and again.

@@ -39,6 +39,9 @@ void Job::progress_main() {
     auto status = form();
     {
         Engine::Hold hold(engine_);
+        // Whatever the wait for a founder that has ended came to, that is the cause.
+        if (!status && !start_watch_.gone().empty()) status = start_watch_.failure();
+        start_watch_.end();
         formation_ = status;
         formed_ = true;
         if (status) running_.store(true, std::memory_order_release);
@@ -63,6 +66,13 @@ Status Job::form() {
             if (a.job == job_hash_ && a.domain == own_.domain && !a.socket.empty()) local.add(a.rank);
 
     FT_POINT("start.link");
+    if (!joining_) {
+        Engine::Hold hold(engine_);
+        start_watch_.begin(loop_, id_, addresses_, [this] {
+            stop_forming();
+            engine_.notify();
+        });
+    }
     if (joining_) {
         if (auto s = join_host(); !s) return s;
         if (auto s = choose_authority(local); !s) return s;
@@ -283,6 +293,10 @@ Status Job::link_tcp() {
     while (status && !joining_) {
         auto missing = tcp_ ? tcp_->unlinked() & needed : RankSet{};
         if (missing.empty()) break;
+        if (!(start_watch_.gone() & missing).empty()) {
+            status = start_watch_.failure();
+            break;
+        }
         auto seen = engine_.changes();
         engine_.unlock();
         auto result = engine_.wait_change(seen, deadline_);

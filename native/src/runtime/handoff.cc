@@ -102,10 +102,7 @@ Status HandoffGiver::gather(const HandoffKey& key, int segment_fd, const RankSet
         if (rc < 0 || fds[1].revents != 0) return Status::error(Code::Closed, "the job was closed while it started");
         if (rc == 0 && IoLoop::now() < deadline) continue;
         if (rc == 0) {
-            ByteWriter w;
-            w.ranks(missing);
-            auto abort = handoff::message(Kind::Abort, w.take());
-            for (auto& [fd, asker] : askers_) handoff::send(fd, abort);
+            abort(missing);
             auto status = Status::error(Code::Timeout, "rank(s) " + missing.text() +
                                                            " of this host did not start in time: see "
                                                            "whether they are running");
@@ -120,11 +117,21 @@ Status HandoffGiver::gather(const HandoffKey& key, int segment_fd, const RankSet
             ::close(it->first);
             askers_.erase(it);
             if (rank < 0 || !expected.has(rank)) continue;
+            RankSet ended;
+            ended.add(rank);
+            abort(ended);
             auto status = Status::error(Code::PeerFailure, "rank " + std::to_string(rank) + " ended while the job started");
             status.ranks = {rank};
             return status;
         }
     }
+}
+
+void HandoffGiver::abort(const RankSet& missing) {
+    ByteWriter w;
+    w.ranks(missing);
+    auto message = handoff::message(Kind::Abort, w.take());
+    for (auto& [fd, asker] : askers_) handoff::send(fd, message);
 }
 
 void HandoffGiver::go(const RankSet& have) {
@@ -225,8 +232,8 @@ Status HandoffAsker::await_go(bool mapped, Time deadline, int stop_fd, RankSet* 
     auto ranks = r.ranks();
     if (!r.done() || (kind != Kind::Go && kind != Kind::Abort)) return Status::error(Code::System, "its answer is damaged");
     if (kind == Kind::Abort) {
-        status = Status::error(Code::Timeout,
-                               "rank(s) " + ranks.text() + " of this host did not start in time: see whether they are running");
+        status = Status::error(Code::Timeout, "rank(s) " + ranks.text() +
+                                                  " of this host ended or did not start in time: see whether they are running");
         status.ranks = ranks.list();
         return status;
     }

@@ -49,6 +49,7 @@ private:
         bool joining = false, answered = false, mapped = false;
     };
     int accept_one();
+    void abort(const RankSet& missing);  // tells all who wait
     // False: the connection is of no use any more.
     bool receive(int fd, Asker& asker);
 

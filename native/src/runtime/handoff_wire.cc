@@ -151,8 +151,8 @@ int wait_ready(int fd, short events, Time deadline, int stop_fd) {
         int rc = ::ppoll(fds, stop_fd >= 0 ? 2 : 1, &until, nullptr);
         if (rc < 0 && errno != EINTR) return -1;
         if (rc <= 0) continue;
-        if (fds[1].revents != 0) return -1;
-        return 1;
+        if (fds[0].revents != 0) return 1;  // first: what has come counts, also from somebody who has ended since
+        return -1;
     }
 }
 

@@ -36,6 +36,7 @@ HostIdentity find_host(const std::string& name) {
     id.user = static_cast<std::uint32_t>(::getuid());
     id.pid = static_cast<std::int32_t>(::getpid());
     id.pid_namespace = inode("/proc/self/ns/pid");
+    id.processes = hash_of(std::to_string(id.host) + "/" + boot + "/" + std::to_string(id.pid_namespace));
     // Abstract sockets belong to a network namespace.
     id.domain = hash_of(std::to_string(id.host) + "/" + boot + "/" + std::to_string(inode("/proc/self/ns/net")) + "/" +
                         std::to_string(id.user));

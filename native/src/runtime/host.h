@@ -10,6 +10,7 @@ struct HostIdentity {
     std::uint64_t host = 0;           // ranks with the same one live and die with the same machine (M12)
     std::uint64_t domain = 0;         // ranks with the same one can hand each other descriptors
     std::uint64_t pid_namespace = 0;
+    std::uint64_t processes = 0;      // the pid namespace among those of all hosts
     std::uint32_t user = 0;
     std::int32_t pid = 0;
     int processors = 1;               // that this process may run on

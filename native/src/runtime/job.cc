@@ -42,6 +42,8 @@ Status Job::prepare() {
     own_.rank = config_.rank;
     own_.incarnation = config_.incarnation;
     own_.host = id_.host;
+    own_.processes = id_.processes;
+    own_.pid = id_.pid;
     own_.transport = config_.transport;
     own_.authority = config_.authority;
     own_.has_store = config_.has_store;
@@ -158,14 +160,18 @@ Status Job::leave(Time timeout) {
     return {};
 }
 
+// Ends every wait of the formation.
+void Job::stop_forming() {
+    if (stop_event_ < 0) return;
+    std::uint64_t one = 1;
+    [[maybe_unused]] auto n = ::write(stop_event_, &one, sizeof one);
+}
+
 void Job::close() {
     if (closed_) return;
     closed_ = true;
     running_.store(false, std::memory_order_release);
-    if (stop_event_ >= 0) {
-        std::uint64_t one = 1;
-        [[maybe_unused]] auto n = ::write(stop_event_, &one, sizeof one);
-    }
+    stop_forming();
     engine_.stop();
     if (progress_.joinable()) progress_.join();
     if (store_) store_->stop(2 * config_.heartbeat);
@@ -192,6 +198,7 @@ void Job::close_in_child() {
     if (tcp_) tcp_->close_in_child();
     if (store_) store_->close_in_child();
     if (watch_) watch_->close_in_child();
+    start_watch_.close_in_child();
     giver_.close_in_child();
     asker_.close();
     if (segment_.fd() >= 0) ::close(segment_.fd());  // the mapping did not come along (MADV_DONTFORK)

@@ -14,6 +14,7 @@
 #include "runtime/handoff.h"
 #include "runtime/host.h"
 #include "runtime/runtime_transport.h"
+#include "runtime/start_watch.h"
 #include "runtime/store_authority.h"
 
 namespace ftcomm {
@@ -71,6 +72,7 @@ private:
     Status write_first_view();
     Status link_tcp();
     void make_node();
+    void stop_forming();
     void say(const std::string& line) { engine_.on_log(line); }
 
     const JobConfig config_;
@@ -96,6 +98,7 @@ private:
     HandoffAsker asker_;
     shm::Segment segment_;
     shm::Instance* self_ = nullptr;
+    StartWatch start_watch_;
     RankSet have_;                          // ranks of this host that map the segment
     class LivenessHolder* liveness_ = nullptr;
     std::unique_ptr<ShmTransport> shm_;

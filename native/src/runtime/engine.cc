@@ -162,7 +162,8 @@ void Engine::event(const NodeEvent& event) { events_(&event, {}); }
 void Engine::completed(const RequestPtr& request) {
     notify();
     // An alarm wakes the waiter, but is no end.
-    if (request->on_done && request->done.load(std::memory_order_relaxed)) dispatcher_.post([request] { request->on_done(*request); });
+    if (request->on_done && request->done.load(std::memory_order_relaxed))
+        dispatcher_.post([request] { request->on_done(*request); });
 }
 
 void Engine::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) {

@@ -6,6 +6,11 @@
 #include "base/check.h"
 
 namespace ftcomm {
+namespace {
+
+constexpr std::size_t kSpares = 16, kWorthKeeping = 16u << 10;
+
+}  // namespace
 
 std::byte* Sender::reserve(int slot, std::uint32_t length) {
     if (!clear(slot)) return nullptr;  // frames of one link keep their order
@@ -18,6 +23,18 @@ void Sender::queue(int slot, const FrameHeader& header, Bytes payload) {
     q.header.length = static_cast<std::uint32_t>(payload.size());
     q.owned = std::move(payload);
     queues_[static_cast<std::size_t>(slot)].push_back(std::move(q));
+}
+
+Bytes Sender::scratch(std::uint32_t length) {
+    if (spare_.empty()) return Bytes(length);
+    auto memory = std::move(spare_.back());
+    spare_.pop_back();
+    memory.resize(length);
+    return memory;
+}
+
+void Sender::recycle(Bytes&& memory) {
+    if (memory.size() >= kWorthKeeping && spare_.size() < kSpares) spare_.push_back(std::move(memory));
 }
 
 void Sender::send(int slot, FrameHeader header, ByteView payload) {
@@ -64,6 +81,7 @@ void Sender::on_writable(int slot) {
         const ByteView payload = f.is_stable ? f.stable : ByteView(f.owned);
         if (!payload.empty()) std::memcpy(p, payload.data(), payload.size());
         transport_.commit(slot, f.header);
+        recycle(std::move(f.owned));
         q.pop_front();
     }
 }

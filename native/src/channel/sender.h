@@ -23,6 +23,8 @@ public:
     std::byte* reserve(int slot, std::uint32_t length);
     void commit(int slot, const FrameHeader& header) { transport_.commit(slot, header); }
     void queue(int slot, const FrameHeader& header, Bytes payload);
+    // Memory to build a payload in, for `queue`: used again and again, because fresh pages cost more than the sum that goes in.
+    Bytes scratch(std::uint32_t length);
 
     // Copies the payload at once, or queues a copy.
     void send(int slot, FrameHeader header, ByteView payload = {});
@@ -44,8 +46,11 @@ private:
         ByteView stable;
         bool is_stable = false;
     };
+    void recycle(Bytes&& memory);
+
     Transport& transport_;
     std::vector<std::deque<Queued>> queues_;
+    std::vector<Bytes> spare_;
 };
 
 }  // namespace ftcomm

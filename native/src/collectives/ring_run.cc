@@ -123,7 +123,7 @@ private:
             env_.sender.commit(slot, h);
             return;
         }
-        Bytes scratch(bytes);
+        Bytes scratch = env_.sender.scratch(bytes);
         fill(scratch.data());
         env_.sender.queue(slot, h, std::move(scratch));
     }

@@ -70,7 +70,7 @@ struct NodeConfig {
     Time leave_timeout = 0;          // 0: two heartbeats
     std::vector<std::uint64_t> hosts;  // per slot: host identity hash (M12)
     std::uint64_t flat_limit = 0;    // 0: default table (C8: equal on all ranks, checked at rendezvous)
-    std::uint64_t segment_bytes = 0; // 0: min(128 KiB, transport max)
+    std::uint64_t segment_bytes = 0; // 0: min(64 KiB, transport max)
     std::uint64_t eager_limit = 65536;
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"
     Bytes initial_view;              // the job cell's content after formation (see View in membership/view.h)

@@ -52,6 +52,7 @@ void Engine::set_parts(const Parts& parts) {
 
 void Engine::set_node(std::unique_ptr<Node> node) {
     node_ = std::move(node);
+    if (parts_.ticker != nullptr) parts_.ticker->at(IoLoop::now(), [this] { tick_on_loop(); });
     while (!early_.empty()) {
         auto frame = std::move(early_.front());
         early_.pop_front();
@@ -92,13 +93,20 @@ bool Engine::sleep_as(shm::Sleeper who) {
     return false;
 }
 
-void Engine::tick(Time now) {
-    if (parts_.self != nullptr) parts_.self->ticks.fetch_add(1, std::memory_order_relaxed);
+void Engine::tick() {
     // Whatever has arrived comes before any deadline (M11).
     poll();
     if (parts_.watch != nullptr) parts_.watch->check_ticks();
     node_->on_tick(IoLoop::now());
-    next_tick_ = now + node_->tick_interval();
+}
+
+// M11 for sockets. Ticks from the progress thread would go on while the io thread waits for a processor with everything that
+// the others have sent still unread: they would all look silent. The loop reads before it looks at deadlines, and when it did
+// not run, the gap is the node's own.
+void Engine::tick_on_loop() {
+    if (node_ == nullptr) return;
+    tick();
+    parts_.ticker->at(IoLoop::now() + node_->tick_interval(), [this] { tick_on_loop(); });
 }
 
 void Engine::run_progress() {
@@ -113,7 +121,12 @@ void Engine::run_progress() {
         }
         if (shm_ != nullptr) shm_->look_for_peers();
         auto now = IoLoop::now();
-        if (now >= next_tick_) tick(now);
+        bool due = now >= next_tick_;
+        if (due) {
+            next_tick_ = now + node_->tick_interval();
+            if (parts_.self != nullptr) parts_.self->ticks.fetch_add(1, std::memory_order_relaxed);
+        }
+        if (due && parts_.ticker == nullptr) tick();
         else if (!driving_) poll();
         bool sleep = parts_.watch == nullptr || parts_.watch->words(&words);
         if (sleep && !driving_) sleep = sleep_as(shm::kProgress);

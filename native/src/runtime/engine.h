@@ -53,6 +53,7 @@ public:
         ShmTransport* shm = nullptr;       // frames; nullptr: tcp only
         ShmAuthority* cells = nullptr;
         Watch* watch = nullptr;
+        IoLoop* ticker = nullptr;          // with tcp: who reads sockets keeps deadlines
         bool may_spin = false;             // every local rank has a processor of its own
     };
     void set_parts(const Parts& parts);    // locked
@@ -111,7 +112,8 @@ private:
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
     void hand_back();                       // locked
     Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit
-    void tick(Time now);                    // locked
+    void tick();                            // locked
+    void tick_on_loop();                    // locked
 
     Dispatcher& dispatcher_;
     EventSink events_;

@@ -340,6 +340,7 @@ void Job::make_node() {
     parts.shm = shm_.get();
     parts.cells = cells_.get();
     parts.watch = watch_.get();
+    parts.ticker = tcp_ ? &loop_ : nullptr;
     parts.may_spin = have_.count() <= id_.processors;
     engine_.set_parts(parts);
     if (store_) store_->start();

@@ -96,7 +96,7 @@ private:
             h.segment = s;
             if (r.mode == SegmentMode::Gather) {
                 FT_CHECK(op_.label(s) == LabelKind::Final, "asked to hand out segment %u without having it", s);
-                FT_POINT("ring.ag.final");
+                FT_POINT("ring.ag.first");
                 env_.sender.send_stable(to, h, ByteView(op_.result(s), op_.segment_bytes(s)));
             } else {
                 FT_POINT("ring.rs.first");
@@ -186,6 +186,7 @@ private:
             env_.sender.send(next, h);
         }
         if (r.mode == SegmentMode::Reduce && env_.predecessor() == r.rank) credit();
+        if (remaining_ == 0) FT_POINT("ring.ag.final");
     }
 
     void credit() {

@@ -169,6 +169,7 @@ void PointToPoint::pump(Send& s) {
         h.length = n;
         core_.sender.commit(slot, h);
         s.done += n;
+        FT_POINT("p2p.data.send");
     }
 }
 

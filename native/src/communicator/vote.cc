@@ -227,7 +227,6 @@ void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value
     if (result == CellClient::Result::Swapped) {
         FT_POINT("decide.after");
         announce(mine, FrameKind::Decision);
-        FT_POINT("decide.announce");
         adopt(mine);
         return;
     }
@@ -254,6 +253,7 @@ void Communicator::announce(const Bytes& record, FrameKind kind) {
         if (r == rank_) continue;
         auto h = control(kind);
         core_.sender.send_long(spec_.members[static_cast<std::size_t>(r)], h, record);
+        if (kind == FrameKind::Decision) FT_POINT("decide.announce");
     }
 }
 

@@ -5,7 +5,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <vector>
 
@@ -23,12 +25,15 @@ HandoffKey HandoffKey::make(ByteView secret, std::uint64_t job, std::uint64_t bo
     return {Bytes(digest.begin(), digest.end())};
 }
 
-Status HandoffGiver::listen() {
+Status HandoffGiver::listen(const std::string& job) {
     nonce_ = random64();
-    char name[40];
-    std::snprintf(name, sizeof name, "ftcomm-%016llx%016llx", static_cast<unsigned long long>(random64()),
+    std::string shown = job.substr(0, 24);  // Address allows 64 bytes in all
+    for (auto& c : shown)
+        if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '.') c = '_';
+    char secret[33];  // nobody else can take the name first
+    std::snprintf(secret, sizeof secret, "%016llx%016llx", static_cast<unsigned long long>(random64()),
                   static_cast<unsigned long long>(random64()));
-    name_ = name;
+    name_ = "ftcomm-" + shown + "-" + secret;
     sockaddr_un address;
     auto length = handoff::fill_address(name_, &address);
     listener_ = handoff::open_socket();

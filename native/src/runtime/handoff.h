@@ -29,7 +29,8 @@ struct HandoffKey {
 class HandoffGiver {
 public:
     ~HandoffGiver() { close(); }
-    Status listen();
+    // The name shows the job: to people (ss -xl), and to tests that look for what a job leaves behind.
+    Status listen(const std::string& job);
     const std::string& name() const { return name_; }
     std::uint64_t nonce() const { return nonce_; }
 

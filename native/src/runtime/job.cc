@@ -56,7 +56,7 @@ Status Job::prepare() {
     bool memory = config_.transport != TransportChoice::Tcp || config_.authority == AuthorityChoice::Shm ||
                   (config_.authority == AuthorityChoice::Auto && !config_.has_store);
     if (memory) {
-        auto s = giver_.listen();
+        auto s = giver_.listen(config_.job);
         if (s) {
             own_.domain = id_.domain;
             own_.socket = giver_.name();

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import harness
+import kill_table
 import pytest
 
 
@@ -37,3 +38,24 @@ def ranks(store_address: tuple[str, int], tmp_path: Path) -> Iterator[harness.Ra
 def transport(request: pytest.FixtureRequest) -> str:
     """Runs the test over shared memory and over sockets."""
     return str(request.param)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Of a whole run of the tables each point must have been hit somewhere; a part of them proves nothing about that."""
+    if _whole_tables(session.config) and session.exitstatus == 0 and kill_table.never_hit():
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if not kill_table.any_cells():
+        return
+    terminalreporter.section("kill tables")
+    for line in kill_table.summary():
+        terminalreporter.write_line(line)
+    if _whole_tables(config) and kill_table.never_hit():
+        terminalreporter.write_line("FAILED: no cell hits " + ", ".join(kill_table.never_hit()), red=True)
+
+
+def _whole_tables(config: pytest.Config) -> bool:
+    option = config.option
+    return option.markexpr == "table" and not option.keyword and config.args == config.getini("testpaths")

@@ -99,7 +99,6 @@ class Group:
         self._store, self._folder, self._faults, self._direct = store, folder, faults, direct
         self._processes: dict[tuple[int, int], _Process] = {}
         self._marks: list[tuple[int, str, Any]] = []
-        self._shared_memory = _shared_memory()
         self.fn: Callable[..., Any] | None = None  # what every rank runs
 
     # -- start, signals, marks
@@ -150,9 +149,9 @@ class Group:
         while any(process.result.status is None for process in self._processes.values()):
             self._step(until, "all ranks to end")
         self._close()
-        left = _shared_memory() - self._shared_memory
+        left = left_behind(self.job)
         if left:
-            raise Failed(f"Left behind in shared memory: {sorted(left)}")
+            raise Failed(f"Left behind by {self.job}: {left}")
         return [self._processes[key].result for key in sorted(self._processes)]
 
     def abort(self) -> None:
@@ -349,8 +348,10 @@ def _pickled(error: BaseException) -> bytes:
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
 
 
-def _shared_memory() -> set[str]:
-    """Names of ours that could outlive a job. (Abstract sockets and memfds can't: they go with their last descriptor.)"""
+def left_behind(job: str) -> list[str]:
+    """Names of this job, not of another one that runs beside it, in /dev/shm and among the abstract sockets."""
+    with open("/proc/net/unix") as table:
+        left = [line.split()[-1] for line in table if f"@ftcomm-{job}-" in line]
     with contextlib.suppress(OSError):
-        return {name for name in os.listdir("/dev/shm") if "ftcomm" in name}
-    return set()
+        left += [name for name in os.listdir("/dev/shm") if f"{job}-" in name]
+    return left

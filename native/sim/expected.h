@@ -1,27 +1,42 @@
 // What a long run must have seen at least once: a transition that never happens is a transition that is not tested.
 #pragma once
 
+#include <cstdint>
+
 namespace ftcomm::sim {
 
+inline constexpr std::uint64_t kLong = 10'000;   // seeds: from here on all of it
+inline constexpr const char* kInRecovery = "seeds with a fault during a recovery";
+
 inline constexpr const char* kExpected[] = {
+    // what the simulator did
     "inject crash",
     "inject crash with host",
+    "inject crash-host",
     "inject stop",
     "inject stop in the middle of a burst",
     "inject cut-link",
     "inject partition",
+    "inject firewall",
     "inject reset",
+    "inject pause",
     "inject authority-slow",
     "inject authority-unknown",
     "inject authority unknown outcome",
     "inject authority-lost",
     "inject authority-blank",
-    "inject pause",
     "inject fault during a recovery",
     "inject replacement",
     "inject join completed",
+    "inject frame of a replaced incarnation",
+    "inject revoke during an admission",
+    "inject revoke instead of entering",
     "inject leave and exit",
     "inject exit of a voted-out rank",
+    // checks that had something to look at
+    "check lost host left in one view change",
+    "check smaller side of a cut voted out",
+    // the authority, what the ranks reported, and each transition of the protocol
     "authority conflict",
     "authority swap",
     "event suspected",
@@ -35,6 +50,49 @@ inline constexpr const char* kExpected[] = {
     "event stale",
     "event authority_lost",
     "event join_waiting",
+    "view.propose",
+    "view.conflict",
+    "view.apply",
+    "view.unread",
+    "own_gap",
+    "stale",
+    "goodbye",
+    "propose",
+    "freeze",
+    "vote",
+    "vote.ahead",
+    "decide",
+    "decide.conflict",
+    "decide.ahead",
+    "decide.outdated",
+    "apply",
+    "agree",
+    "agree.conflict",
+    "shrink",
+    "join.request",
+    "join.dead_early",
+    "admit.vote",
+    "admit.decide",
+    "admission",
+    "admission.revoke_again",
+    "run.flat",
+    "run.ring",
+    "run.direct",
+    "run.absent",
+    "run.repair",
+    "repair",
+    "hand_out.kept",
+    "mismatch",
+    "mismatch.late",
+    "timeout",
+    "p2p.given_up",
+    // kinds of plans, and of segments in them
+    "plan.complete",
+    "plan.fail",
+    "plan.repair",
+    "plan.keep",
+    "plan.reduce",
+    "plan.hand_out",
 };
 
 }  // namespace ftcomm::sim

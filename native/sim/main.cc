@@ -7,15 +7,13 @@
 #include <string>
 
 #include "sim/expected.h"
+#include "sim/mutations.h"
 #include "sim/runner.h"
 #include "sim/scenario.h"
 
 namespace {
 
 using namespace ftcomm::sim;
-
-const char* const kRules[] = {"C1", "C2", "C3", "C4", "C5", "C6",  "C7",  "C8",  "M1", "M2",
-                              "M3", "M4", "M6", "M8", "M9", "M10", "M11", "M12", "M13"};
 
 int usage() {
     std::fprintf(
@@ -31,42 +29,6 @@ void print_finding(const Finding& f) {
     std::fflush(stdout);
 }
 
-int table_of_mutations(RunPlan plan) {
-    bool all = true;
-    const auto total = plan.count;
-    std::printf("%-5s %10s  %-8s %s\n", "rule", "seeds", "by", "first violation");
-    for (const char* rule : kRules) {
-        plan.mutations = {rule};
-        Finding caught;
-        std::uint64_t seeds = 0;
-        const std::uint64_t step = 64 * static_cast<std::uint64_t>(plan.jobs);
-        for (std::uint64_t at = 0; at < total && caught.invariant.empty(); at += step) {
-            RunPlan part = plan;
-            part.first = plan.first + at;
-            part.count = std::min(step, total - at);
-            for (auto& f : run_seeds(part, [](const Finding&) {}).findings) {
-                RunPlan whole = part;  // the seed must hold with the rule in place
-                whole.mutations.clear();
-                whole.first = f.seed;
-                whole.count = 1;
-                if (!run_seeds(whole, [](const Finding&) {}).findings.empty()) continue;
-                caught = f;
-                seeds = f.seed - plan.first + 1;
-                break;
-            }
-        }
-        if (caught.invariant.empty()) {
-            all = false;
-            std::printf("%-5s %10s  not caught\n", rule, "-");
-        } else {
-            std::printf("%-5s %10" PRIu64 "  %-8s %s\n", rule, seeds, caught.invariant.c_str(),
-                        caught.text.substr(0, std::min<std::size_t>(caught.text.find('\n'), 200)).c_str());
-        }
-        std::fflush(stdout);
-    }
-    return all ? 0 : 1;
-}
-
 int many(const RunPlan& plan, const std::vector<std::string>& expected) {
     const RunResult r = run_seeds(plan, print_finding);
     std::printf("%" PRIu64 " seeds in %.1f s: %.0f seeds/s, %zu violations\n", r.seeds, r.seconds,
@@ -76,14 +38,22 @@ int many(const RunPlan& plan, const std::vector<std::string>& expected) {
         if (by_invariant[f.invariant].size() < 120) by_invariant[f.invariant] += " " + std::to_string(f.seed);
     for (const auto& [invariant, seeds] : by_invariant) std::printf("  %s: seeds%s\n", invariant.c_str(), seeds.c_str());
     for (const auto& [name, count] : r.counters) std::printf("  %12" PRIu64 "  %s\n", count, name.c_str());
-    bool all = true;
+    const auto count = [&](const std::string& name) {
+        const auto it = r.counters.find(name);
+        return it == r.counters.end() ? 0 : it->second;
+    };
+    bool complete = true;
     for (const auto& name : expected)
-        if (r.counters.find(name) == r.counters.end()) {
-            std::printf("  never happened: %s\n", name.c_str());
-            all = false;
+        if (count(name) == 0) {
+            std::printf("  %12d  %s   <- never happened\n", 0, name.c_str());
+            complete = false;
         }
+    if (plan.count >= kLong && count(kInRecovery) * 2 < r.seeds) {
+        std::printf("  only %" PRIu64 " of %" PRIu64 " seeds had a fault during a recovery\n", count(kInRecovery), r.seeds);
+        complete = false;
+    }
     // A short run need not have seen everything.
-    return r.findings.empty() && (all || plan.count < 10000) ? 0 : 1;
+    return r.findings.empty() && (complete || plan.count < kLong) ? 0 : 1;
 }
 
 }  // namespace
@@ -118,7 +88,7 @@ int main(int argc, char** argv) {
         else return usage();
     }
     for (const auto& m : plan.mutations)
-        if (std::find_if(std::begin(kRules), std::end(kRules), [&](const char* r) { return m == r; }) == std::end(kRules)) {
+        if (!is_rule(m)) {
             std::fprintf(stderr, "ftcomm-sim: no removable rule named %s\n", m.c_str());
             return 2;
         }

@@ -35,6 +35,8 @@ struct OpenCall {
     bool checked = false;
 };
 
+std::string describe(const OpenCall& call);
+
 class Program {
 public:
     Program(World& world, Instance& self) : world_(world), self_(self) {}
@@ -69,6 +71,7 @@ private:
     void post_ring(int step);
     void next_any(int step);
     bool stop_waiting_for_anyone(OpenCall& call);
+    bool before_admit(int step) const;
     bool wait_done();             // handles what is done; true when nothing is open
     void after_group();
     void call_shrink(int comm_index);

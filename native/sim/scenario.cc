@@ -1,33 +1,25 @@
 #include "sim/scenario.h"
 
-#include <cstdio>
+#include <algorithm>
 
+#include "base/check.h"
 #include "base/reduce.h"
 
 namespace ftcomm::sim {
 
-const char* to_string(FaultKind kind) {
-    switch (kind) {
-        case FaultKind::Crash: return "crash";
-        case FaultKind::CrashHost: return "crash-host";
-        case FaultKind::Stop: return "stop";
-        case FaultKind::CutLink: return "cut-link";
-        case FaultKind::Isolate: return "partition";
-        case FaultKind::Reset: return "reset";
-        case FaultKind::AuthoritySlow: return "authority-slow";
-        case FaultKind::AuthorityUnknown: return "authority-unknown";
-        case FaultKind::AuthorityLost: return "authority-lost";
-        case FaultKind::AuthorityBlank: return "authority-blank";
-        case FaultKind::Pause: return "pause";
-    }
-    return "?";
+bool is_uniform(OpKind k) {
+    return k == OpKind::AllReduce || k == OpKind::Broadcast || k == OpKind::AllGather || k == OpKind::Barrier;
 }
+
+bool is_reduction(OpKind k) { return k == OpKind::AllReduce || k == OpKind::Reduce || k == OpKind::ReduceScatter; }
 
 namespace {
 
 void draw_ranks(Scenario& s, Random& r) {
     s.ranks = r.chance(0.75) ? static_cast<int>(r.between(3, 6)) : static_cast<int>(r.between(7, r.chance(0.3) ? 16 : 9));
-    const int hosts = r.chance(0.35) ? 1 : r.chance(0.4) ? s.ranks : static_cast<int>(r.between(2, 3));
+    int hosts = r.chance(0.35) ? 1 : r.chance(0.4) ? s.ranks : static_cast<int>(r.between(2, 3));
+    s.resets = s.quiet && r.chance(0.4);
+    if (s.resets) hosts = s.ranks = static_cast<int>(r.between(3, 4));
     for (int i = 0; i < s.ranks; ++i) s.hosts.push_back(1000 + static_cast<std::uint64_t>(i * hosts / s.ranks));
     s.joins = !s.quiet && r.chance(0.4);
     s.joinable.assign(static_cast<std::size_t>(s.ranks), false);
@@ -52,6 +44,10 @@ void draw_network(Scenario& s, Random& r) {
     if (s.quiet && r.chance(0.6)) {
         n.spike = 0.003;
         n.spike_high = kHeartbeat * 8 / 10;
+    }
+    if (s.resets) {
+        n.latency_high = 300 * kUs;
+        n.spike = 0;
     }
     n.refuse = r.chance(0.4) ? 0.05 : 0;
     static const std::vector<int> frames{2, 4, 16, 256};
@@ -85,16 +81,16 @@ void draw_comms(Scenario& s, Random& r) {
         for (int m : plan.members) replaceable = replaceable || s.joinable[static_cast<std::size_t>(m)];
         // A replacement takes its place in lossy communicators only: under raise the user shrinks.
         plan.policy = replaceable || r.chance(0.5) ? Policy::Lossy : Policy::Raise;
-        plan.created_at = r.chance(0.3) && !s.joins ? r.index(8) : 0;
+        plan.created_at = r.chance(0.3) ? r.index(8) : 0;
         s.comms.push_back(std::move(plan));
     }
 }
 
 Step draw_collective(const Scenario& s, Random& r, int comm) {
-    static const std::vector<OpKind> kinds{OpKind::AllReduce, OpKind::AllReduce, OpKind::AllReduce,     OpKind::AllReduce,
-                                           OpKind::AllReduce, OpKind::AllReduce, OpKind::Broadcast,     OpKind::Broadcast,
-                                           OpKind::Reduce,    OpKind::AllGather, OpKind::ReduceScatter, OpKind::Gather,
-                                           OpKind::Scatter,   OpKind::AllToAll,  OpKind::Barrier};
+    static const std::vector<OpKind> kinds{OpKind::AllReduce, OpKind::AllReduce, OpKind::AllReduce, OpKind::AllReduce,
+                                           OpKind::AllReduce, OpKind::AllReduce, OpKind::Broadcast, OpKind::Broadcast,
+                                           OpKind::Reduce,    OpKind::AllGather, OpKind::AllGather, OpKind::ReduceScatter,
+                                           OpKind::Gather,    OpKind::Scatter,   OpKind::AllToAll,  OpKind::Barrier};
     static const std::vector<DType> types{DType::UInt8,   DType::Int8,    DType::Int16,   DType::UInt16,
                                           DType::Int32,   DType::Int64,   DType::Float16, DType::BFloat16,
                                           DType::Float32, DType::Float64, DType::Bool,    DType::Complex64};
@@ -108,7 +104,8 @@ Step draw_collective(const Scenario& s, Random& r, int comm) {
     step.reduce = r.pick(ops);
     if (!reduce_supported(step.dtype, step.reduce)) step.reduce = ReduceOp::Sum;
     step.root = r.index(static_cast<std::size_t>(s.ranks));
-    step.count = r.chance(0.02) ? 600 : r.pick(counts);
+    step.count = r.pick(counts);
+    if (r.chance(0.02) && s.ranks <= 6) step.count = 600;
     if (step.op == OpKind::Barrier) step.count = 0;
     if (step.op == OpKind::AllReduce && r.chance(0.3)) step.algorithm = r.chance(0.7) ? Algorithm::Ring : Algorithm::Flat;
     step.uneven = (step.op == OpKind::Gather || step.op == OpKind::Scatter || step.op == OpKind::AllToAll) && r.chance(0.5);
@@ -125,7 +122,16 @@ void draw_script(Scenario& s, Random& r) {
             if (s.comms[static_cast<std::size_t>(c)].created_at <= group) usable.push_back(c);
         ++group;
         if (s.joins && r.chance(0.2)) {
-            s.steps.push_back({.kind = StepKind::Admit});
+            // Also from a second thread: what was posted before runs first, what comes after waits for the newcomers (M13).
+            const auto around = [&](int most) {
+                for (auto n = r.chance(0.5) ? r.between(1, most) : 0; n > 0; --n, ++collectives)
+                    s.steps.push_back(draw_collective(s, r, r.pick(usable)));
+            };
+            around(2);
+            Step admit{.kind = StepKind::Admit, .comm = r.pick(usable)};
+            if (r.chance(0.05)) admit.revoking_slot = r.pick(s.comms[static_cast<std::size_t>(admit.comm)].members);
+            s.steps.push_back(admit);
+            around(3);
             continue;
         }
         if (r.chance(0.12)) {
@@ -175,6 +181,7 @@ Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
                                               FaultKind::Crash,
                                               FaultKind::Crash,
                                               FaultKind::CrashHost,
+                                              FaultKind::CrashHost,
                                               FaultKind::Stop,
                                               FaultKind::Stop,
                                               FaultKind::Stop,
@@ -182,6 +189,8 @@ Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
                                               FaultKind::CutLink,
                                               FaultKind::Isolate,
                                               FaultKind::Reset,
+                                              FaultKind::Firewall,
+                                              FaultKind::Firewall,
                                               FaultKind::AuthoritySlow,
                                               FaultKind::AuthorityUnknown,
                                               FaultKind::AuthorityUnknown,
@@ -193,19 +202,34 @@ Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
     f.slot = r.index(static_cast<std::size_t>(s.ranks));
     do f.other = r.index(static_cast<std::size_t>(s.ranks));
     while (f.other == f.slot);
-    f.group = r.index(static_cast<std::size_t>(s.group_count()));
+    f.group = r.index(static_cast<std::size_t>(s.group_count() - 1));
     f.commits = static_cast<int>(r.chance(0.5) ? r.below(8) : r.below(80));
     f.duration = r.chance(0.4) ? r.between(1, kHeartbeat) : r.between(kHeartbeat, 5 * kHeartbeat);
+    if (f.kind == FaultKind::Reset) f.duration = r.between(0, 5 * kMs);
+    if (f.kind == FaultKind::Firewall) f.duration = r.between(3 * kHeartbeat, 6 * kHeartbeat);
     f.both = r.chance(0.3);
     if (in_recovery) {
         static const std::vector<Trigger> triggers{Trigger::Frozen,  Trigger::Frozen,    Trigger::Decided,
                                                    Trigger::Decided, Trigger::Suspected, Trigger::ViewChanged};
-        f.trigger = s.joins && r.chance(0.2) ? Trigger::JoinWaiting : r.pick(triggers);
+        static const std::vector<Trigger> joining{Trigger::JoinWaiting, Trigger::AdmitVote, Trigger::AdmitDecide,
+                                                  Trigger::Joined};
+        f.trigger = s.joins && r.chance(0.5) ? r.pick(joining) : r.pick(triggers);
+        f.at_subject = r.chance(0.4);
         f.nth = static_cast<int>(r.chance(0.8) ? r.between(1, 4) : r.between(1, 30));
         f.at_emitter = r.chance(0.6);
         f.commits = static_cast<int>(r.below(12));
     }
     return f;
+}
+
+// What every seed is to have. (World counts the faults that really happened.)
+Scenario checked(Scenario s) {
+    const auto collectives =
+        std::count_if(s.steps.begin(), s.steps.end(), [](const Step& x) { return x.kind == StepKind::Collective; });
+    FT_CHECK(s.ranks >= 3 && s.ranks <= 16 && collectives >= 50 && s.faults.size() >= 2,
+             "seed %llu: %d ranks, %d collectives, %zu faults", static_cast<unsigned long long>(s.seed), s.ranks,
+             static_cast<int>(collectives), s.faults.size());
+    return s;
 }
 
 }  // namespace
@@ -221,59 +245,30 @@ Scenario draw_scenario(std::uint64_t seed) {
     draw_comms(s, r);
     draw_script(s, r);
     if (s.quiet) {
-        if (s.ranks <= 4 && s.network.spike == 0) {
-            // A connection is reset and the peer goes on being heard: no ground to vote it out (M6).
-            for (int i = 0; i < 4; ++i) {
-                Fault f = draw_fault(s, r, false);
-                f.kind = FaultKind::Reset;
-                s.faults.push_back(f);
-            }
-        } else if (r.chance(0.5)) {
-            Fault f;
-            f.kind = FaultKind::Pause;
-            f.group = r.index(static_cast<std::size_t>(s.group_count()));
-            f.duration = r.between(kHeartbeat / 10, 20 * kHeartbeat);
+        // Not failures, and not to be taken for any: connections are reset and heal while the peer goes on being heard (M6), or
+        // the whole machine is paused (M11).
+        for (int i = 0; i < (s.resets ? 4 : 2); ++i) {
+            Fault f = draw_fault(s, r, false);
+            f.kind = s.resets ? FaultKind::Reset : FaultKind::Pause;
+            f.duration = s.resets ? r.between(0, 5 * kMs) : r.between(kHeartbeat / 10, 20 * kHeartbeat);
             s.faults.push_back(f);
         }
-        return s;
+        return checked(std::move(s));
     }
-    if (r.chance(0.15)) {
+    for (int leavers = r.chance(0.2) ? static_cast<int>(r.between(1, 2)) : 0; leavers > 0; --leavers) {
         const int slot = r.index(static_cast<std::size_t>(s.ranks));
         s.leave_at[static_cast<std::size_t>(slot)] = r.index(static_cast<std::size_t>(s.group_count()));
     }
     const int count = static_cast<int>(r.between(2, s.ranks > 4 ? 5 : 3));
     const bool in_recovery = seed % 2 == 0 || seed % 8 == 1 || seed % 8 == 3;
-    for (int i = 0; i < count; ++i) s.faults.push_back(draw_fault(s, r, in_recovery && i == count - 1));
+    const int in_it = r.chance(0.3) && count > 2 ? 2 : 1;  // the second may hit those who repair what the first has broken
+    for (int i = 0; i < count; ++i) s.faults.push_back(draw_fault(s, r, in_recovery && i >= count - in_it));
     if (in_recovery) {  // something to recover from, early
         s.faults[0].kind = FaultKind::Crash;
+        s.faults[0].trigger = Trigger::Group;
         s.faults[0].group = r.index(static_cast<std::size_t>(s.group_count() / 2 + 1));
     }
-    return s;
-}
-
-std::string describe(const Scenario& s) {
-    char line[256];
-    std::snprintf(line, sizeof line,
-                  "seed %llu: %d ranks, %d communicators, %zu steps, segment %llu B, flat limit %llu B, link %d frames%s%s\n",
-                  static_cast<unsigned long long>(s.seed), s.ranks, static_cast<int>(s.comms.size()), s.steps.size(),
-                  static_cast<unsigned long long>(s.segment_bytes), static_cast<unsigned long long>(s.flat_limit),
-                  s.network.frames, s.quiet ? ", quiet" : "", s.joins ? ", joins" : "");
-    std::string out = line;
-    out += "  hosts";
-    for (auto h : s.hosts) out += " " + std::to_string(h);
-    out += "\n";
-    for (const auto& c : s.comms)
-        out += "  " + c.name + " " + RankSet::of(c.members).text() + (c.policy == Policy::Raise ? " raise" : " lossy") +
-               " from group " + std::to_string(c.created_at) + "\n";
-    static const char* const triggers[] = {"group", "frozen", "decided", "suspected", "view-changed", "join-waiting"};
-    for (const auto& f : s.faults) {
-        std::snprintf(line, sizeof line, "  fault %s slot %d other %d at %s %d%s after %d frames for %.3f s%s\n",
-                      to_string(f.kind), f.slot, f.other, triggers[static_cast<int>(f.trigger)],
-                      f.trigger == Trigger::Group ? f.group : f.nth, f.at_emitter ? " (its emitter)" : "", f.commits,
-                      static_cast<double>(f.duration) * 1e-9, f.both ? " both ways" : "");
-        out += line;
-    }
-    return out;
+    return checked(std::move(s));
 }
 
 }  // namespace ftcomm::sim

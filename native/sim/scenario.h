@@ -21,6 +21,9 @@ struct CommPlan {
     int created_at = 0;        // group
 };
 
+bool is_uniform(OpKind kind);   // the same result on every rank
+bool is_reduction(OpKind kind);
+
 enum class StepKind : std::uint8_t { Collective, Ring, Any, Agree, Admit };
 
 struct Step {
@@ -47,7 +50,8 @@ enum class FaultKind : std::uint8_t {
     Stop,
     CutLink,
     Isolate,
-    Reset,
+    Reset,          // of one link that heals at once
+    Firewall,       // resets between one host and all others, for a while
     AuthoritySlow,
     AuthorityUnknown,
     AuthorityLost,
@@ -57,13 +61,24 @@ enum class FaultKind : std::uint8_t {
 const char* to_string(FaultKind kind);
 
 // When a fault happens: as some rank begins a group of steps, or at the nth event of a kind anywhere (in a recovery).
-enum class Trigger : std::uint8_t { Group, Frozen, Decided, Suspected, ViewChanged, JoinWaiting };
+enum class Trigger : std::uint8_t {
+    Group,
+    Frozen,
+    Decided,
+    Suspected,
+    ViewChanged,
+    JoinWaiting,
+    AdmitVote,
+    AdmitDecide,
+    Joined,
+};
 
 struct Fault {
     FaultKind kind = FaultKind::Crash;
     Trigger trigger = Trigger::Group;
-    int slot = 0;          // whose group; the victim unless `at_emitter`
-    bool at_emitter = false;
+    int slot = 0;          // whose group; the victim unless one of the next two
+    bool at_emitter = false;   // the rank where the trigger happened
+    bool at_subject = false;   // the replacement that it was about
     int group = 0;
     int nth = 1;
     int commits = 0;       // Crash, Stop: after so many more frames of the victim
@@ -87,7 +102,8 @@ struct Network {
 struct Scenario {
     std::uint64_t seed = 0;
     int ranks = 3;
-    bool quiet = false;
+    bool quiet = false;                // nothing may be noticed: pauses of everything, or
+    bool resets = false;               // links that are reset and heal
     std::vector<std::uint64_t> hosts;
     std::vector<bool> joinable;        // slots whose dead incarnations are replaced
     bool joins = false;

@@ -215,20 +215,6 @@ void Links::drop_tails(const Instance& from) {
     }
 }
 
-// Without rule M9 a slot's segment serves its next incarnation, too. The old one, woken up, finishes its memcpy into it.
-bool Links::reuse_memory(const Instance& old, const Instance& fresh, const Instance& to, Frame& frame) {
-    if (&old != &fresh) {
-        const auto* p = frame.data.get();
-        find_or_make(fresh, to.slot, to.incarnation)->overwritten.assign(p, p + frame.header.length);
-        return true;
-    }
-    Link* link = existing(old, to);
-    if (link == nullptr || link->overwritten.empty() || frame.header.length == 0) return false;
-    std::memcpy(frame.data.get(), link->overwritten.data(), std::min<std::size_t>(link->overwritten.size(), frame.header.length));
-    link->overwritten.clear();
-    return false;
-}
-
 Link* Links::existing(const Instance& from, const Instance& to) {
     for (auto& l : links_)
         if (l->from == from.id && l->to_slot == to.slot && l->to_incarnation == to.incarnation) return l.get();

@@ -35,7 +35,6 @@ struct Link {
     bool scheduled = false;
     bool writer_waits = false;
     bool writable_scheduled = false;
-    Bytes overwritten;             // without M9: what a voted-out predecessor's late write leaves in the next frame
 };
 
 class SimTransport final : public Transport {
@@ -70,8 +69,6 @@ public:
     bool admits(Link& link, std::uint32_t length);  // false: on_writable will follow
     Frame* take(std::uint32_t length);
     void give(Frame* frame) { free_.push_back(frame); }
-    bool reuse_memory(const Instance& old, const Instance& fresh, const Instance& to,
-                      Frame& frame);  // true: not a frame any more
     void send(Link& link, Frame* frame, Time not_before);
     void deliver(int link);        // the event
     void writable(int link);       // the event

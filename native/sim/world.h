@@ -7,6 +7,7 @@
 
 #include "communicator/node.h"
 #include "sim/checker.h"
+#include "sim/detection.h"
 #include "sim/program.h"
 #include "sim/queue.h"
 #include "sim/random.h"
@@ -41,7 +42,7 @@ struct Instance final : NodeHost {
     bool left = false;               // exited after a leave
     bool was_stale = false;
     int crash_after = -1;            // frames until death, -1: lives
-    bool crash_with_host = false;
+    int lost_host = -1;              // died with its host (Detection::host_lost), silently
     bool inside = false;             // an input is being worked on
     int stop_after = -1;             // frames until it stops for stop_for
     Time stop_for = 0;
@@ -68,7 +69,6 @@ public:
     const Scenario& scenario() const { return scenario_; }
     const Violation& violation() const { return violation_; }
     bool safety_over() const { return safety_over_; }
-    bool mutated(const char* rule) const;
 
     Instance& instance(int id) { return *instances_[static_cast<std::size_t>(id)]; }
     std::vector<std::unique_ptr<Instance>>& instances() { return instances_; }
@@ -91,7 +91,9 @@ public:
     bool may_send(Instance& who);    // counts down to a crash or a stop in the middle of a burst
     bool may_ask(Instance& who) { return !who.crashed; }
     void on_event(Instance& who, const NodeEvent& event);
+    void on_transition(Instance& who, const char* name);
     void begins_group(Instance& who, int group);
+    void leaves(Instance& who);      // a rank that was to die later dies now
     void exited(Instance& who);      // the process ends by itself: it left, or was voted out
     void wake_program(Instance& who, Time delay);
     void violate(const char* invariant, const char* format, ...) __attribute__((format(printf, 3, 4)));
@@ -104,9 +106,14 @@ private:
     void evidence(Instance& observer, Instance& about, Evidence kind);
     void after_input(Instance& who);
     void died(Instance& who);
-    void check_detected(const Instance& dead);
     void tell_of_exit(Instance& who, bool host_gone);
-    void fire(Fault& fault, Instance* emitter);
+    void host_death(Instance& who, int lost_host);
+    void happens(Trigger trigger, Instance& emitter, int subject);
+    void fire(Fault& fault, Instance* emitter, int subject);
+    void carry_out(const Fault& fault, Instance& victim);
+    void lose_host(const Instance& victim);
+    void isolate(const Fault& fault, const Instance& victim);
+    void firewall(const Fault& fault, const Instance& victim);
     void end_safety();
     void check_stall();
     bool all_done();
@@ -123,6 +130,7 @@ private:
     Links links_;
     Store store_;
     Checker checker_;
+    Detection detection_;
     std::vector<std::unique_ptr<Instance>> instances_;
     Bytes initial_view_;
     Violation violation_;
@@ -132,8 +140,8 @@ private:
     bool safety_over_ = false;
     std::vector<int> event_counts_;
     std::uint64_t events_ = 0;
-    bool calm_ = false;              // nothing but crashes so far: detection is bounded
-    std::vector<std::pair<Time, int>> deaths_;
+    int injected_ = 0;               // faults that have really happened
+    bool in_recovery_ = false;       // one of them during a recovery
     bool agents_ = false;            // hosts have an agent that reports exits
 };
 

@@ -16,14 +16,15 @@ class OpState {
 public:
     OpState(std::uint64_t seq, OpDesc desc, const Shape& shape, Grid grid, int rank, bool sign_algorithm, RequestPtr request);
 
-    const std::uint64_t seq;
+    std::uint64_t seq;             // fixed once started; an admission renumbers those that wait for it
     const OpDesc desc;
     const Shape shape;
     const std::uint64_t signature;
     const Grid grid;
     const RequestPtr request;      // null: a helper that hands out a kept result
     Time deadline = 0;
-    bool started = false;
+    bool started = false;          // runs in this attempt
+    bool entered = false;          // has started in some attempt: labels may say more than the default (C5)
     bool ran = false;              // frames were exchanged for it
     bool timeout_proposed = false;
     RankSet team;                  // the living of the attempt that it last ran in

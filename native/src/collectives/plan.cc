@@ -276,10 +276,9 @@ private:
                     append(p.runs, SegmentMode::None, 0, set);
                 } else if (holder != nullptr) {
                     append(p.runs, SegmentMode::Gather, voters_.has(block) ? block : holder->rank, set);
-                } else if (newly_dead_.has(block)) {
-                    return false;
                 } else {
-                    append(p.runs, SegmentMode::Absent, 0, RankSet{});
+                    // Of a rank that died in it, now or in an earlier attempt: whoever has entered holds those absent from the start.
+                    return false;
                 }
                 return true;
             case OpKind::Reduce:

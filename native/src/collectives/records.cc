@@ -150,6 +150,7 @@ Bytes Decision::encode() const {
         .put(attempt)
         .put(nonce)
         .put(epoch)
+        .put(admissions)
         .ranks(alive)
         .put(static_cast<std::uint8_t>(revoked))
         .put(revoked_from)
@@ -176,6 +177,7 @@ std::optional<Decision> Decision::decode(ByteView data) {
     d.attempt = r.get<std::uint32_t>();
     d.nonce = r.get<std::uint64_t>();
     d.epoch = r.get<std::uint64_t>();
+    d.admissions = r.get<std::uint64_t>();
     d.alive = r.ranks();
     d.revoked = r.get<std::uint8_t>() != 0;
     d.revoked_from = r.get<std::uint64_t>();

@@ -105,7 +105,8 @@ struct Decision {
     std::uint32_t attempt = 0;
     std::uint64_t nonce = 0;
     std::uint64_t epoch = 0;         // job epoch it was made in
-    RankSet alive;                   // communicator ranks
+    std::uint64_t admissions = 0;  // and after how many admissions: records of members since replaced are no decisions any more
+    RankSet alive;  // communicator ranks
     bool revoked = false;
     std::uint64_t revoked_from = ~std::uint64_t{0};  // the first operation that nobody had entered then: from there on Revoked
     std::uint64_t fail_from = ~std::uint64_t{0};  // operations from here on fail with `cause`
@@ -114,7 +115,7 @@ struct Decision {
     // agree and shrink: the last result
     std::uint64_t agree_seq = 0;
     std::int64_t agree_value = 0;
-    Cause agree_cause;               // unacknowledged failures, mismatch
+    Cause agree_cause;  // unacknowledged failures, mismatch
     RankSet agree_survivors;
 
     const OpPlan* plan_for(std::uint64_t seq) const;

@@ -88,12 +88,14 @@ void Communicator::try_agree() {
     d.agree_survivors = want;
     d.nonce = core_.random();
     d.epoch = core_.view.epoch;
+    d.admissions = core_.view.admissions;
     auto bytes = d.encode();
     cas_busy_ = true;
     core_.host.trace(kind == AgreeKind::Agree ? "agree" : "shrink");
     FT_POINT(kind == AgreeKind::Agree ? "agree.before" : "shrink.before");
     core_.cells.compare_and_set(cell_key(), record_, bytes, [this, bytes, kind](CellClient::Result result, const Bytes& value) {
         cas_busy_ = false;
+        if (!core_.dead_end()) return;
         if (result == CellClient::Result::Lost) {
             core_.authority_lost = true;
             return;
@@ -106,7 +108,7 @@ void Communicator::try_agree() {
             core_.host.trace("agree.conflict");
             const auto current = Decision::decode(value);
             FT_CHECK(current.has_value(), "the head cell of communicator %s does not hold a decision", spec_.name.c_str());
-            if (current->attempt <= attempt_ && current->agree_seq <= decision_.agree_seq) {
+            if (outdated(*current) || (current->attempt <= attempt_ && current->agree_seq <= decision_.agree_seq)) {
                 record_ = value;  // ours of an earlier time: a replacement that leads for the first time
             } else {
                 announce(value, FrameKind::Decision);

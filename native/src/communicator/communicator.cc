@@ -1,4 +1,5 @@
-// The communicator's operations: posting, starting, finishing, frames. Votes are in vote.cc, agree and shrink in agree.cc.
+// What a user posts on a communicator, and its clock. How operations run is in operations.cc, votes are in vote.cc, decisions in decide.cc,
+// agree and shrink in agree.cc.
 #include "communicator/communicator.h"
 
 #include <algorithm>
@@ -128,7 +129,8 @@ RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, st
     if (!s) {
         core_.finish(request, std::move(s));
     } else {
-        p2p_.send(request, data, bytes, dst, tag);
+        const Time timeout = spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
+        p2p_.send(request, data, bytes, dst, tag, core_.now + timeout);
     }
     return request;
 }
@@ -154,224 +156,6 @@ std::string Communicator::name_of(const OpState& op) const {
     return op.shape.text() + " #" + std::to_string(op.seq) + " of communicator " + spec_.name;
 }
 
-OpState* Communicator::current() const {
-    if (!helpers_.empty()) return helpers_.front().get();
-    return open_.empty() ? nullptr : open_.front().get();
-}
-
-void Communicator::pump() {
-    if (pumping_) return;  // finishing an operation inside the loop comes back here
-    pumping_ = true;
-    // Hand-outs go on during an admission: a rank that needs one cannot come to the join point without it.
-    while (!frozen_ && (!core_.admitting || !helpers_.empty())) {
-        auto* op = current();
-        if (op == nullptr || op->started) break;
-        if (!start(*op)) continue;
-        if (!frozen_ && wishes_now()) {  // given up while it was queued
-            freeze();
-            send_vote();
-        }
-        if (frozen_ || run_ == nullptr) continue;
-        after_progress();
-    }
-    pumping_ = false;
-}
-
-bool Communicator::start(OpState& op) {
-    op.started = true;
-    if (auto s = core_.dead_end(); !s) {
-        finish_current(std::move(s));
-        return false;
-    }
-    const auto* plan = core_.rules.c5 ? decision_.plan_for(op.seq) : nullptr;
-    if (plan != nullptr && op.request != nullptr) {
-        if (plan->verdict == OpPlan::Verdict::Fail) {
-            finish_current(plan->cause.status(name_of(op)));
-            return false;
-        }
-        if (plan->shape.signature() != op.signature) {
-            propose(Code::Mismatch, op.seq);
-            return true;
-        }
-        FT_CHECK(plan->verdict == OpPlan::Verdict::Repair, "a plan says that operation %llu, not entered here, is complete",
-                 static_cast<unsigned long long>(op.seq));
-    }
-    if (plan != nullptr) {
-        start_run(op, plan->runs, true);
-        return true;
-    }
-    // Not just `revoked`: what others had seen fail for another reason before the revocation fails for that reason here, too.
-    if (op.seq >= decision_.revoked_from) {
-        auto s =
-            Status::error(Code::Revoked, name_of(op) + ": the communicator was revoked; agree() and shrink() still work on it");
-        s.operation = name_of(op);
-        s.epoch = core_.view.epoch;
-        finish_current(std::move(s));
-        return false;
-    }
-    if (op.seq >= decision_.fail_from) {
-        finish_current(decision_.cause.status(name_of(op)));
-        return false;
-    }
-    RankSet dead = RankSet::first(static_cast<int>(spec_.members.size())) - decision_.alive;
-    auto fresh =
-        default_plan(op.shape, static_cast<int>(spec_.members.size()), decision_.alive, dead, evidence(), core_.view.epoch);
-    if (fresh.cause) {
-        finish_current(fresh.cause->status(name_of(op)));
-        return false;
-    }
-    start_run(op, std::move(fresh.runs), false);
-    return true;
-}
-
-RunEnv Communicator::env() const {
-    RunEnv e{core_.sender, spec_.members, spec_.id, attempt_, rank_, decision_.alive.list(), 0, core_.rules};
-    e.position = e.position_of(rank_);
-    FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());
-    return e;
-}
-
-void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
-    op.team = decision_.alive;
-    op.ran = true;
-    if (repair) {
-        ++op.repairs;
-        core_.host.trace("repair");
-        FT_POINT("repair.start");
-    }
-    if (decision_.alive.count() == 1) {
-        run_alone(op, rank_, plan, false);
-        finish_current({});
-        return;
-    }
-    if (op.shape.is_direct()) {
-        run_ = make_direct_run(env(), op);
-        core_.host.trace("run.direct");
-    } else if (op.shape.algorithm == Algorithm::Flat && !repair) {
-        run_ = make_flat_run(env(), op);
-        core_.host.trace("run.flat");
-    } else {
-        run_ = make_ring_run(env(), op, std::move(plan), !repair || core_.rules.c3);
-        core_.host.trace(repair ? "run.repair" : "run.ring");
-    }
-    run_->start();
-    // What came before we were here; in order.
-    std::vector<Stashed> now;
-    for (auto it = stash_.begin(); it != stash_.end();) {
-        if (it->header.attempt == attempt_ && it->header.seq == op.seq) {
-            now.push_back(std::move(*it));
-            it = stash_.erase(it);
-        } else {
-            ++it;
-        }
-    }
-    for (auto& f : now) {
-        if (run_ == nullptr || frozen_) return;
-        if (f.header.aux != op.signature) {
-            propose(Code::Mismatch, op.seq);
-            return;
-        }
-        run_->on_frame(f.from, f.header, f.payload);
-    }
-}
-
-void Communicator::on_collective(int from, const FrameHeader& h, ByteView payload) {
-    if (core_.rules.m8 && h.attempt < attempt_) return;
-    if (h.attempt == attempt_ && frozen_ && core_.rules.c1) return;  // C1: we have told what we hold
-    auto* op = current();
-    const bool running = op != nullptr && op->started && run_ != nullptr;
-    if (running && h.seq == op->seq && (h.attempt == attempt_ || (!core_.rules.m8 && h.attempt < attempt_))) {
-        if (h.aux != op->signature) {
-            core_.host.trace("mismatch");
-            propose(Code::Mismatch, op->seq);
-            return;
-        }
-        run_->on_frame(from, h, payload);
-        after_progress();
-        return;
-    }
-    const auto finished = op != nullptr && op->started ? op->seq - 1 : done_seq_;
-    if (h.attempt == attempt_ && !frozen_ && h.seq > shared_seq_ && h.seq <= done_seq_) {
-        // It failed at once here (a dead root), yet a peer runs it: the peer called something else, and waits for us.
-        core_.host.trace("mismatch.late");
-        freeze();
-        send_vote();  // it says that this rank is past the operation: the plan takes it for the disagreement it is
-        return;
-    }
-    if (h.attempt <= attempt_ && h.seq <= finished) return;
-    stash_.push_back({from, h, Bytes(payload.begin(), payload.end())});
-}
-
-void Communicator::after_progress() {
-    if (run_ == nullptr) return;
-    auto* op = current();
-    if (run_->mismatch) {
-        run_->mismatch = false;
-        propose(Code::Mismatch, op->seq);
-        return;
-    }
-    if (!run_->done()) return;
-    if (op->repairs > 0) FT_POINT("repair.done");
-    finish_current({});
-    pump();
-}
-
-void Communicator::finish_current(Status status) {
-    auto& queue = helpers_.empty() ? open_ : helpers_;
-    auto op = std::move(queue.front());
-    queue.pop_front();
-    run_.reset();
-    if (op->request == nullptr) return;  // a helper: the caller had its result long ago
-    done_seq_ = op->seq;
-    // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
-    if (op->ran || status.ok()) shared_seq_ = op->seq;
-    if (op->ran || status.ok())
-        last_ =
-            Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr};
-    if (status.ok()) {
-        op->request->outcome =
-            op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
-        if (op->shape.algorithm == Algorithm::Flat && op->repairs == 0 && core_.rules.c6 && decision_.alive.count() > 1) {
-            // C6: nobody waited for the others to have it, so it is kept until the next operation is through.
-            const auto bytes = op->desc.count * size_of(op->desc.dtype);
-            const auto* p = static_cast<const std::byte*>(op->desc.recv);
-            last_.kept = std::make_shared<Bytes>(p, p + bytes);
-            last_.labels = op->label_runs();
-            last_.desc = op->desc;
-            last_.desc.recv = last_.kept->data();
-        }
-        if (op->repairs > 0) {
-            NodeEvent e;
-            e.kind = NodeEvent::Kind::Repaired;
-            e.comm = spec_.id;
-            e.seq = op->seq;
-            e.attempt = attempt_;
-            e.ranks = op->request->outcome.contributors;
-            e.text = name_of(*op);
-            core_.event(std::move(e));
-        }
-    } else if (op->ran) {  // not for each of those that fail at once on a broken communicator
-        NodeEvent e;
-        e.kind = NodeEvent::Kind::Failed;
-        e.comm = spec_.id;
-        e.seq = op->seq;
-        e.attempt = attempt_;
-        e.ranks = RankSet::of(status.ranks);
-        e.text = status.message;
-        core_.event(std::move(e));
-    }
-    std::erase_if(proposals_, [&](const Proposal& p) { return p.seq != 0 && p.seq <= done_seq_; });
-    bool others_run_it = false;
-    if (!op->ran && !status.ok())
-        for (const auto& f : stash_) others_run_it |= f.header.attempt == attempt_ && f.header.seq == op->seq;
-    core_.finish(op->request, std::move(status));
-    if (others_run_it && core_.dead_end()) {  // as in on_collective: a disagreement that came before we did
-        core_.host.trace("mismatch.late");
-        freeze();
-        send_vote();
-    }
-}
-
 void Communicator::on_writable(int slot) {
     p2p_.on_writable(slot);
     if (run_ != nullptr && !frozen_) {
@@ -390,8 +174,6 @@ void Communicator::on_tick() {
         propose(Code::Timeout, op.seq);
     }
 }
-
-void Communicator::resume() { pump(); }
 
 bool Communicator::fail_request(const RequestPtr& request, Code why) {
     for (auto& op : open_) {
@@ -437,8 +219,6 @@ void Communicator::ack_failed(int n) {
     }
     p2p_.on_failures(failed(), acked_, evidence());
 }
-
-AdmitEntry Communicator::standing() const { return {spec_.id, attempt_, next_seq_, decision_.agree_seq, decision_.revoked}; }
 
 bool Communicator::blocked_on(int slot) const {
     const int r = rank_of_slot(slot);

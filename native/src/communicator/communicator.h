@@ -44,13 +44,17 @@ public:
     void on_dead_end();                 // stale, or the authority is lost: everything fails
     void on_tick();
     void on_writable(int slot);
-    void on_admitted(const AdmitEntry* entry, const RankSet& slots,
-                     const RankSet& alive);  // slots came in with new incarnations (M13)
+    // The nth admission let `slots` in, with new incarnations (M13). No entry: nobody who is left had this communicator then.
+    void on_admitted(std::uint64_t nth, const AdmitEntry* entry, const RankSet& slots, const RankSet& alive);
+    void hold() { held_from_ = next_seq_; }  // admit was called: what is posted from now on waits for the newcomers
     void resume();                      // admitting or solo has ended: start what was posted meanwhile
 
     // Queries.
-    bool quiescent() const { return open_.empty() && helpers_.empty() && !frozen_; }
-    bool idle() const { return quiescent() && !cas_busy_ && !agree_.active && p2p_.idle(); }
+    // Nothing is under way that began before the join point.
+    bool quiescent() const {
+        return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ && !agree_.active;
+    }
+    bool idle() const { return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle(); }
     bool blocked_on(int slot) const;    // an open operation, agree or message that needs this slot
     AdmitEntry standing() const;
     bool revoked() const { return decision_.revoked; }
@@ -88,7 +92,7 @@ private:
         RequestPtr request;
     };
 
-    // communicator.cc: operations
+    // operations.cc, checks in communicator.cc
     Status check(const OpDesc& desc) const;
     Shape shape_of(const OpDesc& desc, Grid* grid) const;
     void pump();
@@ -101,7 +105,7 @@ private:
     RunEnv env() const;
     std::string name_of(const OpState& op) const;
 
-    // vote.cc: freeze, vote, decide, apply
+    // vote.cc: freeze, vote; decide.cc: decide, apply
     void propose(Code code, std::uint64_t seq);
     bool wishes_now() const;            // a proposal that the next vote can answer: not one for a queued operation
     void freeze();
@@ -109,7 +113,9 @@ private:
     void send_vote();
     void on_vote(int rank, Vote vote);
     void on_freeze(std::uint32_t attempt);
+    void look_again();
     void try_decide();
+    bool outdated(const Decision& d) const { return d.admissions < since_; }
     void on_decide_reply(CellClient::Result result, const Bytes& value, const Bytes& mine);
     void announce(const Bytes& record, FrameKind kind);
     void adopt(const Bytes& record);
@@ -148,16 +154,20 @@ private:
     std::unique_ptr<Run> run_;
     Last last_;
     std::uint64_t shared_seq_ = 0;                   // the last that did not fail at once
+    std::uint64_t held_from_ = 1;                    // during an admission operations from here on wait (M13)
     std::deque<Stashed> stash_;         // frames of operations or attempts that are not here yet
     bool pumping_ = false;
 
     std::uint32_t attempt_ = 0;
     bool frozen_ = false;
     bool freeze_sent_ = false;
+    std::uint32_t asked_ = 0;           // the highest attempt that a leader has asked a vote for
     bool cas_busy_ = false;
     bool cell_reading_ = false;
     Decision decision_;                 // the newest applied
     Bytes record_;                      // the cell's content as last known
+    std::uint64_t since_ = 0;           // the last admission that let somebody into this communicator
+    Bytes ahead_;                       // a record from after an admission that this rank has not heard of yet
     std::map<int, Vote> votes_;
     std::vector<Proposal> proposals_;
     MyAgree agree_;

@@ -40,6 +40,7 @@ struct Core {
     bool authority_lost = false;
     bool admitting = false;    // between an admit vote and its decision: no operation starts (M13)
     bool solo = false;         // a replacement that is not admitted yet
+    bool wants_view = false;   // something arrived from after a view change that has not come here
     RankSet left;              // slots that said goodbye (not necessarily out of the view yet)
 
     int self() const { return config.slot; }

@@ -37,6 +37,7 @@ void NodeImpl::send_join_requests() {
 void NodeImpl::on_join_request(int slot, std::uint32_t incarnation) {
     const auto& m = core.view.members[static_cast<std::size_t>(slot)];
     if (incarnation < m.incarnation || (incarnation == m.incarnation && m.alive)) return;
+    if (const auto it = dead_early_.find(slot); it != dead_early_.end() && it->second.incarnation >= incarnation) return;
     auto& known = waiting[slot];
     if (known >= incarnation && known != 0) return;
     known = incarnation;
@@ -65,6 +66,7 @@ RequestPtr NodeImpl::admit() {
         admit_request_ = request;
         admit_voted_ = false;
         core.admitting = true;
+        for (auto& [id, comm] : comms) comm->hold();
     }
     return request;  // settle() votes as soon as the communicators are at rest
 }
@@ -143,6 +145,7 @@ void NodeImpl::try_admit() {
     for (const auto& [slot, incarnation] : newcomers) {
         auto& m = next.members[static_cast<std::size_t>(slot)];
         if (m.alive || m.incarnation >= incarnation) continue;
+        if (const auto it = dead_early_.find(slot); it != dead_early_.end() && it->second.incarnation >= incarnation) continue;
         m = MemberState{incarnation, true, Evidence::None};
         next.admitted.add(slot);
     }
@@ -170,12 +173,12 @@ void NodeImpl::on_admission(const RankSet& came, bool self_came) {
         e.incarnation = core.view.members[static_cast<std::size_t>(s)].incarnation;
         core.event(std::move(e));
     }
-    admissions_.push_back({newcomers, core.view.admit_alive, core.view.admit});
+    admissions_.push_back({core.view.admissions, newcomers, core.view.admit_alive, core.view.admit});
     for (auto& [id, comm] : comms) {
         const AdmitEntry* entry = nullptr;
         for (const auto& a : core.view.admit)
             if (a.comm == id) entry = &a;
-        comm->on_admitted(entry, newcomers, core.view.admit_alive);
+        comm->on_admitted(core.view.admissions, entry, newcomers, core.view.admit_alive);
     }
     if (self_came && join_request_ != nullptr) {
         join_request_->survivors = core.view.admit_alive;
@@ -200,7 +203,7 @@ RequestPtr NodeImpl::leave() {
         return request;
     }
     leave_request_ = request;
-    leave_deadline_ = core.now + (core.config.leave_timeout > 0 ? core.config.leave_timeout : 2 * core.config.heartbeat);
+    leave_deadline_ = core.now + leave_timeout();
     ByteWriter w;
     w.put(static_cast<std::uint32_t>(comms.size()));
     for (const auto& [id, comm] : comms) w.put(id).put(comm->done_seq());
@@ -262,19 +265,26 @@ void NodeImpl::on_goodbye(int slot) {
     propose_view();
 }
 
+// The others have had their time: but not while this rank itself did not run (M11).
+bool NodeImpl::leave_overdue() const {
+    const bool woken = core.rules.m11 && core.now - last_tick_ > core.config.heartbeat / 4;
+    return core.now > leave_deadline_ && !woken;
+}
+
 void NodeImpl::check_leave_done() {
     if (leave_request_ == nullptr || !leave_sent_) return;
     RankSet self;
     self.add(core.self());
     const auto others = core.view.alive() - self;
     if (!goodbye_sent_) {
-        if (!(others - (leave_ok_ | core.left)).empty() && core.now <= leave_deadline_ && core.dead_end()) return;
+        if (!(others - (leave_ok_ | core.left)).empty() && !leave_overdue() && core.dead_end()) return;
         goodbye_sent_ = true;
+        leave_deadline_ = core.now + leave_timeout();  // it has to get out: an exit without it looks like a death (M10)
         FrameHeader h;
         h.kind = FrameKind::Goodbye;
         for (int s : others.list()) core.sender.send(s, h);  // those that have left, too, may still run and wonder about our exit
     }
-    if (!core.sender.idle() && core.now <= leave_deadline_ && core.dead_end()) return;  // a full link: the goodbye is still here
+    if (!core.sender.idle() && !leave_overdue() && !core.authority_lost) return;  // a full link: the goodbye is still here
     auto request = std::move(leave_request_);
     leave_request_ = nullptr;
     core.finish(request, {});

@@ -1,4 +1,4 @@
-// The parts of a node around its communicators: the job view (view_agent.cc), join and leave (join.cc), frames (node.cc).
+// The parts of a node around its communicators: the job view (view_agent.cc, suspicion.cc), join and leave (join.cc), frames (node_impl.cc).
 #pragma once
 
 #include <map>
@@ -14,17 +14,18 @@ class NodeImpl {
 public:
     NodeImpl(NodeConfig config, Transport& transport, Authority& authority, NodeHost& host, Time now);
 
-    // node.cc
+    // node_impl.cc
     void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
     void dispatch(int slot, const FrameHeader& header, ByteView payload);
-    Status create_comm(const CommSpec& spec, bool claimed);   // claimed: by the user's call, not a peer's vote
+    Status create_comm(const CommSpec& spec, bool claimed);  // claimed: by the user's call, not a peer's vote
     Communicator* find(CommId id) const;
     Communicator* find_or_make(CommId id, ByteView payload);
-    void settle();   // after every input: consequences that wait for a quiet moment
+    void fail_all();  // voted out, or the authority is lost
+    void settle();  // after every input: consequences that wait for a quiet moment
 
     // view_agent.cc
     void on_evidence(int slot, std::uint32_t incarnation, Evidence evidence);
-    void on_heard(int slot, std::uint32_t incarnation);
+    void on_heard(int slot, std::uint32_t incarnation);  // suspicion.cc
     void on_tick();
     void apply_view(const Bytes& bytes, bool from_cell);
     void propose_view();
@@ -44,7 +45,7 @@ public:
 
     Core core;
     std::map<CommId, std::unique_ptr<Communicator>> comms;
-    std::map<int, std::uint32_t> waiting;   // replacements that ask to come in: slot -> incarnation
+    std::map<int, std::uint32_t> waiting;  // replacements that ask to come in: slot -> incarnation
 
 private:
     struct Held {
@@ -59,13 +60,14 @@ private:
         std::vector<AdmitEntry> table;
     };
 
-    // view_agent.cc
+    // suspicion.cc
     RankSet ripe_suspects(std::map<int, Evidence>* why);
-    JobView with_removals(const std::map<int, Evidence>& removals);
     std::map<int, Evidence> removals_due();
+    void suspected(int slot, Evidence evidence, Time silence);
+
+    // view_agent.cc
     void compare_and_set_view(const JobView& desired);
     void broadcast_view(const RankSet& to);
-    void suspected(int slot, Evidence evidence, Time silence);
 
     // join.cc
     void send_admit_vote();
@@ -73,23 +75,31 @@ private:
     void send_join_requests();
     void answer_leavers();
     void check_leave_done();
+    bool leave_overdue() const;
+    Time leave_timeout() const { return core.config.leave_timeout > 0 ? core.config.leave_timeout : 2 * core.config.heartbeat; }
     bool satisfied(const std::vector<std::pair<CommId, std::uint64_t>>& leaver) const;
 
     std::vector<Time> heard_;
     Time last_tick_;
-    RankSet reset_;                          // links that were reset and have been silent since
-    std::map<int, Evidence> confirmed_;      // of the slots' current incarnations
-    RankSet reported_;                       // suspicion event sent
+    std::map<int, Time> reset_;  // links that were reset, when, and silent since
+    std::map<int, Evidence> confirmed_;  // of the slots' current incarnations
+    RankSet reported_;  // suspicion event sent
+    struct EarlyDeath {
+        std::uint32_t incarnation;
+        Evidence evidence;
+    };
+    std::map<int, EarlyDeath> dead_early_;  // replacements that died before this rank saw them come in
     bool view_busy_ = false, view_reading_ = false;
     bool dead_end_done_ = false;
 
-    std::map<CommId, std::vector<Held>> unknown_;   // frames of communicators that are not made here yet
-    std::vector<Held> early_;                // frames of incarnations that this rank has not seen admitted yet
-    std::map<int, Bytes> partial_;           // long control messages being put together
+    std::map<CommId, std::vector<Held>> unknown_;  // frames of communicators that are not made here yet
+    std::vector<Held> early_;  // frames of incarnations that this rank has not seen admitted yet
+    std::map<int, Bytes> partial_;  // long control messages being put together
 
     RequestPtr join_request_, admit_request_, leave_request_;
     bool admit_voted_ = false;
-    struct Admission {   // that this rank has seen, for communicators that it makes later
+    struct Admission {  // that this rank has seen, for communicators that it makes later
+        std::uint64_t number;
         RankSet newcomers, alive;
         std::vector<AdmitEntry> table;
     };

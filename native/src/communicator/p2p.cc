@@ -28,7 +28,8 @@ Status PointToPoint::gone_status(int rank) const {
     return s;
 }
 
-void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
+void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag,
+                        Time deadline) {
     const auto* from = static_cast<const std::byte*>(data);
     request->bytes = bytes;
     if (dst == rank_) {
@@ -53,7 +54,7 @@ void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64
     auto h = header(FrameKind::Rts, number);
     h.aux = static_cast<std::uint64_t>(tag);
     h.aux2 = bytes;
-    sends_.push_back({request, from, bytes, 0, number, dst});
+    sends_.push_back({request, from, bytes, 0, number, dst, deadline});
     core_.sender.send(slot_of(dst), h);
     FT_POINT("p2p.rts");
 }
@@ -136,10 +137,21 @@ void PointToPoint::on_frame(int from, const FrameHeader& h, ByteView payload) {
                 sweep();
                 return;
             }
+            if ((h.flags & 1) == 0) {  // given up meanwhile: the receiver waits on for another message
+                core_.host.trace("p2p.given_up");
+                auto gone = header(FrameKind::Data, h.seq);
+                gone.flags = 1;
+                core_.sender.send(slot_of(from), gone);
+            }
             return;
         case FrameKind::Data:
             for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
                 if (it->matched != from || it->number != h.seq) continue;
+                if ((h.flags & 1) != 0) {
+                    it->matched = -1;
+                    if (match_arrived(*it)) recvs_.erase(it);
+                    return;
+                }
                 FT_CHECK(h.aux == it->done && it->done + payload.size() <= it->bytes, "data at %llu, expected %llu",
                          static_cast<unsigned long long>(h.aux), static_cast<unsigned long long>(it->done));
                 std::memcpy(it->data + it->done, payload.data(), payload.size());
@@ -191,6 +203,19 @@ void PointToPoint::on_writable(int slot) {
 }
 
 void PointToPoint::on_tick(Time now) {
+    for (auto it = sends_.begin(); it != sends_.end();) {
+        if (it->deadline > 0 && now > it->deadline && !it->open) {
+            auto s = Status::error(Code::Timeout, "Timed out: rank " + std::to_string(it->dst) + " has posted no receive for " +
+                                                      std::to_string(it->bytes) +
+                                                      " bytes. Look what it is doing, or raise the timeout");
+            s.ranks = {it->dst};
+            s.operation = "send in communicator " + spec_.name;
+            core_.finish(it->request, std::move(s));
+            it = sends_.erase(it);
+        } else {
+            ++it;
+        }
+    }
     for (auto it = recvs_.begin(); it != recvs_.end();) {
         if (it->deadline > 0 && now > it->deadline && it->matched < 0) {
             auto s = Status::error(Code::Timeout, "Timed out: no message came from rank " +
@@ -253,9 +278,13 @@ void PointToPoint::check_alarms() {
     }
 }
 
-void PointToPoint::forget(int rank) {
+// This rank may learn of the death and of the replacement at once: what waits for the predecessor ends here.
+void PointToPoint::replaced(int rank) {
     next_number_.erase(rank);
     std::erase_if(arrived_, [&](const Arrived& a) { return a.src == rank; });
+    auto gone = gone_;
+    gone.add(rank);
+    on_failures(gone, acked_, evidence_);
 }
 
 void PointToPoint::fail_all(const Status& status) {

@@ -16,14 +16,14 @@ class PointToPoint {
 public:
     PointToPoint(Core& core, const CommSpec& spec, int rank) : core_(core), spec_(spec), rank_(rank) {}
 
-    void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
+    void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag, Time deadline);
     void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
     void on_frame(int from, const FrameHeader& header, ByteView payload);
     void on_writable(int slot);
     void on_tick(Time now);
     // `gone`: communicator ranks that are out of the view or have left; `acked`: those whose failure the user knows of.
     void on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence);
-    void forget(int rank);                     // a slot gets a new incarnation: numbering starts again
+    void replaced(int rank);                   // a slot gets a new incarnation: numbering starts again
     void fail_all(const Status& status);
     bool cancel(const RequestPtr& request);    // a receive that has not matched
     bool waits_for(int rank) const;
@@ -35,6 +35,7 @@ private:
         const std::byte* data;
         std::uint64_t bytes, done = 0, number;
         int dst;
+        Time deadline;
         bool open = false;
     };
     struct Recv {

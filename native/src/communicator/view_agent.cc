@@ -1,29 +1,18 @@
 // The job view's changes: evidence and suspicion in, compare-and-set of the head cell, announcement out. Evidence only decides how
 // soon somebody proposes; what holds is what the cell says (M1, M2, M4, M11, M12).
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "communicator/node_impl.h"
 
 namespace ftcomm {
 
-void NodeImpl::suspected(int slot, Evidence evidence, Time silence) {
-    if (reported_.has(slot)) return;
-    reported_.add(slot);
-    NodeEvent e;
-    e.kind = NodeEvent::Kind::Suspected;
-    e.slot = slot;
-    e.incarnation = core.view.members[static_cast<std::size_t>(slot)].incarnation;
-    e.evidence = evidence;
-    e.silence = silence;
-    core.event(std::move(e));
-}
-
 void NodeImpl::on_evidence(int slot, std::uint32_t incarnation, Evidence evidence) {
     if (slot == core.self() || !core.dead_end()) return;
-    if (const auto it = waiting.find(slot); it != waiting.end() && it->second == incarnation && is_confirmed(evidence)) {
-        waiting.erase(it);  // a replacement that died before it came in
+    if (incarnation > core.view.members[static_cast<std::size_t>(slot)].incarnation && is_confirmed(evidence)) {
+        // A replacement that is not in yet, as far as this rank knows. Its admission may be on the way, and this is said only once.
+        core.host.trace("join.dead_early");
+        dead_early_[slot] = {incarnation, evidence};
+        if (const auto it = waiting.find(slot); it != waiting.end() && it->second <= incarnation) waiting.erase(it);
         return;
     }
     if (!core.in_view(slot, incarnation)) return;
@@ -33,26 +22,21 @@ void NodeImpl::on_evidence(int slot, std::uint32_t incarnation, Evidence evidenc
         confirmed_[slot] = core.left.has(slot) && core.rules.m10 ? Evidence::Left : evidence;
         if (confirmed_[slot] != Evidence::Left) suspected(slot, evidence, 0);
     } else if (evidence == Evidence::Reset) {
-        reset_.add(slot);
+        reset_[slot] = core.now;
     }
     propose_view();
-}
-
-void NodeImpl::on_heard(int slot, std::uint32_t incarnation) {
-    if (!core.in_view(slot, incarnation)) return;
-    heard_[static_cast<std::size_t>(slot)] = core.now;
-    reset_.remove(slot);
-    reported_.remove(slot);
 }
 
 void NodeImpl::on_tick() {
     const auto gap = core.now - last_tick_;
     last_tick_ = core.now;
+    const bool did_not_run = gap > core.config.heartbeat / 4 && core.rules.m11;
+    if (did_not_run) leave_deadline_ += gap;
+    if (leave_request_ != nullptr && leave_overdue()) check_leave_done();
     if (!core.dead_end()) return;
     for (auto& [id, comm] : comms) comm->on_tick();
     if (join_request_ != nullptr && core.now >= next_join_request_) send_join_requests();
-    if (leave_request_ != nullptr && core.now > leave_deadline_) check_leave_done();
-    if (gap > core.config.heartbeat / 4 && core.rules.m11) {
+    if (did_not_run) {
         // M11: it was this rank that did not run. What was sent meanwhile is still unread: no complaint may rest on it. And it
         // may itself have been voted out.
         core.host.trace("own_gap");
@@ -62,66 +46,6 @@ void NodeImpl::on_tick() {
         return;
     }
     propose_view();
-}
-
-// M12: a host is suspected as a whole, when nobody on it has been heard for a heartbeat, or one rank of it for that long.
-RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
-    RankSet silent;
-    Time since = 0;
-    const auto hb = core.config.heartbeat;
-    // M11, between ticks: this rank has just woken up, and its next tick will say so.
-    if (core.rules.m11 && core.now - last_tick_ > hb / 4) return silent;
-    const auto living = core.view.alive() - core.left;
-    for (int s : living.list()) {
-        if (s == core.self() || confirmed_.count(s) > 0) continue;
-        const auto quiet = core.now - heard_[static_cast<std::size_t>(s)];
-        const bool was_reset = reset_.has(s);
-        if (quiet <= hb && !was_reset) continue;
-        silent.add(s);
-        since = std::max(since, was_reset ? quiet : quiet - hb);
-        (*why)[s] = was_reset && quiet <= hb ? Evidence::Reset : Evidence::Heartbeat;
-    }
-    if (silent.empty()) return silent;
-    if (core.rules.m12 && !core.config.hosts.empty()) {
-        for (int s : silent.list()) {
-            RankSet host;
-            bool all_quiet = true;
-            for (int o : living.list()) {
-                if (core.config.hosts[static_cast<std::size_t>(o)] != core.config.hosts[static_cast<std::size_t>(s)]) continue;
-                host.add(o);
-                all_quiet &= o != core.self() && core.now - heard_[static_cast<std::size_t>(o)] > hb / 2;
-            }
-            if (!all_quiet) continue;
-            for (int o : host.list()) {
-                if (confirmed_.count(o) > 0) continue;
-                silent.add(o);
-                why->emplace(o, Evidence::Heartbeat);
-            }
-        }
-    }
-    // M11: whoever cannot reach many waits longer, so the larger side of a cut wins the cell.
-    const auto delay = core.rules.m11 ? hb * 3 / 10 * silent.count() / std::max(1, living.count()) : Time{0};
-    if (since < delay) return {};
-    return silent;
-}
-
-std::map<int, Evidence> NodeImpl::removals_due() {
-    std::map<int, Evidence> due;
-    for (const auto& [slot, evidence] : confirmed_) {
-        if (!core.view.members[static_cast<std::size_t>(slot)].alive) continue;
-        if (evidence != Evidence::Left) due[slot] = evidence;
-    }
-    for (int slot : (core.left & core.view.alive()).list()) {
-        bool needed = admit_request_ != nullptr;
-        for (const auto& [id, comm] : comms) needed |= comm->blocked_on(slot);
-        if (needed) due[slot] = Evidence::Left;
-    }
-    std::map<int, Evidence> why;
-    for (int slot : ripe_suspects(&why).list()) {
-        suspected(slot, why[slot], core.now - heard_[static_cast<std::size_t>(slot)]);
-        due.emplace(slot, why[slot]);
-    }
-    return due;
 }
 
 void NodeImpl::propose_view() {
@@ -196,6 +120,7 @@ void NodeImpl::broadcast_view(const RankSet& to) {
 // from_cell: this rank learned it from the authority itself, so it tells the others; the winner may have died before it could.
 void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
     const auto decoded = JobView::decode(bytes);
+    if (core.stale) return;
     FT_CHECK(decoded.has_value() && decoded->members.size() == core.view.members.size(), "an undecodable job view");
     if (decoded->epoch <= core.view.epoch) return;
     FT_CHECK(decoded->boot == core.config.boot || !core.rules.m3, "a view of another authority");
@@ -221,7 +146,7 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
             core.sender.drop_slot(slot);
             partial_.erase(slot);
             confirmed_.erase(slot);
-            reset_.remove(slot);
+            reset_.erase(slot);
             reported_.remove(slot);
             leavers_.erase(slot);
             admit_votes_.erase(slot);
@@ -237,11 +162,12 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
             core.transport.attach(slot, is.incarnation);
             came.add(slot);
             core.left.remove(slot);
-            waiting.erase(slot);
+            if (const auto it = waiting.find(slot); it != waiting.end() && it->second <= is.incarnation) waiting.erase(it);
         } else if (!is.alive && waiting.count(slot) > 0) {
             core.transport.attach(slot, waiting[slot]);  // it asked before its predecessor was out
         }
         heard_[i] = core.now;  // M11: a complaint is settled once per epoch
+        if (const auto it = reset_.find(slot); it != reset_.end()) it->second = core.now;
     }
     NodeEvent changed;
     changed.kind = NodeEvent::Kind::ViewChanged;
@@ -267,6 +193,18 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
     early.swap(early_);
     for (auto& f : early) on_frame(f.slot, f.incarnation, f.header, f.payload);
     for (auto& [id, comm] : comms) comm->resume();
+    for (int s : came.list()) {
+        const auto it = dead_early_.find(s);
+        if (it == dead_early_.end()) continue;
+        const auto death = it->second;
+        if (death.incarnation > core.view.members[static_cast<std::size_t>(s)].incarnation) continue;
+        dead_early_.erase(it);
+        on_evidence(s, death.incarnation, death.evidence);
+    }
+    for (const auto& [slot, incarnation] : std::map(waiting)) {
+        const auto& m = core.view.members[static_cast<std::size_t>(slot)];
+        if (m.alive && m.incarnation < incarnation) on_evidence(slot, m.incarnation, Evidence::Reborn);
+    }
 }
 
 }  // namespace ftcomm

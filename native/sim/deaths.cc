@@ -1,0 +1,107 @@
+// How ranks end: in the middle of a burst, with their host, by leaving; and who is told of it.
+#include "sim/world.h"
+
+namespace ftcomm::sim {
+
+bool World::may_send(Instance& who) {
+    if (who.crashed) return false;
+    if (who.crash_after == 0) {
+        if (running_count() < 2) {
+            who.crash_after = -1;  // the last one stays, and only stops for a while
+            who.hold_until = who.stopped_until = now() + kHeartbeat;
+            ++injected_;
+            return true;
+        }
+        who.crashed = true;
+        return false;
+    }
+    if (who.crash_after > 0) --who.crash_after;
+    if (who.stop_after == 0) {
+        who.stop_after = -1;
+        who.hold_until = who.stopped_until = now() + who.stop_for;
+        counters_.add("inject stop in the middle of a burst");
+        trace_.text(now(), "%d.%u stops until %.6f", who.slot, who.incarnation, static_cast<double>(who.stopped_until) * 1e-9);
+    } else if (who.stop_after > 0) {
+        --who.stop_after;
+    }
+    return true;
+}
+
+void World::died(Instance& who) {
+    trace_.text(now(), "%d.%u dies", who.slot, who.incarnation);
+    counters_.add(who.lost_host >= 0 ? "inject crash with host" : "inject crash");
+    if (who.lost_host < 0 || who.crash_after >= 0) ++injected_;
+    who.crashed = true;
+    who.just_completed.clear();
+    who.node.reset();
+    tell_of_exit(who, who.lost_host >= 0);
+    detection_.died(who);
+}
+
+// Its ranks stop one after another, and nobody on it is left to say so.
+void World::host_death(Instance& who, int lost_host) {
+    if (!who.running()) return;
+    if (running_count() < 2) {
+        detection_.disturbed();
+        return;
+    }
+    who.lost_host = lost_host;
+    died(who);
+}
+
+void World::leaves(Instance& who) {
+    if (who.crash_after > 0) who.crash_after = 0;
+}
+
+void World::exited(Instance& who) {
+    if (!who.running()) return;
+    if (running_count() < 2 && !safety_over_)
+        for (auto& fault : faults_) fire(fault, nullptr, -1);  // the last chance
+    detection_.exited();
+    if (who.crash_after >= 0) {  // it was to die before
+        died(who);
+        return;
+    }
+    trace_.text(now(), "%d.%u exits%s", who.slot, who.incarnation, who.left ? " after leave" : "");
+    counters_.add(who.left ? "inject leave and exit" : "inject exit of a voted-out rank");
+    who.crashed = !who.left;
+    who.node.reset();
+    tell_of_exit(who, false);
+}
+
+void World::tell_of_exit(Instance& who, bool host_gone) {
+    const auto near = [&](const Instance& i) { return same_host(i.slot, who.slot); };
+    if (host_gone) links_.drop_tails(who);
+    bool fellow = agents_;
+    for (auto& i : instances_) fellow = fellow || (i->running() && near(*i));
+    for (auto& i : instances_) {
+        if (!i->running() || i->slot == who.slot || host_gone) continue;
+        if (near(*i)) {
+            const auto kind = random_.chance(0.7) ? Evidence::RobustFutex : Evidence::Pidfd;
+            const Time after =
+                kind == Evidence::RobustFutex ? random_.between(100 * kUs, 1100 * kUs) : random_.between(kMs, 80 * kMs);
+            queue_.push(now() + after, EventKind::Evidence, i->id, who.id, static_cast<int>(kind));
+        } else if (who.left) {
+            continue;  // an agent, or a fellow rank that has read the goodbye, reports no death
+        } else if (fellow) {
+            queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id,
+                        static_cast<int>(Evidence::Agent));
+        } else if (random_.chance(0.3)) {
+            queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id,
+                        static_cast<int>(Evidence::Reset));
+        }
+    }
+    if (scenario_.joinable[static_cast<std::size_t>(who.slot)] && !who.left && newest(who.slot) == &who)
+        queue_.push(now() + random_.between(10 * kMs, 3 * kHeartbeat), EventKind::Spawn, who.slot);
+}
+
+void World::evidence(Instance& observer, Instance& about, Evidence kind) {
+    if (!observer.running()) return;
+    // Whoever reports an exit on its own host has read the dead rank's channel first (M10).
+    if (same_host(observer.slot, about.slot) && kind != Evidence::Reset) links_.drain(about, observer, false);
+    trace_.text(now(), "%d.%u is told: %d.%u %s", observer.slot, observer.incarnation, about.slot, about.incarnation,
+                to_string(kind));
+    input(observer, [&](Node& node, Time at) { node.on_evidence(at, about.slot, about.incarnation, kind); });
+}
+
+}  // namespace ftcomm::sim

@@ -1,0 +1,83 @@
+#include "sim/mutations.h"
+
+#include <algorithm>
+#include <cinttypes>
+#include <cstdio>
+
+namespace ftcomm::sim {
+
+namespace {
+
+struct Rule {
+    const char* name;
+    const char* text;
+};
+// M5, M7 and M9 are about real processes and real memory: tests/native and tests/direct break those.
+constexpr Rule kRules[] = {
+    {"C1", "freeze at the vote"},
+    {"C2", "a final carries its contributors"},
+    {"C3", "a repair has its own fence"},
+    {"C4", "vote by segment"},
+    {"C5", "late entrants follow the plan"},
+    {"C6", "fence-less results are kept"},
+    {"C7", "the vote decides under raise, too"},
+    {"C8", "the algorithm is part of the operation"},
+    {"M1", "one authority"},
+    {"M2", "lineage"},
+    {"M3", "a blank store is not the store"},
+    {"M4", "decide, record, then act"},
+    {"M6", "a reset is no proof of death"},
+    {"M8", "fence incarnations"},
+    {"M10", "goodbye"},
+    {"M11", "suspicions are not added up"},
+    {"M12", "suspect per host"},
+    {"M13", "join at a join point"},
+};
+
+// The first seed of [plan.first, plan.first + plan.count) that breaks without the rule and holds with it.
+Finding first_caught(const RunPlan& plan) {
+    const std::uint64_t step = 64 * static_cast<std::uint64_t>(plan.jobs);
+    for (std::uint64_t at = 0; at < plan.count; at += step) {
+        RunPlan part = plan;
+        part.first = plan.first + at;
+        part.count = std::min(step, plan.count - at);
+        for (auto& f : run_seeds(part, [](const Finding&) {}).findings) {
+            RunPlan whole = part;
+            whole.mutations.clear();
+            whole.first = f.seed;
+            whole.count = 1;
+            if (run_seeds(whole, [](const Finding&) {}).findings.empty()) return f;
+        }
+    }
+    return {};
+}
+
+}  // namespace
+
+bool is_rule(const std::string& name) {
+    return std::any_of(std::begin(kRules), std::end(kRules), [&](const Rule& r) { return name == r.name; });
+}
+
+int table_of_mutations(const RunPlan& plan) {
+    int missed = 0;
+    std::printf("| rule | seeds until caught | by | first violation |\n|---|---|---|---|\n");
+    for (const auto& rule : kRules) {
+        RunPlan without = plan;
+        without.mutations = {rule.name};
+        const Finding f = first_caught(without);
+        if (f.invariant.empty()) {
+            ++missed;
+            std::printf("| %s %s | not caught in %" PRIu64 " | | |\n", rule.name, rule.text, plan.count);
+        } else {
+            std::string what = f.text.substr(0, std::min<std::size_t>(f.text.find('\n'), 160));
+            std::replace(what.begin(), what.end(), '|', '/');
+            std::printf("| %s %s | %" PRIu64 " | %s | %s |\n", rule.name, rule.text, f.seed - plan.first + 1, f.invariant.c_str(),
+                        what.c_str());
+        }
+        std::fflush(stdout);
+    }
+    if (missed > 0) std::printf("%d rules were not caught\n", missed);
+    return missed == 0 ? 0 : 1;
+}
+
+}  // namespace ftcomm::sim

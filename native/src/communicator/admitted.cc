@@ -1,0 +1,73 @@
+// A communicator at a join point (M13): how it stands, what waits, and where all go on once replacements are in.
+#include "base/check.h"
+#include "communicator/communicator.h"
+
+namespace ftcomm {
+
+// Without what waits for the admission itself: a vote that is repeated must say the same.
+AdmitEntry Communicator::standing() const {
+    return {spec_.id, attempt_, next_seq_ - open_.size(), decision_.agree_seq, decision_.revoked};
+}
+
+// M13: the newcomers know nothing of what was before; everyone goes on from the same attempt and operation number.
+void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const RankSet& slots, const RankSet& alive) {
+    RankSet came;
+    for (std::size_t r = 0; r < spec_.members.size(); ++r) {
+        if (!slots.has(spec_.members[r])) continue;
+        incarnations_[r] = core_.view.members[static_cast<std::size_t>(spec_.members[r])].incarnation;
+        came.add(static_cast<int>(r));
+        agree_votes_.erase(static_cast<int>(r));  // its predecessor's
+        if (spec_.members[r] != core_.self()) p2p_.replaced(static_cast<int>(r));
+    }
+    if (came.empty()) return;
+    since_ = nth;
+    if (entry == nullptr) return;
+    FT_CHECK(open_.empty() || !open_.front()->started, "a replacement came in while %s was running",
+             name_of(*open_.front()).c_str());
+    frozen_ = false;
+    freeze_sent_ = false;
+    if (core_.rules.m13) {
+        attempt_ = entry->attempt;
+        done_seq_ = entry->next_seq - 1;
+        next_seq_ = entry->next_seq;
+        for (auto& op : open_) {  // what other threads posted meanwhile waits in line
+            for (auto& p : proposals_)
+                if (p.seq == op->seq) p.seq = next_seq_;
+            op->seq = next_seq_++;
+        }
+        decision_.agree_seq = std::max(decision_.agree_seq, entry->agree_seq);
+        // A revocation decided too late for the table is known to some only. It counts for nobody, and is wished for again.
+        if (decision_.revoked && !entry->revoked) {
+            core_.host.trace("admission.revoke_again");
+            proposals_.push_back({Code::Revoked, 0});
+        }
+        decision_.revoked = entry->revoked;
+        decision_.revoked_from = decision_.revoked ? entry->next_seq : ~std::uint64_t{0};
+    }
+    decision_.attempt = attempt_;
+    decision_.alive = {};  // as recorded, not as this rank sees it now: later deaths are the next decision's business
+    for (std::size_t r = 0; r < spec_.members.size(); ++r)
+        if (alive.has(spec_.members[r])) decision_.alive.add(static_cast<int>(r));
+    decision_.plans.clear();
+    decision_.fail_from = ~std::uint64_t{0};
+    decision_.cause = {};
+    last_ = {};
+    shared_seq_ = done_seq_;
+    helpers_.clear();
+    acked_ = acked_ - came;
+    std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
+    std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt < attempt_; });
+    p2p_.on_failures(failed(), acked_, evidence());
+}
+
+void Communicator::resume() {
+    if (!ahead_.empty()) {
+        const Bytes record = std::move(ahead_);
+        ahead_.clear();
+        adopt(record);
+    }
+    pump();
+    look_again();
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,201 @@
+// Decide, record, announce, apply: from a full set of votes to the next attempt. What is in the head cell holds (M1, M2, M4).
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "communicator/communicator.h"
+
+namespace ftcomm {
+
+void Communicator::try_decide() {
+    if (!frozen_ || cas_busy_ || leader() != rank_ || !core_.dead_end()) return;
+    const auto want = voters();
+    std::map<int, Vote> votes;
+    for (int r : want.list()) {
+        const auto it = votes_.find(r);
+        if (it != votes_.end() && it->second.attempt == attempt_ + 1) votes.emplace(r, it->second);
+    }
+    if (votes.size() < static_cast<std::size_t>(want.count())) {
+        if (!freeze_sent_) {
+            freeze_sent_ = true;
+            ByteWriter none;
+            const auto payload = spec_and(none.take());
+            for (int r : want.list())
+                if (r != rank_ && votes.count(r) == 0)
+                    core_.sender.send_long(spec_.members[static_cast<std::size_t>(r)], control(FrameKind::Freeze), payload);
+        }
+        return;
+    }
+    FT_POINT("vote.plan");
+    PlanInput in{spec_, decision_, votes, failed(), evidence(), core_.view.epoch, core_.rules};
+    auto d = make_decision(in);
+    d.admissions = core_.view.admissions;
+    d.nonce = core_.random();
+    auto bytes = d.encode();
+    cas_busy_ = true;
+    core_.host.trace("decide");
+    FT_POINT("decide.before");
+    core_.cells.compare_and_set(cell_key(), record_, bytes, [this, bytes](CellClient::Result result, const Bytes& value) {
+        on_decide_reply(result, value, bytes);
+        try_agree();  // votes for either may have come in while the cell was busy
+        try_decide();
+    });
+    if (!core_.rules.m4) {  // rule M4 switched off: act before it is recorded
+        announce(bytes, FrameKind::Decision);
+        adopt(bytes);
+    }
+}
+
+void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value, const Bytes& mine) {
+    cas_busy_ = false;
+    if (!core_.dead_end()) return;  // voted out meanwhile: everything has failed already
+    if (result == CellClient::Result::Conflict && !core_.rules.m1) result = CellClient::Result::Swapped;
+    if (result == CellClient::Result::Lost) {
+        core_.authority_lost = true;
+        return;  // the node fails everything after this input
+    }
+    if (result == CellClient::Result::Swapped) {
+        FT_POINT("decide.after");
+        announce(mine, FrameKind::Decision);
+        adopt(mine);
+        return;
+    }
+    core_.host.trace("decide.conflict");
+    const auto current = Decision::decode(value);
+    FT_CHECK(current.has_value(), "the head cell of communicator %s does not hold a decision", spec_.name.c_str());
+    if (outdated(*current)) {
+        core_.host.trace("decide.outdated");
+        record_ = value;  // of members that have been replaced since
+        try_decide();
+        return;
+    }
+    if (current->attempt > attempt_ && core_.rules.m2) {
+        announce(value, FrameKind::Decision);  // its leader may have died before it could
+        adopt(value);
+        return;
+    }
+    // Only an agree (or, for a replacement, older attempts) came between: carry it forward and try again.
+    record_ = value;
+    decision_.agree_seq = current->agree_seq;
+    decision_.agree_value = current->agree_value;
+    decision_.agree_cause = current->agree_cause;
+    decision_.agree_survivors = current->agree_survivors;
+    finish_agree();
+    try_decide();
+}
+
+void Communicator::announce(const Bytes& record, FrameKind kind) {
+    for (int r : in_view().list()) {
+        if (r == rank_) continue;
+        auto h = control(kind);
+        core_.sender.send_long(spec_.members[static_cast<std::size_t>(r)], h, record);
+        if (kind == FrameKind::Decision) FT_POINT("decide.announce");
+    }
+}
+
+void Communicator::read_cell() {
+    if (cell_reading_) return;
+    cell_reading_ = true;
+    core_.cells.read(cell_key(), [this](CellClient::Result result, const Bytes& value) {
+        cell_reading_ = false;
+        if (result == CellClient::Result::Lost) {
+            core_.authority_lost = true;
+            return;
+        }
+        if (!value.empty()) adopt(value);
+    });
+}
+
+// A record from the cell, whoever brought it. Records are ordered by (attempt, agree number); older ones change nothing.
+void Communicator::adopt(const Bytes& record) {
+    auto d = Decision::decode(record);
+    FT_CHECK(d.has_value(), "an undecodable decision for communicator %s", spec_.name.c_str());
+    if (outdated(*d) || !core_.dead_end()) return;  // what others decide after a rank is out is not for it
+    if (d->admissions > core_.view.admissions) {  // first the admission, then what was decided after it
+        core_.host.trace("decide.ahead");
+        ahead_ = record;
+        core_.wants_view = true;
+        return;
+    }
+    if (d->attempt > attempt_) {
+        if (!d->alive.has(rank_)) return;  // this rank is out of the job; the view says so
+        FT_CHECK(d->attempt == attempt_ + 1 || !core_.rules.m4, "attempt %u decided without this rank, which is at %u",
+                 d->attempt, attempt_);
+        record_ = record;
+        apply(*d);
+        return;
+    }
+    if (d->agree_seq > decision_.agree_seq) {
+        decision_.agree_seq = d->agree_seq;
+        decision_.agree_value = d->agree_value;
+        decision_.agree_cause = d->agree_cause;
+        decision_.agree_survivors = d->agree_survivors;
+        record_ = record;
+        finish_agree();
+    }
+}
+
+void Communicator::apply(const Decision& d) {
+    FT_POINT("decide.apply");
+    core_.host.trace("apply");
+    freeze();  // a decision may arrive before the news that made it: this rank's vote was in it all the same
+    const bool agreed = d.agree_seq > decision_.agree_seq;
+    attempt_ = d.attempt;
+    decision_ = d;
+    frozen_ = false;
+    freeze_sent_ = false;
+    run_.reset();
+    helpers_.clear();
+    std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
+    std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt < attempt_; });
+    NodeEvent e;
+    e.kind = NodeEvent::Kind::Decided;
+    e.comm = spec_.id;
+    e.attempt = attempt_;
+    e.ranks = d.alive;
+    for (const auto& p : d.plans) e.text += (e.text.empty() ? "" : "; ") + describe(p);
+    if (d.revoked) e.text += " revoked";
+    core_.event(std::move(e));
+    for (const auto& p : d.plans)
+        if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
+    apply_plans();
+    if (d.revoked) {
+        auto s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
+        s.epoch = d.epoch;
+        p2p_.fail_all(s);
+        std::erase_if(proposals_, [](const Proposal& p) { return p.seq == 0; });
+    }
+    if (agreed) finish_agree();
+    pump();
+    look_again();
+}
+
+void Communicator::apply_plans() {
+    if (!open_.empty()) open_.front()->started = false;
+    for (const auto& p : decision_.plans) {
+        core_.host.trace(p.verdict == OpPlan::Verdict::Complete ? "plan.complete"
+                         : p.verdict == OpPlan::Verdict::Fail   ? "plan.fail"
+                                                                : "plan.repair");
+        for (const auto& r : p.runs) {
+            core_.host.trace(r.mode == SegmentMode::None     ? "plan.keep"
+                             : r.mode == SegmentMode::Reduce ? "plan.reduce"
+                                                             : "plan.hand_out");
+        }
+        if (p.verdict == OpPlan::Verdict::Complete && !open_.empty() && open_.front()->seq == p.seq) {
+            const auto kind = open_.front()->shape.kind;
+            FT_CHECK(kind == OpKind::Reduce || kind == OpKind::ReduceScatter || open_.front()->all_final(),
+                     "operation %llu is complete elsewhere but not here", static_cast<unsigned long long>(p.seq));
+            finish_current({});
+            if (!open_.empty()) open_.front()->started = false;
+        } else if (p.verdict == OpPlan::Verdict::Repair && p.seq == last_.seq && p.seq <= done_seq_ && last_.kept != nullptr) {
+            core_.host.trace("hand_out.kept");
+            auto helper = std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);
+            helper->kept = last_.kept;
+            std::uint32_t s = 0;
+            for (const auto& l : last_.labels)
+                for (std::uint32_t i = 0; i < l.count; ++i, ++s)
+                    if (l.kind == LabelKind::Final) helper->set_final(s, l.contributors);
+            helpers_.push_back(std::move(helper));
+        }
+    }
+}
+
+}  // namespace ftcomm

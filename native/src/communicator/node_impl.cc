@@ -1,0 +1,172 @@
+// Around the communicators: who gets which frame, communicators that a peer knows first, and what follows each input.
+#include <algorithm>
+
+#include "base/check.h"
+#include "communicator/node_impl.h"
+
+namespace ftcomm {
+
+NodeImpl::NodeImpl(NodeConfig config, Transport& transport, Authority& authority, NodeHost& host, Time now)
+    : core(std::move(config), transport, authority, host, now),
+      heard_(static_cast<std::size_t>(core.config.world_size), now),
+      last_tick_(now) {
+    const auto view = JobView::decode(core.config.initial_view);
+    FT_CHECK(view.has_value() && view->members.size() == static_cast<std::size_t>(core.config.world_size),
+             "the initial job view does not fit world size %d", core.config.world_size);
+    core.view = *view;
+    core.view_bytes = core.config.initial_view;
+    core.solo = core.config.joining;
+    for (int s : core.view.alive().list())
+        if (s != core.self()) transport.attach(s, core.view.members[static_cast<std::size_t>(s)].incarnation);
+}
+
+Communicator* NodeImpl::find(CommId id) const {
+    const auto it = comms.find(id);
+    return it == comms.end() ? nullptr : it->second.get();
+}
+
+Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
+    bool mine = false;
+    RankSet seen;
+    for (int m : spec.members) {
+        if (m < 0 || m >= core.config.world_size)
+            return Status::error(Code::Invalid,
+                                 "communicator " + spec.name + ": rank " + std::to_string(m) + " is not in the job");
+        if (seen.has(m))
+            return Status::error(Code::Invalid, "communicator " + spec.name + ": rank " + std::to_string(m) + " is listed twice");
+        seen.add(m);
+        mine |= m == core.self();
+    }
+    if (!mine) return Status::error(Code::Invalid, "communicator " + spec.name + " does not contain this rank");
+    if (spec.id == 0) return Status::error(Code::Invalid, "communicator id 0 is reserved");
+    if (auto* old = find(spec.id)) {
+        if (old->claimed()) return Status::error(Code::Invalid, "communicator " + spec.name + " exists already");
+        if (old->spec().members != spec.members || old->spec().policy != spec.policy)
+            return Status::error(Code::Mismatch,
+                                 "communicator " + spec.name + ": another rank made it with other members or policy");
+        old->claim(spec);
+        return {};
+    }
+    auto& comm = comms[spec.id] = std::make_unique<Communicator>(core, spec, claimed);
+    // It may have existed elsewhere when replacements came in: the same steps as there, and none for admissions that let
+    // nobody into it (its members kept their attempt then).
+    for (const auto& admission : admissions_) {
+        RankSet into;
+        for (int m : spec.members)
+            if (admission.newcomers.has(m)) into.add(m);
+        if (into.empty()) continue;
+        const AdmitEntry* entry = nullptr;
+        for (const auto& a : admission.table)
+            if (a.comm == spec.id) entry = &a;
+        comm->on_admitted(admission.number, entry, admission.newcomers, admission.alive);
+    }
+    if (!core.solo) comm->on_view();
+    auto held = std::move(unknown_[spec.id]);
+    unknown_.erase(spec.id);
+    for (auto& f : held) {
+        if (core.in_view(f.slot, f.incarnation)) comm->on_frame(f.slot, f.header, f.payload);
+    }
+    return {};
+}
+
+// Votes come with the communicator's description, so that a rank which has not made it yet still answers for itself.
+Communicator* NodeImpl::find_or_make(CommId id, ByteView payload) {
+    if (auto* c = find(id)) return c;
+    ByteReader r(payload);
+    auto spec = decode_spec(r);
+    if (!r.ok() || spec.id != id) return nullptr;
+    if (!create_comm(spec, false)) return nullptr;
+    return find(id);
+}
+
+void NodeImpl::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& h, ByteView payload) {
+    if (slot < 0 || slot >= core.config.world_size || slot == core.self() || core.stale) return;
+    const auto& m = core.view.members[static_cast<std::size_t>(slot)];
+    if (incarnation > m.incarnation || (incarnation == m.incarnation && !m.alive && waiting.count(slot) > 0)) {
+        if (h.kind == FrameKind::JoinRequest) {
+            on_join_request(slot, incarnation);
+        } else {
+            early_.push_back({slot, incarnation, h, Bytes(payload.begin(), payload.end())});  // its admission is on the way
+        }
+        return;
+    }
+    if (core.rules.m8 && !core.in_view(slot, incarnation)) return;  // M8: a removed incarnation is not heard
+    on_heard(slot, incarnation);
+    if (core.solo && h.comm != 0) {  // the sender knows of this rank's admission already: wait for the news here
+        early_.push_back({slot, incarnation, h, Bytes(payload.begin(), payload.end())});
+        return;
+    }
+    if (h.kind < FrameKind::Enter) {
+        auto it = partial_.find(slot);
+        if ((h.flags & 1) != 0 || it != partial_.end()) {
+            auto& buffer = partial_[slot];
+            buffer.insert(buffer.end(), payload.begin(), payload.end());
+            if ((h.flags & 1) != 0) return;
+            const auto whole = std::move(buffer);
+            partial_.erase(slot);
+            dispatch(slot, h, whole);
+            return;
+        }
+    }
+    dispatch(slot, h, payload);
+}
+
+void NodeImpl::dispatch(int slot, const FrameHeader& h, ByteView payload) {
+    if (h.comm != 0) {
+        const bool describes = h.kind == FrameKind::Vote || h.kind == FrameKind::Freeze || h.kind == FrameKind::AgreeVote;
+        auto* comm = describes ? find_or_make(h.comm, payload) : find(h.comm);
+        if (comm != nullptr) {
+            comm->on_frame(slot, h, payload);
+        } else {
+            // However much it is: a link loses nothing, and a peer sends no more than its own open operations hold.
+            unknown_[h.comm].push_back(
+                {slot, core.view.members[static_cast<std::size_t>(slot)].incarnation, h, Bytes(payload.begin(), payload.end())});
+        }
+        return;
+    }
+    switch (h.kind) {
+        case FrameKind::View: apply_view(Bytes(payload.begin(), payload.end()), false); return;
+        case FrameKind::AdmitVote: on_admit_vote(slot, payload); return;
+        case FrameKind::Leave: on_leave(slot, payload); return;
+        case FrameKind::LeaveOk: on_leave_ok(slot); return;
+        case FrameKind::Goodbye: on_goodbye(slot); return;
+        default: return;  // pings have been heard already
+    }
+}
+
+void NodeImpl::fail_all() {
+    dead_end_done_ = true;
+    const auto why = core.dead_end();
+    if (core.authority_lost && !core.stale) {
+        NodeEvent e;
+        e.kind = NodeEvent::Kind::AuthorityLost;
+        core.event(std::move(e));
+    }
+    core.admitting = false;
+    for (auto& [id, comm] : comms) comm->on_dead_end();
+    for (auto* r : {&join_request_, &admit_request_, &leave_request_}) {
+        if (*r == nullptr || (r == &leave_request_ && goodbye_sent_)) continue;
+        auto request = std::move(*r);
+        *r = nullptr;
+        core.finish(request, r == &leave_request_ ? Status{} : why);
+    }
+}
+
+void NodeImpl::settle() {
+    if (!core.dead_end()) {
+        if (!dead_end_done_) fail_all();
+        if (goodbye_sent_) check_leave_done();  // voted out because it leaves: some have not heard the goodbye yet
+        return;
+    }
+    const auto at_rest = [](const auto& entry) { return entry.second->quiescent(); };
+    if (admit_request_ != nullptr && !admit_voted_ && std::all_of(comms.begin(), comms.end(), at_rest)) send_admit_vote();
+    if (core.wants_view) {
+        core.wants_view = false;
+        read_view(true);
+    }
+    if (!leavers_.empty()) answer_leavers();
+    if (goodbye_sent_) check_leave_done();
+    if (!(core.left & core.view.alive()).empty()) propose_view();
+}
+
+}  // namespace ftcomm

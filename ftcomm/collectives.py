@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALGORITHMS", "Collectives"]
 
-ALGORITHMS = {"auto": 0, "ring": 1, "flat": 2, "direct": 3}
+ALGORITHMS = {"auto": 0, "ring": 1, "flat": 2}
 _ALL_REDUCE, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = range(9)
 _NOTHING = Buffer(None, 0, dtype_number("uint8"), None)
 

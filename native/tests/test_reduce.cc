@@ -159,6 +159,47 @@ FT_TEST(reduce_divide_and_scale) {
             }
 }
 
+FT_TEST(reduce_combine_rounds_once) {
+    // 2048 + 1 is a tie in float16 and goes back to 2048; 2048 + 1 + 1 is not.
+    constexpr std::size_t count = 1500;
+    std::vector<float> wide(count);
+    std::vector<std::uint16_t> parts(3 * count), out(count);
+    const auto& kernels = reduce_kernels();
+    for (std::size_t k = 0; k < 3; ++k) {
+        wide.assign(count, k == 0 ? 2048.0f : 1.0f);
+        kernels.narrow(DType::Float16, parts.data() + k * count, wide.data(), count);
+    }
+    auto check = [&](ReduceOp op, std::uint32_t divisor, float expected) {
+        combine(DType::Float16, op, out.data(), parts.data(), 3, count, divisor);
+        kernels.widen(DType::Float16, wide.data(), out.data(), count);
+        for (auto x : wide) EXPECT(x == expected);
+    };
+    check(ReduceOp::Sum, 1, 2050.0f);
+    check(ReduceOp::Avg, 2, 1025.0f);
+    check(ReduceOp::Max, 1, 2048.0f);
+    // The average of values whose sum overflows float16.
+    wide.assign(count, 60000.0f);
+    for (std::size_t k = 0; k < 3; ++k) kernels.narrow(DType::Float16, parts.data() + k * count, wide.data(), count);
+    kernels.widen(DType::Float16, wide.data(), parts.data(), count);
+    check(ReduceOp::Avg, 3, std::vector<float>(wide)[0]);
+}
+
+FT_TEST(reduce_combine_is_a_chain_of_reduce) {
+    Random random(7);
+    for (auto dtype : {DType::Float64, DType::Float32, DType::Int32, DType::UInt8, DType::Complex64})
+        for (auto count : kSizes) {
+            const auto size = size_of(dtype) * count;
+            Buffer parts(dtype, 4 * count, 0), chain(dtype, count, 0), out(dtype, count, 0);
+            fill(dtype, random, parts.get(), 4 * count);
+            combine(dtype, ReduceOp::Avg, out.get(), parts.get(), 4, count, 4);
+            std::memcpy(chain.get(), parts.get(), size);
+            for (std::size_t k = 1; k < 4; ++k)
+                reduce(dtype, ReduceOp::Sum, chain.get(), chain.get(), parts.get() + k * size, count);
+            divide(dtype, chain.get(), count, 4);
+            compare("a combination", reduce_kernels(), dtype, count, out.get(), chain.get());
+        }
+}
+
 FT_TEST(reduce_instruction_sets_agree) {
     // Same bits from each, NaNs apart: ranks on different CPUs may take over each other's segments.
     Random random(3);

@@ -14,6 +14,7 @@ import ftcomm
 f4 = np.float32
 CASES: list[tuple[str, Callable[[ftcomm.Communicator], Any]]] = [
     ("is not one of auto, ring", lambda c: c.all_reduce(np.zeros(2), algorithm="fast")),
+    ("is not one of auto, ring", lambda c: c.all_reduce(np.zeros(2), algorithm="direct")),
     ("is not known", lambda c: c.all_reduce(np.zeros(2), "median")),
     ("not defined for float64", lambda c: c.all_reduce(np.zeros(2), "band")),
     ("not defined for complex64", lambda c: c.all_reduce(np.zeros(2, np.complex64), "max")),

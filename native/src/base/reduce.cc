@@ -1,5 +1,8 @@
 #include "base/reduce.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/check.h"
 #include "base/reduce_kernels.h"
 
@@ -49,6 +52,36 @@ void divide(DType dtype, void* buffer, std::size_t count, std::uint32_t divisor)
 void scale(DType dtype, void* dst, const void* src, std::size_t count, double factor) {
     FT_CHECK(reduce_supported(dtype, ReduceOp::PremulSum), "premul_sum of %s", to_string(dtype));
     reduce_kernels().scale(dtype, dst, src, count, factor);
+}
+
+void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t parts, std::size_t count,
+             std::uint32_t divisor) {
+    FT_CHECK(parts > 0, "a reduction of nothing");
+    const auto bytes = count * size_of(dtype);
+    const auto* from = static_cast<const std::byte*>(first);
+    const bool narrow =
+        dtype == DType::Float16 || dtype == DType::BFloat16 || dtype == DType::Float8E4M3 || dtype == DType::Float8E5M2;
+    if (!narrow) {
+        if (dst != first && bytes > 0) std::memcpy(dst, first, bytes);
+        for (std::size_t k = 1; k < parts; ++k) reduce(dtype, op, dst, dst, from + k * bytes, count);
+        if (divisor != 1) divide(dtype, dst, count, divisor);
+        return;
+    }
+    FT_CHECK(reduce_supported(dtype, op), "%s of %s", to_string(op), to_string(dtype));
+    const auto& kernels = reduce_kernels();
+    constexpr std::size_t kBlock = 1024;
+    float sum[kBlock], next[kBlock];
+    for (std::size_t at = 0; at < count; at += kBlock) {
+        const auto n = std::min(kBlock, count - at);
+        const auto offset = at * size_of(dtype);
+        kernels.widen(dtype, sum, from + offset, n);
+        for (std::size_t k = 1; k < parts; ++k) {
+            kernels.widen(dtype, next, from + k * bytes + offset, n);
+            kernels.reduce(DType::Float32, op, sum, sum, next, n);
+        }
+        if (divisor != 1) kernels.divide(DType::Float32, sum, n, divisor);
+        kernels.narrow(dtype, static_cast<std::byte*>(dst) + offset, sum, n);
+    }
 }
 
 }  // namespace ftcomm

@@ -22,4 +22,8 @@ void divide(DType dtype, void* buffer, std::size_t count, std::uint32_t divisor)
 // dst[i] = src[i] * factor: the start of premul_sum. dst may be src.
 void scale(DType dtype, void* dst, const void* src, std::size_t count, double factor);
 
+// dst = op over `parts` inputs that lie one after another from `first`, in their order, then divided (1: not). 8- and 16-bit floats
+// stay in float32 from the first input to the division and are rounded once, at the end. dst may be the first input.
+void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t parts, std::size_t count, std::uint32_t divisor);
+
 }  // namespace ftcomm

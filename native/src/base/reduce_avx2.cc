@@ -5,7 +5,7 @@
 namespace ftcomm {
 
 const ReduceKernels* avx2_reduce_kernels() {
-    static constexpr ReduceKernels kernels{"avx2", avx2::reduce, avx2::divide, avx2::scale};
+    static constexpr ReduceKernels kernels{"avx2", avx2::reduce, avx2::divide, avx2::scale, avx2::widen, avx2::narrow};
     return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") ? &kernels : nullptr;
 }
 

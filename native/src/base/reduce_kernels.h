@@ -15,6 +15,9 @@ struct ReduceKernels {
     void (*reduce)(DType dtype, ReduceOp op, void* dst, const void* a, const void* b, std::size_t count);
     void (*divide)(DType dtype, void* buffer, std::size_t count, std::uint32_t divisor);
     void (*scale)(DType dtype, void* dst, const void* src, std::size_t count, double factor);
+    // 8- and 16-bit floats to and from float32, to the nearest, ties to even.
+    void (*widen)(DType dtype, float* dst, const void* src, std::size_t count);
+    void (*narrow)(DType dtype, void* dst, const float* src, std::size_t count);
 };
 
 // nullptr: not built for this architecture, or this CPU cannot run it. Baseline always exists.

@@ -57,9 +57,9 @@ private:
         const auto n = op_.desc.count;
         FT_POINT("flat.reduce");
         // Scratch first, the caller's buffer in one copy at the end (invariant B).
-        for (int i = 1; i < env_.size(); ++i) reduce(op_.desc.dtype, op_.desc.op, part(0), part(0), part(i), n);
         const auto contributors = RankSet::of(env_.living);
-        if (op_.desc.op == ReduceOp::Avg) divide(op_.desc.dtype, part(0), n, static_cast<std::uint32_t>(contributors.count()));
+        const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
+        combine(op_.desc.dtype, op_.desc.op, part(0), part(0), static_cast<std::size_t>(env_.size()), n, divisor);
         if (bytes_ > 0) std::memcpy(op_.desc.recv, part(0), bytes_);
         for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, contributors);
         done_ = true;

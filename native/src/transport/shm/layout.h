@@ -82,9 +82,9 @@ struct Ring {
 };
 
 inline constexpr std::uint64_t kMinRing = 64u << 10;
-inline constexpr std::uint64_t kMaxRing = 2u << 20;
+inline constexpr std::uint64_t kMaxRing = 256u << 10;  // stays in a core's cache, and a new ring costs few page faults
 
-// All rings of a full host together take 64 MiB, within the bounds for one.
+// All rings of a full host together take 64 MiB at most, within the bounds for one.
 constexpr std::uint64_t ring_capacity(int world_size) {
     auto n = static_cast<std::uint64_t>(world_size);
     std::uint64_t share = n < 2 ? kMaxRing : (64ull << 20) / (n * (n - 1));

@@ -294,7 +294,7 @@ def test_more_ranks_than_cores(ranks: Ranks, size: int) -> None:
 
 
 def test_small_sums_of_float16_are_rounded_once(ranks: Ranks) -> None:
-    """2048 + 1 is a tie in float16 and goes back to 2048; 2048 + 1 + 1 is not. A sum of 60000s overflows, their average does not."""
+    """2048 + 1 is a tie in float16 and goes back to 2048; 2048 + 1 + 1 is not. 60000 twice overflows, their average does not."""
 
     def run(comm: ftcomm.Communicator) -> tuple[float, float]:
         total, mean = np.full(64, 1 if comm.rank else 2048, np.float16), np.full(64, 60000, np.float16)

@@ -72,7 +72,7 @@ def late(context):
 
 
 def test_timeout_names_the_missing(world):
-    group = world.start(3, late, timeout=1.0)
+    group = world.start(3, late, timeout=5.0)
     for rank in (0, 1):
         group.wait_for(rank, "timed out")
     group.release(2)

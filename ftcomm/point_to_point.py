@@ -59,7 +59,8 @@ class PointToPoint:
     def recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
         """Receives into the buffer (a shorter message is fine, a longer one raises Truncated); returns who sent it.
 
-        A receive from ANY raises PeerFailure, and receives nothing, while a dead rank is not acknowledged (:meth:`ack_failed`).
+        A receive from ANY raises PeerFailure, and receives nothing, while a rank that died or left is not acknowledged
+        (:meth:`ack_failed`): it could wait for one that will never send.
 
         Raises:
             PeerFailure: the sender died, or may have died.

@@ -66,7 +66,9 @@ FT_TEST(shm_rings_of_the_dead_take_no_memory) {
         one.send(1, two);
         two.send(0, one);
         EXPECT(two.events.bytes > 0 && one.events.bytes - before == two.events.bytes);
-        if (incarnation == 0) EXPECT(kilobytes(segment) * 1024 > static_cast<std::int64_t>(2 * shm::ring_capacity(2)) * 3 / 4);  // both rings are there
+        if (incarnation == 0)
+            EXPECT(kilobytes(segment) * 1024 >
+                   static_cast<std::int64_t>(2 * shm::ring_capacity(2)) * 3 / 4);  // both rings are there
         two.instance->liveness.store(1234 | FUTEX_WAITERS | FUTEX_OWNER_DIED);
         one.transport.detach(1);
         if (incarnation == 0) after_first = kilobytes(segment);

@@ -377,3 +377,28 @@ def test_replacement(ranks: Ranks, transport: str) -> None:
     good = [r for r in results if (r.rank, r.incarnation) != (1, 0)]
     assert all(r.ok for r in good), "\n".join(r.text() for r in results)
     assert [r.value for r in good] == [((0, 1, 2), 6.0)] * 3
+
+
+def test_a_replacement_that_nobody_can_let_in(ranks: Ranks, transport: str) -> None:
+    """The last member dies while the replacement waits: an error, and no wait for ever."""
+
+    def run(comm: Comm, context: Context) -> Any:
+        if context.incarnation:
+            context.mark("waiting")
+            with pytest.raises(ftcomm.PeerFailure, match="nobody is left") as failure:
+                comm.job.join_wait().wait()
+            return failure.value.ranks
+        if comm.rank == 1:
+            context.die()
+        while comm.all_reduce(np.ones(100)).contributors != (0,):
+            pass
+        context.mark("without")
+        return context.hold()
+
+    group: Group = ranks.start(2, run, policy="lossy", transport=transport, heartbeat=0.5)
+    group.wait_for(0, "without")
+    group.spawn(1, run, incarnation=1)
+    group.wait_for(1, "waiting")
+    group.kill(0)
+    results = group.results()
+    assert results[-1].value == (0,), "\n".join(r.text() for r in results)

@@ -146,12 +146,12 @@ def test_without_ulfm_it_warns_and_mpirun_ends_the_job() -> None:
 
 
 @needs_mpi
-def test_mpi_is_the_users_too() -> None:
-    """Before and after: MPI stays usable, and is finalized by whoever imported it first."""
+@pytest.mark.parametrize("first", ["from mpi4py import MPI", "pass"], ids=["user", "ftcomm"])
+def test_mpi_is_the_users_too(first: str) -> None:
+    """Before and after: MPI stays usable, and is finalized by whoever imported it first, the same one on all ranks."""
     done = mpirun(
-        """
-        if os.environ["OMPI_COMM_WORLD_RANK"] == "0":
-            from mpi4py import MPI
+        f"""
+        {first}
         comm = ftcomm.init()
         from mpi4py import MPI
         comm.barrier()

@@ -5,7 +5,8 @@
 namespace ftcomm {
 
 const ReduceKernels* avx512_reduce_kernels() {
-    static constexpr ReduceKernels kernels{"avx512", avx512::reduce, avx512::divide, avx512::scale, avx512::widen, avx512::narrow};
+    static constexpr ReduceKernels kernels{"avx512",      avx512::reduce, avx512::divide,
+                                           avx512::scale, avx512::widen,  avx512::narrow};
     const bool runs = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("f16c");
     return runs ? &kernels : nullptr;

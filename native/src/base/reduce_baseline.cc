@@ -4,7 +4,8 @@
 namespace ftcomm {
 
 const ReduceKernels* baseline_reduce_kernels() {
-    static constexpr ReduceKernels kernels{"baseline", baseline::reduce, baseline::divide, baseline::scale, baseline::widen, baseline::narrow};
+    static constexpr ReduceKernels kernels{"baseline",      baseline::reduce, baseline::divide,
+                                           baseline::scale, baseline::widen,  baseline::narrow};
     return &kernels;
 }
 

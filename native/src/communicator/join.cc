@@ -34,6 +34,34 @@ void NodeImpl::send_join_requests() {
     read_view(true);
 }
 
+// Every member of the view is known to be dead, or its link was reset and has been silent ever since.
+bool NodeImpl::nobody_left_to_join() const {
+    if (join_request_ == nullptr || !core.solo || !core.dead_end()) return false;
+    for (int s : core.view.alive().list()) {
+        const bool silent = core.now - heard_[static_cast<std::size_t>(s)] > 3 * core.config.heartbeat;
+        if (s != core.self() && confirmed_.count(s) == 0 && !(reset_.count(s) > 0 && silent)) return false;
+    }
+    return true;
+}
+
+void NodeImpl::give_up_joining() {
+    core.host.trace("join.hopeless");
+    auto s = Status::error(Code::PeerFailure,
+                           "every member of the job is gone: nobody is left who could let this replacement in. "
+                           "Start the job again, from a checkpoint");
+    for (int slot : core.view.alive().list()) {
+        if (slot == core.self()) continue;
+        const auto it = confirmed_.find(slot);
+        s.ranks.push_back(slot);
+        s.evidence.push_back(it == confirmed_.end() ? Evidence::Reset : it->second);
+    }
+    s.operation = "join";
+    s.epoch = core.view.epoch;
+    auto request = std::move(join_request_);
+    join_request_ = nullptr;
+    core.finish(request, std::move(s));
+}
+
 void NodeImpl::on_join_request(int slot, std::uint32_t incarnation) {
     const auto& m = core.view.members[static_cast<std::size_t>(slot)];
     if (incarnation < m.incarnation || (incarnation == m.incarnation && m.alive)) return;

@@ -73,6 +73,8 @@ private:
     void send_admit_vote();
     void try_admit();
     void send_join_requests();
+    bool nobody_left_to_join() const;
+    void give_up_joining();
     void answer_leavers();
     void check_leave_done();
     bool leave_overdue() const;

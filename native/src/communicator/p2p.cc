@@ -258,13 +258,7 @@ void PointToPoint::on_failures(const RankSet& gone, const RankSet& acked, const 
 }
 
 void PointToPoint::check_alarms() {
-    auto unknown = gone_ - acked_;
-    // A rank that has left is no failure, as long as there is one that may still send.
-    if ((RankSet::first(static_cast<int>(spec_.members.size())) - gone_).count() > 1)
-        for (int x : unknown.list()) {
-            const auto it = evidence_.find(x);
-            if (core_.left.has(slot_of(x)) || (it != evidence_.end() && it->second == Evidence::Left)) unknown.remove(x);
-        }
+    const auto unknown = gone_ - acked_;
     for (auto& r : recvs_) {
         const bool alarm = r.src < 0 && r.matched < 0 && !unknown.empty();
         if (alarm && !r.request->alarmed) {

@@ -99,7 +99,9 @@ void NodeImpl::compare_and_set_view(const JobView& desired) {
 void NodeImpl::read_view(bool must) {
     if (view_reading_) return;
     view_reading_ = true;
-    core.cells.read(Node::view_key(core.config.job), [this, must](CellClient::Result result, const Bytes& value) {
+    // Looked at before the read: whoever died after that may have let this rank in first.
+    const bool hopeless = nobody_left_to_join();
+    core.cells.read(Node::view_key(core.config.job), [this, must, hopeless](CellClient::Result result, const Bytes& value) {
         view_reading_ = false;
         if (result == CellClient::Result::Lost || value.empty()) {
             if (must) core.authority_lost = true;
@@ -107,6 +109,7 @@ void NodeImpl::read_view(bool must) {
             return;
         }
         apply_view(value, true);
+        if (hopeless && nobody_left_to_join()) give_up_joining();
     });
 }
 

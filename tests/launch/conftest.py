@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launch.running import Ftrun, Start
+from launch.running import Ftrun, Start, clean_environment
 
 
 @pytest.fixture
@@ -22,8 +21,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def begin(script: str, *flags: str, **extra_env: str) -> Ftrun:
         path = tmp_path / f"script{len(started)}.py"
         path.write_text(textwrap.dedent(script))
-        env = {k: v for k, v in os.environ.items() if not k.startswith(("FTCOMM_", "PET_"))}
-        env.update(OMP_NUM_THREADS="1", WORK=str(tmp_path), TMPDIR=str(tmp_path), **extra_env)
+        env = clean_environment(WORK=str(tmp_path), TMPDIR=str(tmp_path), **extra_env)
         started.append(Ftrun([*flags, str(path)], env))
         return started[-1]
 

@@ -8,18 +8,25 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import IO
 
 PATIENCE = 120.0  # only a hang takes that long
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Of this process, without what ftcomm and torch's launcher would take for settings."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("FTCOMM_", "PET_"))}
+    return {**env, "OMP_NUM_THREADS": "1", **more}
 
 
 class Ftrun:
     """A running ftrun with its workers' output."""
 
-    def __init__(self, args: list[str], env: dict[str, str]) -> None:
+    def __init__(self, args: list[str], env: dict[str, str], stderr: IO[str] | int = subprocess.PIPE) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ftcomm.launch.cli", *args],
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=stderr,
             text=True,
             env=env,
             start_new_session=True,

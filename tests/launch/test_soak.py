@@ -12,12 +12,12 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from launch.running import Ftrun, clean_environment
 
 pytest.importorskip("ftcomm.torch")
 
@@ -36,8 +36,6 @@ class Run:
         self.stop, self.log = folder / "stop", folder / "ftrun.log"
         if stop is not None:
             self.stop.write_text(stop)
-        environment = {k: v for k, v in os.environ.items() if not k.startswith(("FTCOMM_", "PET_"))}
-        environment.update(OMP_NUM_THREADS="1", SOAK_STOP=str(self.stop))
         flags = [
             "--nproc-per-node",
             str(RANKS),
@@ -48,14 +46,9 @@ class Run:
             "--events",
             str(folder),
         ]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ftcomm.launch.cli", *flags, str(WORKER)],
-            stdout=subprocess.PIPE,
-            stderr=open(self.log, "w"),  # noqa: SIM115 - ftrun's for as long as it runs
-            text=True,
-            env=environment,
-            start_new_session=True,
-        )
+        with open(self.log, "w") as log:
+            self.process = Ftrun([*flags, str(WORKER)], clean_environment(SOAK_STOP=str(self.stop)), log).process
+        self.heard = time.monotonic()  # when a worker last said something
         self.lines: queue.Queue[list[str] | None] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.process_of: dict[int, int] = {}  # rank -> pid
@@ -73,15 +66,15 @@ class Run:
     def listen(self, seconds: float) -> None:
         """Takes in what the workers say for that long, or until ftrun has ended."""
         until = time.monotonic() + seconds
-        while not self.over:
+        while not self.over and time.monotonic() < until:
             try:
-                self._hear(self.lines.get(timeout=max(0.0, min(until - time.monotonic(), PATIENCE))))
+                self._hear(self.lines.get(timeout=max(0.0, until - time.monotonic())))
             except queue.Empty:
-                if time.monotonic() < until:
-                    raise AssertionError(f"no worker has said anything for {PATIENCE:g} s:\n{self.tail()}") from None
-                return
+                silent = time.monotonic() - self.heard
+                assert silent < PATIENCE, f"no worker has said anything for {silent:.0f} s:\n{self.tail()}"
 
     def _hear(self, line: list[str] | None) -> None:
+        self.heard = time.monotonic()
         if line is None:
             self.over = True
             return
@@ -105,7 +98,7 @@ class Run:
 
     def finish(self) -> None:
         while not self.over:
-            self.listen(PATIENCE)
+            self.listen(1.0)
         assert self.process.wait(PATIENCE) == 0, self.tail()
 
     def close(self) -> None:

@@ -21,6 +21,9 @@ MPIRUN = shutil.which("mpirun", path=FOLDERS)
 UNDER_MPIRUN = Path(__file__).parents[1] / "mpi" / "under_mpirun.py"
 DEADLINE = 120.0
 ULFM = ("--with-ft", "ulfm")
+# What mpirun prints in one start of a hundred, before it has started a rank (`mpirun true` as well): tried again.
+NOT_STARTED = "PMIx server's listener thread failed to start"
+STARTS = 5
 
 needs_mpi = pytest.mark.skipif(
     MPIRUN is None or importlib.util.find_spec("mpi4py") is None,
@@ -52,21 +55,24 @@ class Done:
 def mpirun(program: str, *flags: str, ranks: int = 4, **environment: str) -> Done:
     """Runs the program on every rank; its lines come in any order and are sorted."""
     command = [str(MPIRUN), *flags, "-n", str(ranks), "--oversubscribe", "--allow-run-as-root"]
-    process = subprocess.Popen(
-        [*command, sys.executable, "-c", PREAMBLE + textwrap.dedent(program)],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=DEADLINE)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, errors = process.communicate()
-        pytest.fail(f"mpirun hangs.\n{output}\n{errors}")
+    for _ in range(STARTS):
+        process = subprocess.Popen(
+            [*command, sys.executable, "-c", PREAMBLE + textwrap.dedent(program)],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            output, errors = process.communicate(timeout=DEADLINE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, errors = process.communicate()
+            pytest.fail(f"mpirun hangs.\n{output}\n{errors}")
+        if NOT_STARTED not in errors:
+            break
     return Done(process.returncode, sorted(output.splitlines()), errors)
 
 
@@ -92,15 +98,14 @@ def test_survivors_shrink_and_end(victims: str) -> None:
         """
         victims = set(map(int, os.environ["VICTIMS"].split(",")))
         comm = ftcomm.init()
-        me, dead = comm.rank, set()
+        me = comm.rank
         comm.barrier()
         if me in victims:
             die()
-        while dead != victims:
+        while victims & set(comm.slots):  # shrink() may leave out more of them than the error could name
             try:
                 comm.all_reduce(np.ones(100_000))
-            except ftcomm.PeerFailure as error:
-                dead |= {comm.slots[r] for r in error.ranks}
+            except ftcomm.PeerFailure:
                 comm = comm.shrink()
         data = np.full(1000, me)
         comm.all_reduce(data)

@@ -25,7 +25,7 @@ $(STAMPS)/venv:
 	scripts/check_machine.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "cmake>=3.18" ninja
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "cffi>=1.15" "cmake>=3.18" ninja
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/torch-$(TORCH): $(STAMPS)/venv

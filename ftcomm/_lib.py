@@ -1,12 +1,12 @@
-"""Loads libftcomm.so through cffi (ABI mode). The C header itself is the declaration: nothing is repeated here.
+"""Loads libftcomm.so through cffi (out-of-line ABI mode: scripts/make_abi.py turns the C header into a module at build time).
 
 Importing this module loads nothing; :func:`lib` does so on first use and starts no thread.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
-import re
 from typing import Any
 
 from ftcomm import errors
@@ -16,7 +16,7 @@ _cache: list[Any] = []
 
 
 def native_path(name: str) -> str:
-    """The path of a file that the build installed (``libftcomm.so``, ``ftcomm.h``, ``ftcomm-sim``)."""
+    """The path of a file that the build installed (``libftcomm.so``, ``abi.py``, ``ftcomm-sim``)."""
     import ftcomm
 
     tried = []
@@ -31,21 +31,17 @@ def native_path(name: str) -> str:
     )
 
 
-def declarations(header: str) -> str:
-    """What cffi can parse of the C header: no preprocessor lines, no comments, no export macro, no C++ guard."""
-    text = re.sub(r"/\*.*?\*/", " ", header, flags=re.DOTALL)
-    text = re.sub(r"#ifdef __cplusplus.*?#endif", " ", text, flags=re.DOTALL)
-    text = re.sub(r"^\s*#.*$", " ", text, flags=re.MULTILINE)
-    return re.sub(r"\bFT_API\b", " ", text)
-
-
 def _load() -> tuple[Any, Any]:
-    import cffi
-
-    ffi = cffi.FFI()
-    with open(native_path("ftcomm.h"), encoding="utf-8") as header:
-        ffi.cdef(declarations(header.read()))
-    return ffi, ffi.dlopen(native_path("libftcomm.so"))
+    spec = importlib.util.spec_from_file_location("ftcomm._native.abi", native_path("abi.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    abi = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(abi)
+    ffi = abi.ffi
+    C = ffi.dlopen(native_path("libftcomm.so"))
+    for name in dir(C):
+        getattr(C, name)  # found and bound now, not in the middle of a recovery
+    return ffi, C
 
 
 def lib() -> tuple[Any, Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftcomm._lib import check, lib
@@ -219,11 +220,28 @@ class Job:
                 del _jobs[self.name]
         if handle is None or os.getpid() != self._pid:
             return
+        self._tell_missed_faults()
         lib()[1].ft_job_close(handle)
         if self._events is not None:
             self._events.close()
         if self.store is not None:
             self.store.close()
+
+    def _tell_missed_faults(self) -> None:
+        """A fault that was asked for and never came is not to look like one that was survived."""
+        ffi, C = lib()
+        for missed in json.loads(ffi.string(C.ft_fault_missed()).decode()):
+            self.emit("fault-missed", **missed)
+            if self._events is None:  # else whoever reads them tells it
+                text = missed_fault({"rank": self.rank, **missed})
+                print(f"ftcomm: {text}", file=sys.stderr, flush=True)
+
+
+def missed_fault(event: Mapping[str, Any]) -> str:
+    """The event ``fault-missed`` in words."""
+    since = f" from step {event['step']} on" if "step" in event else ""
+    passes = "" if event["at"].startswith("step:") else f" (passed {event['passes']} times)"
+    return f"rank {event['rank']}: fault at {event['at']}{since} was never reached{passes}"
 
 
 def current(name: str | None = None) -> Job | None:

@@ -74,7 +74,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._setting.signals.collect()  # before there is a worker that could be left alone by an exception
         with replaced(local_elastic_agent, "start_processes", start_workers):
             pids: dict[int, Any] = super()._start_workers(worker_group)
-        self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY", "raise"))
+        self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY"))
         for slot in self._context.slots.values():
             self._log("spawn", rank=slot.rank, incarnation=0, pid=pids[slot.local_rank])
         return pids

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any, TextIO
 
+from ftcomm.job import missed_fault
 from ftcomm.launch.folder import Event
 
 Key = tuple[Any, ...]
@@ -31,6 +32,7 @@ class Narrator:
             "interrupted": self._interrupted,
             "killing": self._killing,
             "fault": self._fault,
+            "fault-missed": self._fault_missed,
             "suspected": self._suspected,
             "repaired": self._repaired,
             "failed": self._failed,
@@ -68,7 +70,8 @@ class Narrator:
     def _job(self, event: Event) -> None:
         ranks = event["ranks"]
         where = "" if len(ranks) == self._world else f", ranks {_list(ranks)} on this node"
-        self.say(f"{self._world} workers{where}, policy {event['policy']}", event["time"])
+        policy = f", policy {event['policy']}" if event.get("policy") else ""  # else it is the script's
+        self.say(f"{self._world} workers{where}{policy}", event["time"])
 
     def _spawn(self, event: Event) -> None:
         rank, incarnation = event["rank"], event["incarnation"]
@@ -102,6 +105,9 @@ class Narrator:
         if event.get("do") in ("kill", "exit"):
             self._died[event["rank"], event["incarnation"]] = event["time"]
         self.say(f"rank {event['rank']}: fault at {event['at']}: {event['do']}", event["time"])
+
+    def _fault_missed(self, event: Event) -> None:
+        self.say(missed_fault(event), event["time"])
 
     def _suspected(self, event: Event) -> None:
         slot, evidence = event["slot"], event["evidence"]

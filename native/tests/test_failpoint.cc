@@ -158,6 +158,28 @@ FT_TEST(failpoint_counts_passes) {
     EXPECT(FT_POINT("tcp.send").action == Action::Corrupt);
 }
 
+FT_TEST(failpoint_that_never_came_is_known) {
+    Disarm disarm;
+    REQUIRE(fault::configure("rank=0,at=tcp.send:3,do=corrupt; rank=0,at=tcp.receive,do=corrupt; rank=0,at=step:9,do=kill;"
+                             "rank=0,at=shm.commit,step=5,do=kill; rank=1,at=tcp.send,do=kill",
+                             0, 0)
+                .ok());
+    FT_POINT("tcp.send");
+    FT_POINT("tcp.receive");
+    FT_POINT("shm.commit");
+    fault::set_step(4);
+    const auto missed = fault::missed();
+    REQUIRE(missed.size() == 3);  // not what has acted, not another rank's
+    EXPECT_EQ(missed[0].at, "tcp.send:3");
+    EXPECT_EQ(missed[0].passes, 1u);
+    EXPECT(!missed[0].has_step);
+    EXPECT_EQ(missed[1].at, "step:9");
+    EXPECT_EQ(missed[2].at, "shm.commit:1");
+    EXPECT(missed[2].has_step);
+    EXPECT_EQ(missed[2].step, 5u);
+    EXPECT_EQ(missed[2].passes, 0u);
+}
+
 FT_TEST(failpoint_steps) {
     Disarm disarm;
     REQUIRE(fault::configure("rank=0,at=tcp.send:2,step=5,do=corrupt", 0, 0).ok());

@@ -30,6 +30,19 @@ def sum_of_ranks(comm: Comm, count: int = 1000) -> float:
     return float(buf[0])
 
 
+def test_a_fault_that_never_came_is_told(ranks: Ranks) -> None:
+    """A rank that lives because nobody killed it is not to look like one that survived."""
+
+    def run(comm: Comm) -> float:
+        return sum_of_ranks(comm)
+
+    group = ranks.start(2, run, faults="rank=1,at=vote.send,do=kill; rank=0,at=leave.send,do=delay:1")
+    results = group.results()
+    assert all(result.ok for result in results), "\n".join(result.text() for result in results)
+    assert "fault" not in results[0].log
+    assert "rank 1: fault at vote.send:1 was never reached (passed 0 times)" in results[1].log
+
+
 @pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("count", [10, 300_000])
 def test_killed_rank_raises_on_all_then_shrink(ranks: Ranks, transport: str, victim: int, count: int) -> None:

@@ -31,6 +31,22 @@ def test_the_story_of_one_death() -> None:
     ]
 
 
+def test_a_policy_that_only_the_script_knows_is_not_claimed() -> None:
+    assert told([{"time": 1.0, "event": "job", "world_size": 4, "ranks": [0, 1, 2, 3], "policy": None}]) == [
+        "4 workers"
+    ]
+
+
+def test_a_fault_that_never_came_is_told() -> None:
+    missed = {"event": "fault-missed", "rank": 2, "incarnation": 0, "passes": 5}
+    assert told(
+        [{"time": 1.0, **missed, "at": "ring.rs.hop:9", "step": 40}, {"time": 2.0, **missed, "at": "step:900"}]
+    ) == [
+        "rank 2: fault at ring.rs.hop:9 from step 40 on was never reached (passed 5 times)",
+        "rank 2: fault at step:900 was never reached",
+    ]
+
+
 def test_without_last_words_no_delay_is_claimed() -> None:
     lines = told([event for event in story() if event["event"] != "fault"])
     assert "rank 2 is gone: detected by rank 0, by robust-futex" in lines

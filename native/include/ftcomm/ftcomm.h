@@ -152,6 +152,7 @@ FT_API const char* ft_build_info(void);                /* JSON: compiler, CPU fe
 FT_API const char* ft_fault_points(void);              /* JSON: [{"name":..., "where":...}] */
 FT_API void ft_fault_step(uint64_t step);              /* a training step begins: the point "step" */
 FT_API int ft_fault_hit(const char* name);             /* points in Python code; 1: corrupt, 2: cut */
+FT_API const char* ft_fault_missed(void);              /* JSON: [{"at":..., "passes":...}], those set that never came */
 FT_API int ft_fault_configure(const char* spec, int32_t rank, int32_t incarnation);
 
 #ifdef __cplusplus

@@ -127,4 +127,19 @@ void set_step(std::uint64_t step) {
     hit("step");
 }
 
+std::vector<Missed> missed() {
+    std::size_t count = 0;
+    const PointInfo* points = all_points(&count);
+    State& s = state();
+    std::lock_guard lock(s.mutex);
+    std::vector<Missed> out;
+    for (const auto& armed : s.faults) {
+        const Fault& fault = armed.fault;
+        if (armed.spent) continue;
+        out.push_back(
+            {std::string(points[fault.point].name) + ":" + std::to_string(fault.nth), fault.step, fault.has_step, armed.passes});
+    }
+    return out;
+}
+
 }  // namespace ftcomm::fault

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "base/status.h"
 
@@ -24,10 +25,19 @@ struct PointInfo {
     const char* where;  // one sentence for `ftcomm faults`
 };
 
+// A fault of this process whose turn has not come. Untold, it would look like one that was survived.
+struct Missed {
+    std::string at;             // as in the spec: "ring.rs.hop:3"
+    std::uint64_t step = 0;     // passes counted from this training step on
+    bool has_step = false;
+    std::uint64_t passes = 0;   // so many times was the point passed; not counted for "step"
+};
+
 extern std::atomic<bool> armed;           // true only when a fault of this rank and incarnation is set
 Status configure(const std::string& spec, int rank, int incarnation);
 Verdict hit(const char* name);            // counts, and acts when its turn has come
 void set_step(std::uint64_t step);        // also passes the point "step"
+std::vector<Missed> missed();
 const PointInfo* all_points(std::size_t* count);
 
 }  // namespace ftcomm::fault

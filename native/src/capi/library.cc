@@ -60,6 +60,19 @@ int ft_fault_hit(const char* name) {
     return verdict.action == fault::Action::Corrupt ? 1 : verdict.action == fault::Action::Cut ? 2 : 0;
 }
 
+const char* ft_fault_missed(void) {
+    thread_local std::string missed;
+    Json j;
+    j.begin_list();
+    for (const auto& fault : fault::missed()) {
+        j.begin().key("at").text(fault.at).key("passes").number(fault.passes);
+        if (fault.has_step) j.key("step").number(fault.step);
+        j.end();
+    }
+    missed = j.end_list().str();
+    return missed.c_str();
+}
+
 int ft_fault_configure(const char* spec, int32_t rank, int32_t incarnation) {
     return guarded([&] {
         auto s = fault::configure(spec != nullptr ? spec : "", rank, incarnation);

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import check, lib
 from ftcomm.buffers import buffer_of
-from ftcomm.errors import Cancelled, ConfigError, PeerFailure, Unsupported
+from ftcomm.errors import ConfigError, Unsupported
 from ftcomm.request import Request
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["ANY", "PointToPoint"]
 
 ANY = -1
+_ANY_OR_FAIL = -2  # ends with the failure that a receive from ANY reports and outlives
 
 
 class PointToPoint:
@@ -39,12 +40,7 @@ class PointToPoint:
     def irecv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> Request:
         """Starts :meth:`recv`; ``request.source`` and ``request.nbytes`` tell what came."""
         self._check_peer("src", src, any_allowed=True)
-        data = buffer_of(buf, writable=True, dtype=dtype)
-        ffi, C = lib()
-        out = ffi.new("ft_request**")
-        check(C.ft_recv(*self._native, data.pointer, data.nbytes, src, tag, out))
-        source = "any rank" if src == ANY else f"rank {src}"
-        return Request(self._job, out[0], self.size, data, f"recv from {source} on {self.name}")
+        return self._receive(buf, src, tag, dtype)
 
     def send(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> None:
         """Sends the buffer to ``dst``; returns when it may be reused, which may be before it is received.
@@ -59,25 +55,18 @@ class PointToPoint:
     def recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
         """Receives into the buffer (a shorter message is fine, a longer one raises Truncated); returns who sent it.
 
-        A receive from ANY raises PeerFailure, and receives nothing, while a rank that died or left is not acknowledged
-        (:meth:`ack_failed`): it could wait for one that will never send.
+        A receive from ANY raises PeerFailure, and receives nothing, while a rank that died is not acknowledged
+        (:meth:`ack_failed`): it could wait for one that will never send. Who has left in good order is no failure, until
+        nobody is left who could send.
 
         Raises:
-            PeerFailure: the sender died, or may have died.
+            PeerFailure: the sender is gone, or may have died, or nobody else is left.
             Timeout: no message came within the communicator's timeout.
             Truncated: the message is longer than the buffer.
         """
-        request = self.irecv(buf, src, tag, dtype)
-        try:
-            request.wait()
-        except PeerFailure as failure:
-            if request.error is not None:
-                raise
-            request.cancel()
-            try:
-                request.wait()  # a message may have come first
-            except Cancelled:
-                raise failure from None
+        self._check_peer("src", src, any_allowed=True)
+        request = self._receive(buf, _ANY_OR_FAIL if src == ANY else src, tag, dtype)
+        request.wait()
         return request.source
 
     def ft_send(self, buf: Any, dst: int, tag: int = 0) -> None:
@@ -95,6 +84,14 @@ class PointToPoint:
     def resume(self, tag: Any) -> None:
         """Not in this version: there is no pair log to replay."""
         raise Unsupported(_NO_LOG.format("resume", "the join point"))
+
+    def _receive(self, buf: Any, src: int, tag: int, dtype: Any) -> Request:
+        data = buffer_of(buf, writable=True, dtype=dtype)
+        ffi, C = lib()
+        out = ffi.new("ft_request**")
+        check(C.ft_recv(*self._native, data.pointer, data.nbytes, src, tag, out))
+        source = "any rank" if src < 0 else f"rank {src}"
+        return Request(self._job, out[0], self.size, data, f"recv from {source} on {self.name}")
 
     def _check_peer(self, what: str, rank: int, any_allowed: bool) -> None:
         if isinstance(rank, int) and (0 <= rank < self.size or (any_allowed and rank == ANY)):

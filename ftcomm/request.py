@@ -65,8 +65,8 @@ class Request:
 
         With ``timeout`` (seconds) it raises Timeout when nothing was decided by then; the operation goes on, and wait may be
         called again. A receive from ANY raises PeerFailure while a death is not acknowledged, and stays pending: wait again after
-        ``ack_failed()``. Ctrl-C gives the operation up: its failure is proposed to the other ranks, the result (which may be
-        success) is waited for up to two heartbeats, then KeyboardInterrupt goes on.
+        ``ack_failed()`` (it ends when nobody is left who could send). Ctrl-C gives the operation up: its failure is proposed to
+        the other ranks, the result (which may be success) is waited for up to two heartbeats, then KeyboardInterrupt goes on.
         """
         if not self._done:
             deadline = None if timeout is None else time.monotonic() + timeout

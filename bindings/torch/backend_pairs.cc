@@ -91,7 +91,7 @@ FtBackend::WorkPtr FtBackend::alltoall(Tensors& outputs, Tensors& inputs, const 
 
 FtBackend::WorkPtr FtBackend::pairwise(bool sending, Tensors& tensors, int peer, int tag) {
     const char* what = sending ? "send" : "recv";
-    const auto type = sending ? c10d::OpType::SEND : peer == FT_ANY ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
+    const auto type = sending ? c10d::OpType::SEND : peer == FT_ANY_OR_FAIL ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV;
     return start(type, sending ? "ftcomm:send" : "ftcomm:recv", tensors, [&](Operation& o) {
         const at::Tensor& tensor = only(tensors, what);
         Call call;
@@ -115,6 +115,8 @@ FtBackend::WorkPtr FtBackend::pairwise(bool sending, Tensors& tensors, int peer,
 
 FtBackend::WorkPtr FtBackend::send(Tensors& tensors, int dst, int tag) { return pairwise(true, tensors, dst, tag); }
 FtBackend::WorkPtr FtBackend::recv(Tensors& tensors, int src, int tag) { return pairwise(false, tensors, src, tag); }
-FtBackend::WorkPtr FtBackend::recvAnysource(Tensors& tensors, int tag) { return pairwise(false, tensors, FT_ANY, tag); }
+// A Work cannot report a death and stay pending: it ends with it, and torch.distributed has no way to acknowledge the death, but
+// ftcomm.torch.communicator(group).ack_failed() does.
+FtBackend::WorkPtr FtBackend::recvAnysource(Tensors& tensors, int tag) { return pairwise(false, tensors, FT_ANY_OR_FAIL, tag); }
 
 }  // namespace ftcomm_torch

@@ -119,14 +119,9 @@ void Operation::wait_request(ft_request* request, double timeout) {
         if (!given_up) left = std::max(0.0, timeout - std::chrono::duration<double>(Clock::now() - start).count());
         const int code = ft_request_wait(request, left);
         std::int32_t done = 0;
-        const bool maybe_pending = code == FT_INTERRUPTED || code == FT_TIMEOUT || code == FT_PEER_FAILURE;
+        const bool maybe_pending = code == FT_INTERRUPTED || code == FT_TIMEOUT;
         if (maybe_pending) ft_request_test(request, &done);
         if (done != 0 || !maybe_pending) return;  // the operation's own result
-        if (code == FT_PEER_FAILURE) {
-            // A receive from any rank, and one that may be the sender has died: torch has no way to acknowledge that.
-            ft_request_fail(request, FT_CANCELLED);
-            continue;
-        }
         if (code == FT_TIMEOUT) {
             // Not this rank's decision alone: the members vote, and the request is then done, one way or the other.
             ft_request_fail(request, FT_TIMEOUT);

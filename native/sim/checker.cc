@@ -64,6 +64,7 @@ void Checker::completed(Instance& who, OpenCall& call) {
     if (world_.violation().found()) return;
     if (call.call == Call::Recv) {
         if (q.status.ok()) check_message(who, call);
+        else no_leave_is_a_failure(who, call, q.status);
         return;
     }
     if (call.send != nullptr && call.call == Call::Send) {
@@ -125,6 +126,14 @@ void Checker::completed(Instance& who, OpenCall& call) {
     const Bytes words = w.take();
     result.hash = hash64(words);
     rec.results.push_back(std::move(result));
+}
+
+// A receive from anyone reports deaths, and who has merely left only when nobody is left.
+void Checker::no_leave_is_a_failure(Instance& who, const OpenCall& call, const Status& failure) {
+    if (call.peer >= 0 || call.request->source >= 0 || failure.code != Code::PeerFailure) return;
+    const auto& why = failure.evidence;
+    if (failure.ranks.size() + 1 < call.members.size() && std::find(why.begin(), why.end(), Evidence::Left) != why.end())
+        world_.violate("Q", "slot %d: %s: a leave is reported: %s", who.slot, describe(call).c_str(), failure.message.c_str());
 }
 
 // B: between two looks an element may change once, from the input to what it then stays until the end.

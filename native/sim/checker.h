@@ -20,6 +20,7 @@ public:
     explicit Checker(World& world) : world_(world) {}
     void posted(Instance& who, const OpenCall& call);
     void completed(Instance& who, OpenCall& call);
+    void no_leave_is_a_failure(Instance& who, const OpenCall& call, const Status& failure);  // Q
     void touched(Instance& who);                       // B
     void event(Instance& who, const NodeEvent& event); // V, Q
     void finish();                                     // U over the survivors

@@ -16,7 +16,10 @@ void World::on_event(Instance& who, const NodeEvent& e) {
         case NodeEvent::Kind::Frozen: happens(Trigger::Frozen, who, -1); break;
         case NodeEvent::Kind::Decided: happens(Trigger::Decided, who, -1); break;
         case NodeEvent::Kind::Suspected: happens(Trigger::Suspected, who, -1); break;
-        case NodeEvent::Kind::ViewChanged: happens(Trigger::ViewChanged, who, -1); break;
+        case NodeEvent::Kind::ViewChanged:
+            happens(Trigger::ViewChanged, who, -1);
+            who.program->somebody_is_gone();
+            break;
         case NodeEvent::Kind::JoinWaiting: happens(Trigger::JoinWaiting, who, e.slot); break;
         case NodeEvent::Kind::Joined: happens(Trigger::Joined, who, e.slot); break;
         case NodeEvent::Kind::Removed: {
@@ -36,6 +39,7 @@ void World::on_event(Instance& who, const NodeEvent& e) {
 void World::on_transition(Instance& who, const char* name) {
     if (std::strcmp(name, "admit.vote") == 0) happens(Trigger::AdmitVote, who, -1);
     else if (std::strcmp(name, "admit.decide") == 0) happens(Trigger::AdmitDecide, who, -1);
+    else if (std::strcmp(name, "goodbye") == 0) who.program->somebody_is_gone();
 }
 
 void World::happens(Trigger trigger, Instance& emitter, int subject) {

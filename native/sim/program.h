@@ -44,6 +44,7 @@ public:
     void run();                   // the event
     void fail_request(int step);  // the event
     void revoke(int comm_index);  // the event
+    void somebody_is_gone();      // a receive from anyone may have nobody left to wait for
     void admitted_like(const std::vector<const Program*>& survivors, int step);
 
     std::vector<OpenCall*>& open() { return open_; }

@@ -28,7 +28,11 @@ void Program::admitted_like(const std::vector<const Program*>& survivors, int st
     phase_ = Phase::Post;
 }
 
-// A receive from anyone, when all who have not been heard are known dead: cancelled, or it would wait for ever.
+void Program::somebody_is_gone() {
+    if (!any_.over) world_.wake_program(self_, 0);
+}
+
+// A receive from anyone, when all who have not been heard are gone: cancelled, or it would wait for ever for those who have been heard.
 bool Program::stop_waiting_for_anyone(OpenCall& call) {
     RankSet missing =
         RankSet::first(static_cast<int>(call.members.size())) - self_.node->comm_failed(call.comm) - RankSet::of(any_.got);
@@ -52,11 +56,11 @@ bool Program::wait_done() {
     for (std::size_t i = 0; i < open_.size() && self_.running();) {
         OpenCall& call = *open_[i];
         if (!call.request->done.load()) {
-            if (call.request->alarmed && self_.node != nullptr) {  // ULFM: acknowledge, then the receive goes on
+            if (call.request->alarmed) {  // ULFM: acknowledge, then the receive goes on
                 self_.node->ack_failed(call.comm, -1);
                 world_.counters().add("program: alarm acknowledged");
-                if (stop_waiting_for_anyone(call)) continue;
             }
+            if (call.call == Call::Recv && call.peer < 0 && stop_waiting_for_anyone(call)) continue;
             ++i;
             continue;
         }

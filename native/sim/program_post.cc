@@ -227,9 +227,10 @@ void Program::next_any(int index) {
     }
     call->recv = memory(step.count);
     auto& c = *call;
+    const int source = world_.random().chance(0.5) ? kAny : kAnyOrFail;
     RequestPtr request;
     world_.input(self_,
-                 [&](Node& node, Time now) { request = node.recv(now, c.comm, c.recv->data(), c.recv->size(), -1, index); });
+                 [&](Node& node, Time now) { request = node.recv(now, c.comm, c.recv->data(), c.recv->size(), source, index); });
     add(std::move(call), request);
 }
 

@@ -197,7 +197,10 @@ void World::after_input(Instance& who) {
         for (const auto& request : done) {
             OpenCall* call = who.program->find(request);
             if (call == nullptr || call->checked) continue;  // completed inside its own call: Program::add looks
-            if (!request->done.load()) continue;              // an alarm: the program acknowledges and waits on
+            if (!request->done.load()) {                      // an alarm: the program acknowledges and waits on
+                checker_.no_leave_is_a_failure(who, *call, request->alarm);
+                continue;
+            }
             checker_.completed(who, *call);
             who.program->completed(*call);
         }

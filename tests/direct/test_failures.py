@@ -181,6 +181,68 @@ def test_receive_from_the_dead(ranks: Ranks, transport: str) -> None:
     Ranks.values(group, {1})
 
 
+def test_receive_from_anyone_when_ranks_leave_and_die(ranks: Ranks, transport: str) -> None:
+    """Who leaves in good order is no failure to a receive from ANY, who is killed is one; it ends when nobody is left."""
+
+    def run(comm: Comm, context: Context) -> None:
+        if comm.rank > 0:
+            context.mark("there")
+            context.hold()
+            if comm.rank == 3:
+                comm.send(np.full(3, 7.0), 0)
+            return
+        buf, unused = np.zeros(3), np.zeros(3)
+
+        def gone(rank: int) -> tuple[int, ...]:  # returns when this rank knows of it
+            with pytest.raises(ftcomm.PeerFailure) as caught:
+                comm.recv(unused, rank)
+            return caught.value.ranks
+
+        pending = comm.irecv(buf)
+        context.mark("posted")
+        assert gone(1) == (1,)
+        with pytest.raises(ftcomm.Timeout):
+            pending.wait(timeout=0)
+        late = comm.irecv(unused, tag=1)  # posted after the leave: no difference
+        with pytest.raises(ftcomm.Timeout):
+            late.wait(timeout=0)
+        context.mark("left")
+        assert gone(2) == (2,)
+        for request in (pending, late):
+            with pytest.raises(ftcomm.PeerFailure) as caught:
+                request.wait()
+            assert caught.value.ranks == (2,)
+            assert request.error is None  # pending
+        with pytest.raises(ftcomm.PeerFailure) as caught:
+            comm.recv(unused)
+        assert caught.value.ranks == (2,)
+        assert comm.failed() == (1, 2)
+        comm.ack_failed()
+        context.mark("acknowledged")
+        pending.wait()
+        assert (pending.source, buf[0]) == (3, 7.0)
+        for receive in (late.wait, lambda: comm.recv(unused), comm.irecv(unused).wait):
+            with pytest.raises(ftcomm.PeerFailure, match="nobody is left who could send") as caught:
+                receive()
+            assert caught.value.ranks == (1, 2, 3)
+        assert late.error is not None
+        itself = comm.irecv(buf, 0)
+        comm.send(np.full(3, 8.0), 0)
+        itself.wait()
+        assert buf[0] == 8.0
+
+    group = ranks.start(4, run, transport=transport)
+    for rank in (1, 2, 3):
+        group.wait_for(rank, "there")
+    group.wait_for(0, "posted")
+    group.release(1)
+    group.wait_for(0, "left")
+    group.kill(2)
+    group.wait_for(0, "acknowledged")
+    group.release(3)
+    Ranks.values(group, {2})
+
+
 def test_agree_reports_what_is_not_acknowledged(ranks: Ranks, transport: str) -> None:
     def run(comm: Comm, context: Context) -> Any:
         if comm.rank == 1:

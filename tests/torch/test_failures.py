@@ -107,6 +107,42 @@ def test_raise_and_shrink(world, transport):
     assert [values[r] for r in (0, 2, 3)] == [0, 1, 2]
 
 
+def killed_while_receiving_from_anyone(context):
+    rank = dist.get_rank()
+    if rank > 0:
+        context.mark("there")
+        context.hold()
+        dist.send(torch.full((3,), float(rank)), 0)
+        return
+    got, late = torch.zeros(3), torch.zeros(3)
+    work = dist.irecv(got)
+    seen = work.get_future()
+    context.mark("posted")
+    for wait in (work.wait, seen.wait, lambda: dist.recv(late)):
+        with pytest.raises(dist.DistBackendError, match="ack_failed") as caught:
+            wait()
+        error = caught.value.__cause__
+        assert isinstance(error, ftcomm.PeerFailure)
+        assert error.ranks == (2,)
+        assert error.evidence
+    ftcomm.torch.communicator().ack_failed()
+    context.mark("acknowledged")
+    assert dist.recv(late) == 1
+    assert late.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_receive_from_anyone(world, transport):
+    group = world.start(3, killed_while_receiving_from_anyone, transport=transport)
+    for rank in (1, 2):
+        group.wait_for(rank, "there")
+    group.wait_for(0, "posted")
+    group.kill(2)
+    group.wait_for(0, "acknowledged")
+    group.release(1)
+    world.values(group, dies=(2,))
+
+
 def killed_in_backward(context):
     torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))

@@ -44,7 +44,7 @@ enum {
     FT_BARRIER
 };
 enum { FT_RAISE, FT_LOSSY, FT_REPLAY };
-enum { FT_ANY = -1 };
+enum { FT_ANY = -1, FT_ANY_OR_FAIL = -2 }; /* from anybody; see ft_request_wait */
 
 typedef struct ft_job ft_job;
 typedef struct ft_request ft_request;
@@ -123,8 +123,9 @@ FT_API int ft_join_wait(ft_job* job, ft_request** out);
 FT_API int ft_admit(ft_job* job, ft_request** out);
 
 /* timeout < 0: until done. FT_INTERRUPTED when a signal came (call again, or ft_request_fail). FT_TIMEOUT with nothing
- * decided: the request is still pending. FT_PEER_FAILURE with ft_request_test saying "not done": a receive from anybody, and a
- * death that is not acknowledged; still pending, wait again after ft_comm_ack_failed. Otherwise the operation's own result. */
+ * decided: the request is still pending. FT_PEER_FAILURE with ft_request_test saying "not done": a receive from FT_ANY, and a
+ * death that is not acknowledged; still pending, wait again after ft_comm_ack_failed (one from FT_ANY_OR_FAIL is done then).
+ * Otherwise the operation's own result. */
 FT_API int ft_request_wait(ft_request* request, double timeout);
 FT_API int ft_request_test(ft_request* request, int32_t* done);  /* result code when done */
 FT_API int ft_request_fail(ft_request* request, int32_t why /* FT_INTERRUPTED or FT_TIMEOUT or FT_CANCELLED */);

@@ -147,7 +147,7 @@ RequestPtr Communicator::recv(void* data, std::uint64_t bytes, int src, std::int
         core_.finish(request, std::move(s));
     } else {
         const Time timeout = spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
-        p2p_.recv(request, data, bytes, src < 0 ? -1 : src, tag, core_.now + timeout);
+        p2p_.recv(request, data, bytes, src == kAnyOrFail || src >= 0 ? src : kAny, tag, core_.now + timeout);
     }
     return request;
 }

@@ -110,7 +110,7 @@ public:
     Status create_comm(Time now, const CommSpec& spec);
     RequestPtr collective(Time now, CommId comm, const OpDesc& desc);
     RequestPtr send(Time now, CommId comm, const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
-    RequestPtr recv(Time now, CommId comm, void* data, std::uint64_t bytes, int src /* -1: any */, std::int64_t tag);
+    RequestPtr recv(Time now, CommId comm, void* data, std::uint64_t bytes, int src /* or kAny, kAnyOrFail */, std::int64_t tag);
     RequestPtr agree(Time now, CommId comm, std::int64_t flag);
     RequestPtr shrink(Time now, CommId comm);
     void revoke(Time now, CommId comm);

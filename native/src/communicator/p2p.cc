@@ -16,18 +16,6 @@ FrameHeader PointToPoint::header(FrameKind kind, std::uint64_t number) const {
     return h;
 }
 
-Status PointToPoint::gone_status(int rank) const {
-    const auto it = evidence_.find(rank);
-    const auto e = it == evidence_.end() ? Evidence::None : it->second;
-    auto s = Status::error(Code::PeerFailure, "rank " + std::to_string(rank) + " is gone (" + to_string(e) + ") since epoch " +
-                                                  std::to_string(core_.view.epoch));
-    s.ranks = {rank};
-    s.evidence = {e};
-    s.epoch = core_.view.epoch;
-    s.operation = "point-to-point in communicator " + spec_.name;
-    return s;
-}
-
 void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag,
                         Time deadline) {
     const auto* from = static_cast<const std::byte*>(data);
@@ -38,7 +26,7 @@ void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64
         return;
     }
     if (gone_.has(dst)) {
-        core_.finish(request, gone_status(dst));
+        core_.finish(request, gone_status(RankSet::of({dst})));
         return;
     }
     const auto number = ++next_number_[dst];
@@ -63,7 +51,7 @@ void PointToPoint::recv(const RequestPtr& request, void* data, std::uint64_t byt
     Recv r{request, static_cast<std::byte*>(data), bytes, src, tag, deadline};
     if (match_arrived(r)) return;
     if (r.matched < 0 && src >= 0 && gone_.has(src)) {
-        core_.finish(request, gone_status(src));
+        core_.finish(request, gone_status(RankSet::of({src})));
         return;
     }
     recvs_.push_back(std::move(r));
@@ -231,69 +219,6 @@ void PointToPoint::on_tick(Time now) {
     }
 }
 
-void PointToPoint::on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence) {
-    gone_ = gone;
-    acked_ = acked;
-    evidence_ = evidence;
-    for (auto it = sends_.begin(); it != sends_.end();) {
-        if (gone_.has(it->dst)) {
-            core_.finish(it->request, gone_status(it->dst));
-            it = sends_.erase(it);
-        } else {
-            ++it;
-        }
-    }
-    // What had arrived whole before the death stays readable; a large message without its data is lost.
-    std::erase_if(arrived_, [&](const Arrived& a) { return a.large && gone_.has(a.src); });
-    for (auto it = recvs_.begin(); it != recvs_.end();) {
-        const int src = it->matched >= 0 ? it->matched : it->src;
-        if (src >= 0 && gone_.has(src)) {
-            core_.finish(it->request, gone_status(src));
-            it = recvs_.erase(it);
-        } else {
-            ++it;
-        }
-    }
-    check_alarms();
-}
-
-void PointToPoint::check_alarms() {
-    const auto unknown = gone_ - acked_;
-    for (auto& r : recvs_) {
-        const bool alarm = r.src < 0 && r.matched < 0 && !unknown.empty();
-        if (alarm && !r.request->alarmed) {
-            r.request->alarm = gone_status(unknown.lowest());
-            r.request->alarm.ranks = unknown.list();
-            r.request->alarm.evidence.clear();
-            for (int x : unknown.list()) {
-                const auto it = evidence_.find(x);
-                r.request->alarm.evidence.push_back(it == evidence_.end() ? Evidence::None : it->second);
-            }
-            r.request->alarm.message += "; the receive from ANY stays pending: acknowledge with ack_failed() and wait again";
-            r.request->alarmed = true;
-            core_.host.completed(r.request);  // wakes the waiter; `done` stays false
-        } else if (!alarm) {
-            r.request->alarmed = false;
-        }
-    }
-}
-
-// This rank may learn of the death and of the replacement at once: what waits for the predecessor ends here.
-void PointToPoint::replaced(int rank) {
-    next_number_.erase(rank);
-    std::erase_if(arrived_, [&](const Arrived& a) { return a.src == rank; });
-    auto gone = gone_;
-    gone.add(rank);
-    on_failures(gone, acked_, evidence_);
-}
-
-void PointToPoint::fail_all(const Status& status) {
-    for (auto& s : sends_) core_.finish(s.request, status);
-    for (auto& r : recvs_) core_.finish(r.request, status);
-    sends_.clear();
-    recvs_.clear();
-}
-
 bool PointToPoint::cancel(const RequestPtr& request) {
     for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
         if (it->request != request || it->matched >= 0) continue;
@@ -301,14 +226,6 @@ bool PointToPoint::cancel(const RequestPtr& request) {
         recvs_.erase(it);
         return true;
     }
-    return false;
-}
-
-bool PointToPoint::waits_for(int rank) const {
-    for (const auto& s : sends_)
-        if (s.dst == rank) return true;
-    for (const auto& r : recvs_)
-        if (r.src == rank || r.matched == rank || r.src < 0) return true;
     return false;
 }
 

@@ -63,7 +63,7 @@ private:
     void arrived(Arrived a);
     void pump(Send& s);
     void sweep();
-    Status gone_status(int rank) const;
+    Status gone_status(const RankSet& ranks) const;
     void check_alarms();
 
     Core& core_;
@@ -74,6 +74,7 @@ private:
     std::list<Recv> recvs_;
     std::deque<Arrived> arrived_;
     RankSet gone_, acked_;
+    RankSet left_;                                 // of those gone: in good order
     std::map<int, Evidence> evidence_;
 };
 

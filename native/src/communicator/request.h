@@ -54,6 +54,10 @@ struct OpDesc {
     Time timeout = 0;                 // 0: the communicator's default
 };
 
+// Sources of a receive: from anyone. While a failure is not acknowledged, the first reports it and stays pending (ULFM), the second
+// ends with it, also when nobody waits.
+inline constexpr int kAny = -1, kAnyOrFail = -2;
+
 struct Chunk {
     std::uint64_t offset = 0, count = 0;  // elements of the result
     RankSet contributors;

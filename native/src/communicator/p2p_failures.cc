@@ -1,0 +1,106 @@
+// Messages when ranks are gone: what ends, and what a receive from ANY makes of it.
+#include "communicator/p2p.h"
+
+namespace ftcomm {
+
+Status PointToPoint::gone_status(const RankSet& ranks) const {
+    Status s;
+    s.code = Code::PeerFailure;
+    s.ranks = ranks.list();
+    for (int rank : s.ranks) {
+        const auto it = evidence_.find(rank);
+        s.evidence.push_back(it == evidence_.end() ? Evidence::None : it->second);
+        s.message +=
+            (s.message.empty() ? "rank " : ", rank ") + std::to_string(rank) + " is gone (" + to_string(s.evidence.back()) + ")";
+    }
+    s.message += " since epoch " + std::to_string(core_.view.epoch);
+    s.epoch = core_.view.epoch;
+    s.operation = "point-to-point in communicator " + spec_.name;
+    return s;
+}
+
+void PointToPoint::on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence) {
+    gone_ = gone;
+    acked_ = acked;
+    evidence_ = evidence;
+    for (const auto& [rank, what] : evidence)
+        if (what == Evidence::Left) left_.add(rank);
+    for (auto it = sends_.begin(); it != sends_.end();) {
+        if (gone_.has(it->dst)) {
+            core_.finish(it->request, gone_status(RankSet::of({it->dst})));
+            it = sends_.erase(it);
+        } else {
+            ++it;
+        }
+    }
+    // What had arrived whole before the death stays readable; a large message without its data is lost.
+    std::erase_if(arrived_, [&](const Arrived& a) { return a.large && gone_.has(a.src); });
+    for (auto it = recvs_.begin(); it != recvs_.end();) {
+        const int src = it->matched >= 0 ? it->matched : it->src;
+        if (src >= 0 && gone_.has(src)) {
+            core_.finish(it->request, gone_status(RankSet::of({src})));
+            it = recvs_.erase(it);
+        } else {
+            ++it;
+        }
+    }
+    check_alarms();
+}
+
+// Receives from ANY. A rank that has left is no failure (Q) as long as another one may still send; when none is left, waiting would
+// never end.
+void PointToPoint::check_alarms() {
+    auto others = RankSet::first(static_cast<int>(spec_.members.size()));
+    others.remove(rank_);
+    const bool alone = !others.empty() && (others - gone_).empty();
+    const auto unknown = alone ? others : gone_ - acked_ - left_;
+    for (auto it = recvs_.begin(); it != recvs_.end();) {
+        auto& request = it->request;
+        const bool alarm = it->src < 0 && it->matched < 0 && !unknown.empty();
+        if (alarm && (alone || it->src == kAnyOrFail)) {
+            auto why = gone_status(unknown);
+            why.message += alone ? "; nobody is left who could send (messages to oneself need one's own rank as the source)"
+                                 : "; any of them may be the awaited sender: acknowledge with ack_failed() and receive again";
+            request->alarmed = false;
+            core_.finish(request, std::move(why));
+            it = recvs_.erase(it);
+            continue;
+        }
+        if (alarm && !request->alarmed) {
+            request->alarm = gone_status(unknown);
+            request->alarm.message += "; the receive from ANY stays pending: acknowledge with ack_failed() and wait again";
+            request->alarmed = true;
+            core_.host.completed(request);  // wakes the waiter; `done` stays false
+        } else if (!alarm) {
+            request->alarmed = false;
+        }
+        ++it;
+    }
+}
+
+// This rank may learn of the death and of the replacement at once: what waits for the predecessor ends here.
+void PointToPoint::replaced(int rank) {
+    next_number_.erase(rank);
+    left_.remove(rank);
+    std::erase_if(arrived_, [&](const Arrived& a) { return a.src == rank; });
+    auto gone = gone_;
+    gone.add(rank);
+    on_failures(gone, acked_, evidence_);
+}
+
+void PointToPoint::fail_all(const Status& status) {
+    for (auto& s : sends_) core_.finish(s.request, status);
+    for (auto& r : recvs_) core_.finish(r.request, status);
+    sends_.clear();
+    recvs_.clear();
+}
+
+bool PointToPoint::waits_for(int rank) const {
+    for (const auto& s : sends_)
+        if (s.dst == rank) return true;
+    for (const auto& r : recvs_)
+        if (r.src == rank || r.matched == rank) return true;  // one from ANY goes on without those who left
+    return false;
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,99 @@
+// Whole nodes without IO, driven by hand: nothing moves unless a test says so, so a schedule that once broke the protocol is repeated exactly.
+//   Rig rig(3);  rig.comm({0, 1, 2});  auto r = rig.sum(0, buffer);  rig.deliver(0, 1);  rig.settle();
+// Links are FIFO queues; cells are one map, a request reaches it and is answered in two steps.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "communicator/node.h"
+
+namespace ftcomm::unit {
+
+class Rig {
+public:
+    static constexpr Time kHeartbeat = 1'000'000'000;
+    static constexpr CommId kComm = 7;
+
+    struct Setup {
+        std::uint64_t eager_limit = 64;
+        Time timeout = 1000 * kHeartbeat;
+        bool one_host = true;
+    };
+    explicit Rig(int slots) : Rig(slots, Setup()) {}
+    Rig(int slots, Setup setup);
+    ~Rig();
+
+    Node& node(int slot);
+    void comm(const std::vector<int>& slots, CommId id = kComm, Policy policy = Policy::Lossy);
+    void join_comm(int slot, const std::vector<int>& slots, CommId id = kComm, Policy policy = Policy::Lossy);
+    Time now() const { return now_; }
+
+    // Links. A held one is left alone by settle(); a full one refuses frames until it is emptied.
+    bool deliver(int from, int to);  // the next frame; false: there is none
+    void deliver_all(int from, int to);
+    std::size_t in_flight(int from, int to) const;
+    bool carries(int from, int to, FrameKind kind) const;
+    Bytes last_sent(int from, int to, FrameKind kind) const;  // the payload of the newest one under way
+    void hold(int from, int to, bool on = true);
+    void fill(int from, int to);
+    void empty(int from, int to);  // room again: the writer is told
+
+    // Cells.
+    bool reach(int slot, std::size_t nth = 0);  // the slot's nth oldest request takes effect
+    bool answer(int slot);  // its oldest answer arrives
+    std::size_t asked(int slot);  // requests that have not reached the cells
+    void hold_cells(int slot, bool on = true);  // settle() answers nothing to it
+    const Bytes& cell(const std::string& key) { return cells_[key]; }
+
+    // Time: everybody ticks every heartbeat/20; `silent` ones hear nobody and are not heard.
+    void advance(Time by, const std::vector<int>& silent = {});
+    void jump(Time by) { now_ += by; }  // nobody runs
+    void tick(int slot);
+
+    void kill(int slot);  // what it sent stays on its way
+    void evidence(int observer, int about, Evidence what, int incarnation = -1);
+    void restart(int slot);  // a replacement, which asks to come in
+
+    void settle();  // all that is not held moves, until nothing does
+
+    // small all-reduce over one number
+    RequestPtr sum(int slot, std::int64_t& value, CommId id = kComm);
+
+    bool traced(int slot, const std::string& transition);
+    bool removed(int by, int slot, Evidence why);  // it has seen the slot leave the view for this reason
+
+private:
+    struct Peer;
+    struct Frame {
+        std::uint32_t from_incarnation, to_incarnation;
+        FrameHeader header;
+        Bytes payload;
+    };
+    struct Link {
+        std::deque<Frame> frames;
+        bool held = false, full = false;
+    };
+    struct Asked {
+        std::string key;
+        bool swap;
+        Bytes expected, desired;
+        std::uint64_t request;
+    };
+    Peer& peer(int slot) { return *peers_[static_cast<std::size_t>(slot)]; }
+    void start(int slot, std::uint32_t incarnation);
+    Link& link(int from, int to) { return links_[{from, to}]; }
+
+    Setup setup_;
+    Time now_ = 0;
+    std::vector<std::unique_ptr<Peer>> peers_;
+    std::vector<std::unique_ptr<Peer>> dead_;
+    std::map<std::pair<int, int>, Link> links_;
+    std::map<std::string, Bytes> cells_;
+};
+
+}  // namespace ftcomm::unit

@@ -1,0 +1,197 @@
+// Replacements: deaths around their admission, and what survivors have posted or decided when they come in (M13).
+#include "tests/node_rig.h"
+#include "tests/unit.h"
+
+namespace ftcomm::unit {
+
+namespace {
+
+// Slot `slot` dies, its place is empty, and a replacement asks to come in; nobody has called admit yet.
+void replace(Rig& rig, int slot, int witness) {
+    rig.kill(slot);
+    rig.evidence(witness, slot, Evidence::Pidfd);
+    rig.settle();
+    rig.restart(slot);
+    rig.settle();
+}
+
+}  // namespace
+
+// The evidence comes once, to one rank, before this rank has heard of the admission.
+FT_TEST(death_of_a_replacement_before_its_admission_is_not_forgotten) {
+    Rig rig(3);
+    rig.comm({0, 1, 2});
+    replace(rig, 2, 0);
+    rig.node(1).admit(rig.now());
+    rig.node(0).admit(rig.now());
+    rig.hold(0, 1);
+    rig.settle();
+    EXPECT_EQ(rig.node(0).alive_slots().text(), "{0,1,2}");
+    rig.kill(2);
+    rig.evidence(1, 2, Evidence::Pidfd);
+    rig.hold(0, 1, false);
+    rig.settle();
+    EXPECT(rig.traced(1, "join.dead_early"));
+    EXPECT_EQ(rig.node(0).alive_slots().text(), "{0,1}");
+    std::int64_t x = 1, y = 2;
+    const auto a = rig.sum(0, x), b = rig.sum(1, y);
+    rig.settle();
+    EXPECT(a->done && x == 3);
+    EXPECT(b->done && y == 3);
+}
+
+// Rank 2 learns of the death and of the replacement from one record.
+FT_TEST(receive_from_the_predecessor_ends_when_its_replacement_is_in) {
+    Rig rig(3);
+    rig.comm({1, 2});
+    std::int64_t got = 0;
+    const auto recv = rig.node(2).recv(rig.now(), Rig::kComm, &got, sizeof got, 0, 0);
+    rig.node(2).admit(rig.now());
+    rig.settle();
+    rig.hold(0, 2);
+    rig.hold(1, 2);
+    rig.kill(1);
+    rig.evidence(0, 1, Evidence::Pidfd);
+    rig.settle();
+    rig.restart(1);
+    rig.settle();
+    rig.node(0).admit(rig.now());
+    rig.settle();
+    EXPECT_EQ(rig.node(0).epoch(), 3u);
+    EXPECT_EQ(rig.node(2).epoch(), 1u);
+    EXPECT(!recv->done);
+    rig.jump(Rig::kHeartbeat);
+    rig.tick(2);  // it was not running: it reads the cell
+    rig.settle();
+    EXPECT_EQ(rig.node(2).incarnation_of(1), 1u);
+    REQUIRE(recv->done);
+    EXPECT_EQ(recv->status.code, Code::PeerFailure);
+}
+
+// Both members of a communicator die and are replaced; its cell holds a decision of the dead.
+FT_TEST(record_of_members_since_replaced_does_not_block_their_successors) {
+    Rig rig(4);
+    rig.comm({1, 2, 3});
+    rig.kill(3);
+    rig.evidence(1, 3, Evidence::Pidfd);
+    rig.settle();  // recorded: attempt 1 without slot 3
+    for (int s : {1, 2}) {
+        rig.kill(s);
+        rig.evidence(0, s, Evidence::Pidfd);
+    }
+    rig.settle();
+    for (int s : {1, 2, 3}) rig.restart(s);
+    rig.settle();
+    const auto admit = rig.node(0).admit(rig.now());
+    rig.settle();
+    REQUIRE(admit->done);
+    REQUIRE(rig.node(0).alive_slots().count() == 4);
+    rig.comm({1, 2, 3});
+    std::int64_t x = 1, y = 2;
+    const auto a = rig.sum(1, x), b = rig.sum(2, y);
+    rig.kill(3);
+    rig.evidence(1, 3, Evidence::Pidfd);
+    rig.settle();
+    EXPECT(rig.traced(1, "decide.outdated"));
+    EXPECT(a->done && a->status.ok() && x == 3);
+    EXPECT(b->done && b->status.ok() && y == 3);
+}
+
+// Rank 2 hears of the admission from rank 1 and goes on to a vote, which reaches the leader before the cell's answer does.
+FT_TEST(vote_for_the_attempt_after_an_admission_is_kept_by_a_leader_that_is_behind) {
+    Rig rig(4);
+    rig.comm({0, 1, 2, 3});
+    replace(rig, 3, 0);
+    rig.join_comm(3, {0, 1, 2, 3});
+    rig.hold_cells(0);
+    for (int s : {0, 1, 2}) rig.node(s).admit(rig.now());
+    rig.settle();
+    REQUIRE(rig.asked(0) == 1);
+    rig.reach(0);
+    rig.hold(1, 0);
+    rig.jump(Rig::kHeartbeat);
+    rig.tick(1);  // it was not running: it reads the cell
+    rig.settle();
+    REQUIRE(rig.node(2).alive_slots().has(3));
+    rig.node(2).revoke(rig.now(), Rig::kComm);
+    rig.settle();
+    EXPECT(rig.traced(0, "vote.ahead"));
+    EXPECT(!rig.node(0).alive_slots().has(3));
+    rig.hold_cells(0, false);
+    rig.settle();
+    rig.hold(1, 0, false);
+    rig.settle();
+    for (int s : {0, 1, 2, 3}) EXPECT(rig.node(s).comm_revoked(Rig::kComm));
+}
+
+// All admission votes are on their way when rank 1 revokes. Both go to the cells at once, and the revocation takes effect first.
+FT_TEST(revoke_decided_too_late_for_the_admission_counts_after_it) {
+    Rig rig(4);
+    rig.comm({0, 1, 2, 3});
+    replace(rig, 3, 0);
+    rig.join_comm(3, {0, 1, 2, 3});
+    rig.hold(2, 0);
+    for (int s : {0, 1, 2}) rig.node(s).admit(rig.now());
+    rig.settle();
+    rig.node(1).revoke(rig.now(), Rig::kComm);
+    rig.settle();
+    rig.hold_cells(0);
+    rig.hold(2, 0, false);
+    rig.settle();
+    REQUIRE(rig.asked(0) == 2);  // admission, revocation
+    rig.reach(0, 1);
+    rig.answer(0);
+    EXPECT(rig.node(0).comm_revoked(Rig::kComm));
+    rig.hold_cells(0, false);
+    rig.settle();
+    EXPECT(rig.traced(0, "admission.revoke_again"));
+    for (int s : {0, 1, 2, 3}) EXPECT(rig.node(s).comm_revoked(Rig::kComm));
+}
+
+FT_TEST(operation_queued_before_a_join_point_still_starts) {
+    Rig rig(3);
+    rig.comm({0, 1, 2});
+    replace(rig, 2, 0);
+    std::int64_t values[2][2] = {{1, 10}, {2, 20}};
+    RequestPtr sums[2][2], admits[2];
+    for (int s : {0, 1})
+        for (int i : {0, 1}) sums[s][i] = rig.sum(s, values[s][i]);
+    for (int s : {0, 1}) admits[s] = rig.node(s).admit(rig.now());
+    rig.settle();
+    for (int s : {0, 1}) {
+        EXPECT(admits[s]->done);
+        for (int i : {0, 1}) EXPECT(sums[s][i]->done && sums[s][i]->status.ok());
+        EXPECT_EQ(values[s][0], 3);
+        EXPECT_EQ(values[s][1], 30);
+    }
+}
+
+// Only rank 0 has posted what comes after the join point when the newcomer comes in.
+FT_TEST(operations_posted_during_an_admission_take_the_numbers_after_it) {
+    Rig rig(3);
+    rig.comm({0, 1, 2});
+    replace(rig, 2, 0);
+    rig.join_comm(2, {0, 1, 2});
+    std::int64_t prologue = 5;
+    EXPECT(rig.sum(2, prologue)->done);  // alone
+    std::int64_t values[3][2] = {{1, 10}, {2, 20}, {4, 40}};
+    RequestPtr sums[3][2];
+    rig.node(0).admit(rig.now());
+    sums[0][0] = rig.sum(0, values[0][0]);  // waits for the newcomer
+    rig.settle();
+    EXPECT(!sums[0][0]->done);
+    const auto admit = rig.node(1).admit(rig.now());
+    rig.settle();
+    REQUIRE(admit->done);
+    sums[0][1] = rig.sum(0, values[0][1]);
+    for (int s : {1, 2})
+        for (int i : {0, 1}) sums[s][i] = rig.sum(s, values[s][i]);
+    rig.settle();
+    for (int s : {0, 1, 2}) {
+        for (int i : {0, 1}) EXPECT(sums[s][i]->done && sums[s][i]->status.ok());
+        EXPECT_EQ(values[s][0], 7);
+        EXPECT_EQ(values[s][1], 70);
+    }
+}
+
+}  // namespace ftcomm::unit

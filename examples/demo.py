@@ -69,14 +69,16 @@ def main() -> int:
     args = parser.parse_args()
     kill_at = args.kill_at if args.kill_at is not None else args.steps // 4
 
+    print("The same training twice: 4 ranks, a small CNN, images of handwritten digits. A minute or two each.\n")
     print("1. Undisturbed", flush=True)
     train(args.folder / "quiet", args.steps, None)
-    print(f"\n2. Rank {VICTIM} is killed in the middle of an all-reduce of step {kill_at}", flush=True)
+    print(f"\n2. Rank {VICTIM} gets SIGKILL in the middle of an all-reduce of step {kill_at}", flush=True)
     train(args.folder, args.steps, f"rank={VICTIM},at=ring.rs.hop:1,step={kill_at},do=kill")
 
     quiet, disturbed = results(args.folder / "quiet"), results(args.folder)
     events = read_events(args.folder / "events.jsonl")
     picture = args.folder / "timeline.png"
+    print()
     timeline.main([str(args.folder / "events.jsonl"), "-o", str(picture)])
 
     wrong = complaints(events, disturbed)
@@ -88,15 +90,18 @@ def main() -> int:
     if quiet and disturbed:
         before, after = (100 * next(iter(run.values()))["accuracy"] for run in (quiet, disturbed))
         print(
-            f"\naccuracy undisturbed {before:.2f} %, with the kill {after:.2f} %: difference {after - before:+.2f} points"
+            f"accuracy undisturbed {before:.2f} %, with the kill {after:.2f} %: difference {after - before:+.2f} points"
         )
         if abs(after - before) > 1:
             wrong.append("the accuracies differ by more than one point")
     for complaint in wrong:
         print(f"demo: NOT AS PROMISED: {complaint}", file=sys.stderr)
     if not wrong:
+        back = next(e["step"] for e in events if e["event"] == "rejoined" and e["slot"] == VICTIM)
         print(
-            f"slot {VICTIM} was killed, repaired around, and taken again; all {WORLD} ranks end with bitwise equal weights"
+            f"Rank {VICTIM} was killed in the middle of an all-reduce. The others finished it without that rank and trained on.\n"
+            f"A replacement came in at step {back}. All {WORLD} ranks ended with bitwise equal weights.\n"
+            f"{picture} shows what each rank was doing."
         )
     return 1 if wrong else 0
 

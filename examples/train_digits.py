@@ -103,11 +103,11 @@ def main() -> None:
         torch.manual_seed(seed_of(here.step, rank))  # for dropout
         inputs, targets = batch_of(here.step, rank, images, labels, args.batch)
         loss = F.cross_entropy(ddp(inputs), targets)
+        if here.step % 50 == 0 and rank == min(here.alive):
+            print(f"step {here.step:5d}   loss {loss.item():.4f}   alive {list(here.alive)}")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        if here.step % 50 == 0 and rank == min(here.alive):
-            print(f"step {here.step:5d}   loss {loss.item():.4f}   alive {list(here.alive)}")
 
     final = accuracy(model, test_images, test_labels)
     if args.report:

@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -89,9 +90,17 @@ class Run:
         elif word == "done":
             self.ended[rank] = (int(line[3]), line[4], float(line[5]))
 
-    def kill(self, rank: int) -> None:
+    def until_all_train(self) -> None:
+        while len(self.training) < RANKS:
+            self.listen(0.5)
+            assert not self.over, self.tail()
+
+    def kill(self, rank: int) -> str:
+        """Returns what it was doing."""
+        phase = "training" if rank in self.training else "starting or joining"
         self.training.discard(rank)
         os.kill(self.process_of.pop(rank), signal.SIGKILL)  # its number is free only once ftrun has reaped it
+        return phase
 
     def tail(self) -> str:
         return self.log.read_text()[-4000:]
@@ -119,23 +128,24 @@ def test_random_kills(tmp_path: Path) -> None:
     begin = time.monotonic()
     run = Run(tmp_path / "kills", None)
     killed = dict.fromkeys(range(RANKS), 0)
+    killed_while: Counter[str] = Counter()
     try:
-        while len(run.training) < RANKS:
-            run.listen(0.1)
-            assert not run.over, run.tail()
+        run.until_all_train()
         while sum(killed.values()) < KILLS:
+            # Every other death waits for a whole team. A worker takes longer to start than a second, so without this nearly
+            # all would hit replacements that have not come in yet; with it alone none would.
+            if dice.random() < 0.5:
+                run.until_all_train()
             run.listen(dice.expovariate(1.0))
             assert not run.over, run.tail()
             # Starting, joining or training, rank 0 too; but two that have the state of the training stay.
             victims = [rank for rank in run.process_of if len(run.training - {rank}) >= 2]
             if victims:
                 victim = dice.choice(victims)
-                run.kill(victim)
+                killed_while[run.kill(victim)] += 1
                 killed[victim] += 1
         seconds = time.monotonic() - begin
-        while len(run.training) < RANKS:
-            run.listen(0.5)
-            assert not run.over, run.tail()
+        run.until_all_train()
         run.stop.touch()
         run.finish()
     finally:
@@ -159,8 +169,10 @@ def test_random_kills(tmp_path: Path) -> None:
         "seed": seed,
         "kills": KILLS,
         "kills_of_rank": killed,
+        "killed_while": killed_while,
         "seconds": round(seconds, 1),
         "steps": steps,
+        "replacements_that_came_in": story.count("rejoined at step"),
         "joinings": len(run.joinings),
         "ranks_compared_at_a_joining": statistics.mean(len(d) for d in run.joinings.values()) if run.joinings else 0,
         "repaired": story.count("repaired: contributors"),

@@ -252,6 +252,7 @@ def test_another_table_is_an_error_at_start(ranks: nr.Ranks, variable: str) -> N
         ({"name": ""}, "name"),
         ({"name": "a b"}, "name"),
         ({"faults": "rank=0,at=nowhere,do=kill"}, "nowhere"),
+        ({"faults": "rank=2,at=step:1,do=kill"}, "rank=2: the job has only 2 ranks"),
     ],
 )
 def test_bad_configuration(change: dict[str, Any], word: str) -> None:

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/failpoint_spec.h"
 #include "runtime/job.h"
 
 namespace ftcomm {
@@ -75,6 +76,13 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
     c.interface_ = text(from.interface_);
     c.host = text(from.host);
     c.faults = text(from.faults);
+    // All entries are read on every rank, so that one nobody would ever act on is an error and not silence.
+    std::vector<fault::Fault> faults;
+    if (auto s = fault::parse_faults(c.faults, &faults); !s) return s;
+    for (const auto& fault : faults)
+        if (fault.rank >= c.world_size)
+            return invalid("FTCOMM_FAULTS: rank=" + std::to_string(fault.rank) + ": the job has only " +
+                           std::to_string(c.world_size) + " ranks, from 0");
     if (from.secret != nullptr && from.secret_len > 0) {
         c.has_secret = true;
         const auto* p = reinterpret_cast<const std::byte*>(from.secret);

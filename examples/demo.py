@@ -21,6 +21,7 @@ from ftcomm.launch.folder import Event, read_events
 
 HERE = Path(__file__).resolve().parent
 WORLD = 4
+IN_MID_SUM = ("pull.reduce", "ring.rs.hop")  # where the ranks can read each other's memory, and where not
 VICTIM = 2
 
 
@@ -73,7 +74,7 @@ def main() -> int:
     print("1. Undisturbed", flush=True)
     train(args.folder / "quiet", args.steps, None)
     print(f"\n2. Rank {VICTIM} gets SIGKILL in the middle of an all-reduce of step {kill_at}", flush=True)
-    train(args.folder, args.steps, f"rank={VICTIM},at=ring.rs.hop:1,step={kill_at},do=kill")
+    train(args.folder, args.steps, ";".join(f"rank={VICTIM},at={at}:1,step={kill_at},do=kill" for at in IN_MID_SUM))
 
     quiet, disturbed = results(args.folder / "quiet"), results(args.folder)
     events = read_events(args.folder / "events.jsonl")

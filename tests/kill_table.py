@@ -22,7 +22,7 @@ from ftcomm._lib import lib
 Comm = ftcomm.Communicator
 TRANSPORTS = ("shm", "tcp")
 HEARTBEAT = 2.0  # no death here is noticed by silence, and eight ranks on two busy processors are not to be suspected
-ONLY = {"shm.": "shm", "tcp.": "tcp", "handshake.": "tcp"}  # points of one transport
+ONLY = {"shm.": "shm", "pull.": "shm", "tcp.": "tcp", "handshake.": "tcp"}  # points of one transport
 START = ("rendezvous.", "start.", "handshake.", "comm.create")
 JOIN = ("join.request", "join.admit", "join.before", "join.after")
 TRAINING = ("step", "join.transfer.")  # passed by torch's join point only
@@ -30,7 +30,7 @@ LEAVE = ("leave.",)
 VIEW = ("vote.", "decide.", "view.")  # after a death, under both policies
 AFTER_A_DEATH = (*VIEW, "agree.", "shrink.")
 REPAIR = ("repair.",)  # under lossy
-OPERATION = ("ring.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
+OPERATION = ("ring.", "pull.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
 
 
 def points(*prefixes: str) -> list[str]:
@@ -96,6 +96,9 @@ def work(comm: Comm, round: int) -> str:
     big, little = large(round, me), small(round, me)
     comm.all_reduce(big, algorithm="ring")
     check_large(big, round, slots)
+    pulled = large(round, me)
+    comm.all_reduce(pulled)
+    check_large(pulled, round, slots)
     comm.all_reduce(little, "avg", algorithm="flat")
     check_small(little, round, slots)
     root = round % comm.size
@@ -123,7 +126,7 @@ def work(comm: Comm, round: int) -> str:
     other = comm.dup()
     other.barrier()
     other.close()
-    return digest(big, little, told, gathered)
+    return digest(big, pulled, little, told, gathered)
 
 
 def survive(comm: Comm, rounds: int) -> tuple[list[tuple[int, str]], tuple[int, ...]]:
@@ -159,9 +162,13 @@ def lossy_rounds(comm: Comm, first: int, last: int) -> list[str]:
         outcome = comm.all_reduce(big, "avg", algorithm="ring")
         for offset, count, who in outcome.chunks:
             check_large(big[offset : offset + count], round, who, len(who), offset)
+        pulled = large(round, comm.rank)
+        second = comm.all_reduce(pulled, "avg")
+        for offset, count, who in second.chunks:
+            check_large(pulled[offset : offset + count], round, who, len(who), offset)
         flat = comm.all_reduce(little, "avg", algorithm="flat")
         check_small(little, round, flat.contributors, repaired=True)
-        seen.append(f"{round} {outcome.chunks} {flat.contributors} {digest(big, little)}")
+        seen.append(f"{round} {outcome.chunks} {second.chunks} {flat.contributors} {digest(big, pulled, little)}")
     return seen
 
 

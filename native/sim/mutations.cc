@@ -22,6 +22,7 @@ constexpr Rule kRules[] = {
     {"C6", "fence-less results are kept"},
     {"C7", "the vote decides under raise, too"},
     {"C8", "the algorithm is part of the operation"},
+    {"C9", "a read counts only while its ticket stands"},
     {"M1", "one authority"},
     {"M2", "lineage"},
     {"M3", "a blank store is not the store"},

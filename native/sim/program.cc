@@ -25,6 +25,13 @@ std::string describe(const OpenCall& call) {
     return name + " at step " + std::to_string(call.step) + " of communicator " + std::to_string(call.comm);
 }
 
+bool Program::used_again(const std::byte* address) const {
+    const auto holds = [&](const Bytes* b) { return b != nullptr && address >= b->data() && address < b->data() + b->size(); };
+    for (const auto& call : calls_)
+        if (holds(call->send) || holds(call->recv)) return call->request != nullptr && call->request->done.load();
+    return false;
+}
+
 void Program::start() {
     const auto& s = world_.scenario();
     handles_.resize(s.comms.size());

@@ -55,6 +55,7 @@ public:
     bool joining() const { return phase_ == Phase::Joining; }
     int admit_step() const;       // of an open admit, -1
     std::string where() const;
+    bool used_again(const std::byte* address) const;  // in the buffer of a request that is done
     void check_scribbles();       // nobody wrote to a buffer after its request was done
 
 private:

@@ -22,6 +22,7 @@ enum class EventKind : std::uint8_t {
     Spawn,         // a = slot: a replacement starts
     EndSafety,
     Detected,      // a = dead instance: by now everybody must know
+    Work,          // a = instance: a piece of work that waits for no input
     HostDeath,     // a = instance, b = lost host: it goes silent with its host
 };
 

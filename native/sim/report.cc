@@ -45,6 +45,8 @@ const char* to_string(FrameKind kind) {
         case FrameKind::Fence: return "Fence";
         case FrameKind::Flat: return "Flat";
         case FrameKind::Direct: return "Direct";
+        case FrameKind::PullEnter: return "PullEnter";
+        case FrameKind::PullReady: return "PullReady";
         case FrameKind::Eager: return "Eager";
         case FrameKind::Rts: return "Rts";
         case FrameKind::Cts: return "Cts";

@@ -35,6 +35,7 @@ void draw_network(Scenario& s, Random& r) {
     s.flat_limit = r.pick(flats);
     static const std::vector<std::uint64_t> eagers{0, 16, 64, 4096};
     s.eager_limit = r.pick(eagers);
+    s.peer_memory = Random(s.seed ^ 0x9ee7ULL).chance(0.7);  // by itself: the other draws of a seed stay as they were
     auto& n = s.network;
     n.latency_high = r.chance(0.7) ? 300 * kUs : 20 * kMs;
     if (r.chance(0.5)) {

@@ -108,6 +108,7 @@ struct Scenario {
     std::vector<bool> joinable;        // slots whose dead incarnations are replaced
     bool joins = false;
     std::uint64_t segment_bytes = 32, flat_limit = 0, eager_limit = 64;
+    bool peer_memory = false;          // ranks of one host read each other's memory
     std::vector<CommPlan> comms;
     std::vector<Step> steps;
     std::vector<int> groups;           // first step of each group, and the end

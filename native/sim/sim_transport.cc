@@ -62,6 +62,23 @@ void SimTransport::drain(int slot) {
     if (Instance* from = world_.find(slot, target(slot).incarnation)) world_.links().drain(*from, self_, true);
 }
 
+bool SimTransport::shares_memory(int slot) {
+    return world_.scenario().peer_memory && world_.same_host(self_.slot, slot) && !target(slot).detached;
+}
+
+// A buffer whose request is done belongs to its caller, who has put something else there by now.
+Transport::Read SimTransport::read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
+    Instance* from = world_.find(slot, target(slot).incarnation);
+    if (from == nullptr || !from->running() || !world_.may_read(self_)) return Read::Over;
+    const auto* data = reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(remote.from));      // NOLINT
+    const auto* word = reinterpret_cast<const std::uint64_t*>(static_cast<std::uintptr_t>(remote.ticket_at));  // NOLINT
+    if (from->program->used_again(data)) std::memset(to, 0xee, bytes);
+    else std::memcpy(to, data, bytes);
+    if (*word == remote.ticket) return Read::Done;
+    world_.counters().add("read.over");
+    return Read::Over;
+}
+
 std::uint32_t SimTransport::max_payload() const { return world_.scenario().network.max_payload; }
 
 Link* Links::find_or_make(const Instance& from, int to_slot, std::uint32_t to_incarnation) {

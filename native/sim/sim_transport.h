@@ -45,6 +45,8 @@ public:
     void attach(int slot, std::uint32_t incarnation) override;
     void detach(int slot) override;
     void drain(int slot) override;
+    bool shares_memory(int slot) override;
+    Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override;
     std::uint32_t max_payload() const override;
 
 private:

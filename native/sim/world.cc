@@ -76,6 +76,7 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.timeout = 1000 * kHeartbeat;
     c.hosts = scenario_.hosts;
     c.flat_limit = scenario_.flat_limit;
+    c.pull_limit = 1;
     c.segment_bytes = scenario_.segment_bytes;
     c.eager_limit = scenario_.eager_limit;
     c.mutations = mutations_;
@@ -131,6 +132,17 @@ void World::dispatch(const Event& e) {
             break;
         }
         case EventKind::EndSafety: end_safety(); break;
+        case EventKind::Work: {
+            Instance& who = instance(e.a);
+            if (!who.running()) break;
+            if (who.stopped_until > now()) {
+                queue_.push(who.stopped_until + random_.between(0, 50 * kUs), e.kind, e.a);
+                break;
+            }
+            who.work_queued = false;
+            input(who, [](Node& node, Time at) { node.work(at); });
+            break;
+        }
         case EventKind::Detected: detection_.check(instance(e.a)); break;
         case EventKind::HostDeath: host_death(instance(e.a), e.b); break;
         case EventKind::Program:
@@ -207,6 +219,10 @@ void World::after_input(Instance& who) {
         const Time think =
             random_.chance(0.01) ? random_.between(0, kHeartbeat / 20) : random_.between(0, scenario_.network.think);
         wake_program(who, think);
+    }
+    if (who.running() && who.node->has_work() && !who.work_queued) {
+        who.work_queued = true;
+        queue_.push(now() + random_.between(0, 20 * kUs), EventKind::Work, who.id);
     }
     if (!violation_.found()) checker_.touched(who);
 }

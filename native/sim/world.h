@@ -43,6 +43,7 @@ struct Instance final : NodeHost {
     bool was_stale = false;
     int crash_after = -1;            // frames until death, -1: lives
     int lost_host = -1;              // died with its host (Detection::host_lost), silently
+    bool work_queued = false;
     bool inside = false;             // an input is being worked on
     int stop_after = -1;             // frames until it stops for stop_for
     Time stop_for = 0;
@@ -89,6 +90,7 @@ public:
         return scenario_.hosts[static_cast<std::size_t>(a)] == scenario_.hosts[static_cast<std::size_t>(b)];
     }
     bool may_send(Instance& who);    // counts down to a crash or a stop in the middle of a burst
+    bool may_read(Instance& who) { return !who.crashed; }
     bool may_ask(Instance& who) { return !who.crashed; }
     void on_event(Instance& who, const NodeEvent& event);
     void on_transition(Instance& who, const char* name);

@@ -223,7 +223,9 @@ def pulse(thread: int) -> threading.Event:
     return stop
 
 
-@pytest.mark.parametrize("variable", ["FTCOMM_FLAT_LIMIT", "FTCOMM_SEGMENT_BYTES", "FTCOMM_EAGER_LIMIT"])
+@pytest.mark.parametrize(
+    "variable", ["FTCOMM_FLAT_LIMIT", "FTCOMM_PULL_LIMIT", "FTCOMM_SEGMENT_BYTES", "FTCOMM_EAGER_LIMIT"]
+)
 def test_another_table_is_an_error_at_start(ranks: nr.Ranks, variable: str) -> None:
     """C8: the algorithm is part of the operation."""
 

@@ -20,7 +20,18 @@ import ftcomm.torch
 
 pytestmark = pytest.mark.table
 
-SAMPLE = ("ring.enter", "ring.rs.hop", "ring.ag.hop", "fence.round", "flat.send", "flat.done", "tcp.send", "shm.commit")
+SAMPLE = (
+    "ring.enter",
+    "ring.rs.hop",
+    "ring.ag.hop",
+    "pull.reduce",
+    "pull.final",
+    "fence.round",
+    "flat.send",
+    "flat.done",
+    "tcp.send",
+    "shm.commit",
+)
 SAMPLE_OF_RECOVERY = ("vote.send", "decide.before")
 STEPS, KILL_AT = 6, 3
 

@@ -23,6 +23,10 @@ static constexpr PointInfo kPoints[] = {
     {"ring.ag.hop", "A final segment has been received and is about to be passed on."},
     {"ring.ag.first", "A holder of a final segment (broadcast, all-gather, repair) is about to hand it round."},
     {"ring.ag.final", "The last segment of the all-gather has been received and passed on; the fence has not begun."},
+    {"pull.enter", "An operation by reading starts: this rank is about to tell the others where its buffers are."},
+    {"pull.reduce", "This rank has reduced one of its segments out of all ranks' memory; nobody has been told."},
+    {"pull.ready", "This rank has told the others that more of its segments are final."},
+    {"pull.final", "A final segment has been read out of its owner's memory."},
     {"fence.before", "All data of the operation is here; the first fence round is about to start."},
     {"fence.round", "The fence frame of one of the rounds has been sent."},
     {"fence.after", "The fence is complete; the operation is about to be reported as done."},
@@ -68,6 +72,7 @@ static constexpr PointInfo kPoints[] = {
     {"view.after", "The authority holds the new view, this rank's or another's; this rank has told nobody."},
     {"tcp.send", "A frame is about to be written to a tcp socket."},
     {"tcp.receive", "A whole frame has been read from a tcp socket and is about to be handed up."},
+    {"shm.read", "A peer's memory is about to be read (corrupt: as if the kernel refused it)."},
     {"shm.commit", "A frame is in the shared-memory ring; its commit word is about to be written."},
 };
 

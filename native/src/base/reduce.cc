@@ -54,14 +54,16 @@ void scale(DType dtype, void* dst, const void* src, std::size_t count, double fa
     reduce_kernels().scale(dtype, dst, src, count, factor);
 }
 
+bool is_narrow_float(DType dtype) {
+    return dtype == DType::Float16 || dtype == DType::BFloat16 || dtype == DType::Float8E4M3 || dtype == DType::Float8E5M2;
+}
+
 void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t parts, std::size_t count,
              std::uint32_t divisor) {
     FT_CHECK(parts > 0, "a reduction of nothing");
     const auto bytes = count * size_of(dtype);
     const auto* from = static_cast<const std::byte*>(first);
-    const bool narrow =
-        dtype == DType::Float16 || dtype == DType::BFloat16 || dtype == DType::Float8E4M3 || dtype == DType::Float8E5M2;
-    if (!narrow) {
+    if (!is_narrow_float(dtype)) {
         if (dst != first && bytes > 0) std::memcpy(dst, first, bytes);
         for (std::size_t k = 1; k < parts; ++k) reduce(dtype, op, dst, dst, from + k * bytes, count);
         if (divisor != 1) divide(dtype, dst, count, divisor);

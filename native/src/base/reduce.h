@@ -12,6 +12,9 @@ namespace ftcomm {
 // bitwise; floats: no bitwise; avg on integers truncates toward zero as torch does; premul_sum: floats and complex only).
 bool reduce_supported(DType dtype, ReduceOp op);
 
+// Added in float32 and rounded: the 8- and 16-bit floats.
+bool is_narrow_float(DType dtype);
+
 // dst[i] = op(a[i], b[i]) for count elements; dst may be a or b, no other overlap; pointers need no alignment.
 // Avg and PremulSum add. 16-bit and 8-bit floats are added in float32 and rounded once (nearest even).
 void reduce(DType dtype, ReduceOp op, void* dst, const void* a, const void* b, std::size_t count);

@@ -29,6 +29,8 @@ enum class FrameKind : std::uint8_t {
     Fence = 36,      // step = round
     Flat = 37,       // whole input of a small all-reduce
     Direct = 38,     // gather, scatter, all-to-all item piece; segment = piece index
+    PullEnter = 39,  // entered; payload: where this rank's buffers can be read
+    PullReady = 40,  // segment = how many segments of the sender's list are final in its buffer
     // point to point
     Eager = 64,
     Rts = 65,
@@ -36,7 +38,7 @@ enum class FrameKind : std::uint8_t {
     Data = 67,
 };
 
-inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::Direct; }
+inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::PullReady; }
 inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::Data; }
 
 struct FrameHeader {

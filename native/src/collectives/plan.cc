@@ -206,6 +206,13 @@ private:
                                               ". Look what they are doing, or raise the timeout";
             return c;
         }
+        if (c.code == Code::System) {
+            c.message =
+                "the kernel did not let this rank read the memory of a living one (process_vm_readv), though it had seemed to: "
+                "set FTCOMM_PEER_MEMORY=0 on all ranks; rank";
+            for (auto r : c.ranks) c.message += " " + std::to_string(r);
+            return c;
+        }
         if (c.code == Code::Interrupted) c.code = Code::Cancelled;
         c.message = "given up (interrupted or cancelled) on rank";
         for (auto r : c.ranks) c.message += " " + std::to_string(r);

@@ -63,6 +63,7 @@ public:
                 credit();
                 --remaining_;
                 break;
+            case FrameKind::PullEnter: mismatch = true; return;  // it was called with another algorithm there
             default: return;
         }
         check_data();

@@ -1,4 +1,4 @@
-// A run carries one operation (or its repair) through one attempt. Three kinds: ring, flat, direct. Sans-IO.
+// A run carries one operation (or its repair) through one attempt. Four kinds: ring, flat, direct, pull. Sans-IO.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,9 @@ struct RunEnv {
     std::vector<int> living;
     int position = 0;
     Rules rules{};
+    Transport* memory = nullptr;      // pull: reads the memory of peers
+    Bytes* scratch = nullptr;         // pull
+    std::uint64_t* ticket = nullptr;  // pull: where peers look whether this rank's buffers still are the operation's
 
     int size() const { return static_cast<int>(living.size()); }
     int rank_at(int position_in) const { return living[static_cast<std::size_t>((position_in + size()) % size())]; }
@@ -51,9 +54,13 @@ public:
     virtual void on_frame(int from_rank, const FrameHeader& header, ByteView payload) = 0;
     virtual void on_writable(int slot) { (void)slot; }
     virtual bool done() const = 0;
+    // Work that waits for no frame: done in pieces, so that ticks and other communicators get their turn between them.
+    virtual bool has_work() const { return false; }
+    virtual void work() {}
     // What it waits for, for timeouts and `stats`: e.g. "3 segments", "fence round 1".
     virtual const char* phase() const = 0;
     bool mismatch = false;   // a peer's sizes disagree: the communicator proposes failure
+    bool refused = false;    // the kernel does not let this rank read a living peer's memory: the same
 };
 
 // The completion fence: a dissemination barrier over the living (Hensgen, Finkel, Manber 1988). When one rank is through, all
@@ -76,6 +83,7 @@ private:
 };
 
 std::unique_ptr<Run> make_ring_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence);
+std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op);
 std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op);
 

@@ -77,7 +77,7 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     // C8: the same table on all ranks; what it says is part of the signature.
     const auto bytes = d.count * esize;
     const auto flat = core_.config.flat_limit > 0 ? core_.config.flat_limit : (n <= 4 ? 65536u : 16384u);
-    s.algorithm = s.is_direct() ? Algorithm::Direct : Algorithm::Ring;
+    s.algorithm = s.is_direct() ? Algorithm::Direct : d.algorithm == Algorithm::Ring ? Algorithm::Ring : Algorithm::Auto;
     if (d.kind == OpKind::AllReduce && d.algorithm != Algorithm::Ring &&
         bytes <= std::min<std::uint64_t>(d.algorithm == Algorithm::Flat ? ~0ull : flat, core_.sender.max_payload()))
         s.algorithm = Algorithm::Flat;

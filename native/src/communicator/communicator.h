@@ -44,10 +44,11 @@ public:
     void on_dead_end();                 // stale, or the authority is lost: everything fails
     void on_tick();
     void on_writable(int slot);
+    bool work();                        // a piece of what waits for no frame; true: there is more
     // The nth admission let `slots` in, with new incarnations (M13). No entry: nobody who is left had this communicator then.
     void on_admitted(std::uint64_t nth, const AdmitEntry* entry, const RankSet& slots, const RankSet& alive);
     void hold() { held_from_ = next_seq_; }  // admit was called: what is posted from now on waits for the newcomers
-    void resume();                      // admitting or solo has ended: start what was posted meanwhile
+    void resume();  // admitting or solo has ended: start what was posted meanwhile
 
     // Queries.
     // Nothing is under way that began before the join point.
@@ -55,7 +56,7 @@ public:
         return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ && !agree_.active;
     }
     bool idle() const { return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle(); }
-    bool blocked_on(int slot) const;    // an open operation, agree or message that needs this slot
+    bool blocked_on(int slot) const;  // an open operation, agree or message that needs this slot
     AdmitEntry standing() const;
     bool revoked() const { return decision_.revoked; }
     RankSet alive() const { return decision_.alive; }
@@ -71,7 +72,7 @@ private:
         FrameHeader header;
         Bytes payload;
     };
-    struct Last {   // the operation that finished last: what a vote says of it, and its result while nobody else may have it
+    struct Last {  // the operation that finished last: what a vote says of it, and its result while nobody else may have it
         std::uint64_t seq = 0;
         OpVote::State state = OpVote::State::Complete;
         Shape shape;
@@ -97,17 +98,18 @@ private:
     Shape shape_of(const OpDesc& desc, Grid* grid) const;
     void pump();
     OpState* current() const;
-    bool start(OpState& op);            // false: it is finished already or cannot start
+    bool start(OpState& op);  // false: it is finished already or cannot start
     void start_run(OpState& op, std::vector<SegmentRun> plan, bool repair);
     void after_progress();
     void finish_current(Status status);
     void on_collective(int from, const FrameHeader& header, ByteView payload);
-    RunEnv env() const;
+    RunEnv env();
+    bool pulls(const OpState& op) const;
     std::string name_of(const OpState& op) const;
 
     // vote.cc: freeze, vote; decide.cc: decide, apply
     void propose(Code code, std::uint64_t seq);
-    bool wishes_now() const;            // a proposal that the next vote can answer: not one for a queued operation
+    bool wishes_now() const;  // a proposal that the next vote can answer: not one for a queued operation
     void freeze();
     Vote build_vote() const;
     void send_vote();
@@ -124,7 +126,7 @@ private:
     void read_cell();
     int rank_of_slot(int slot) const;
     int leader() const { return voters().lowest(); }
-    RankSet in_view() const;            // ranks whose incarnation is alive in the job view
+    RankSet in_view() const;  // ranks whose incarnation is alive in the job view
     RankSet voters() const { return decision_.alive & in_view(); }
     std::map<int, Evidence> evidence() const;
     Bytes spec_and(const Bytes& rest) const;
@@ -146,28 +148,29 @@ private:
     int rank_;
     std::vector<std::uint32_t> incarnations_;
     PointToPoint p2p_;
-    RankSet acked_;                     // failures the user knows of
+    RankSet acked_;  // failures the user knows of
 
     std::uint64_t next_seq_ = 1, done_seq_ = 0;
-    std::deque<std::unique_ptr<OpState>> open_;      // posted, the first may be under way
-    std::deque<std::unique_ptr<OpState>> helpers_;   // hand-outs of a kept result; they come first
+    std::deque<std::unique_ptr<OpState>> open_;  // posted, the first may be under way
+    std::deque<std::unique_ptr<OpState>> helpers_;  // hand-outs of a kept result; they come first
     std::unique_ptr<Run> run_;
+    std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
     Last last_;
-    std::uint64_t shared_seq_ = 0;                   // the last that did not fail at once
-    std::uint64_t held_from_ = 1;                    // during an admission operations from here on wait (M13)
-    std::deque<Stashed> stash_;         // frames of operations or attempts that are not here yet
+    std::uint64_t shared_seq_ = 0;  // the last that did not fail at once
+    std::uint64_t held_from_ = 1;  // during an admission operations from here on wait (M13)
+    std::deque<Stashed> stash_;  // frames of operations or attempts that are not here yet
     bool pumping_ = false;
 
     std::uint32_t attempt_ = 0;
     bool frozen_ = false;
     bool freeze_sent_ = false;
-    std::uint32_t asked_ = 0;           // the highest attempt that a leader has asked a vote for
+    std::uint32_t asked_ = 0;  // the highest attempt that a leader has asked a vote for
     bool cas_busy_ = false;
     bool cell_reading_ = false;
-    Decision decision_;                 // the newest applied
-    Bytes record_;                      // the cell's content as last known
-    std::uint64_t since_ = 0;           // the last admission that let somebody into this communicator
-    Bytes ahead_;                       // a record from after an admission that this rank has not heard of yet
+    Decision decision_;  // the newest applied
+    Bytes record_;  // the cell's content as last known
+    std::uint64_t since_ = 0;  // the last admission that let somebody into this communicator
+    Bytes ahead_;  // a record from after an admission that this rank has not heard of yet
     std::map<int, Vote> votes_;
     std::vector<Proposal> proposals_;
     MyAgree agree_;

@@ -41,6 +41,8 @@ struct Core {
     bool admitting = false;    // between an admit vote and its decision: no operation starts (M13)
     bool solo = false;         // a replacement that is not admitted yet
     bool wants_view = false;   // something arrived from after a view change that has not come here
+    Bytes scratch;             // of runs, within one input
+    bool has_work = false;     // some run may have work that waits for no frame
     RankSet left;              // slots that said goodbye (not necessarily out of the view yet)
 
     int self() const { return config.slot; }

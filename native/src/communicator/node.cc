@@ -81,6 +81,11 @@ void Node::on_cell(Time now, CellReply reply) {
     Input input(*impl_, now);
     impl_->core.cells.on_reply(reply);
 }
+bool Node::has_work() const { return impl_->core.has_work; }
+void Node::work(Time now) {
+    Input input(*impl_, now);
+    impl_->work();
+}
 void Node::on_tick(Time now) {
     Input input(*impl_, now);
     impl_->on_tick();

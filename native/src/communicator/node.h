@@ -70,6 +70,7 @@ struct NodeConfig {
     Time leave_timeout = 0;          // 0: two heartbeats
     std::vector<std::uint64_t> hosts;  // per slot: host identity hash (M12)
     std::uint64_t flat_limit = 0;    // 0: default table (C8: equal on all ranks, checked at rendezvous)
+    std::uint64_t pull_limit = 0;    // from here on memory is read where it can be; 0: default (C8, as flat_limit)
     std::uint64_t segment_bytes = 0; // 0: min(64 KiB, transport max)
     std::uint64_t eager_limit = 65536;
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"
@@ -104,6 +105,9 @@ public:
     void on_cell(Time now, CellReply reply);
     // At least every heartbeat/20; a longer gap than heartbeat/4 counts as "this rank was not running" (M11).
     void on_tick(Time now);
+    // Work that waits for no input: as long as has_work(), call work() again and again, with other inputs between.
+    bool has_work() const;
+    void work(Time now);
     Time tick_interval() const;
 
     // Posts. Errors, too, are reported at the request.

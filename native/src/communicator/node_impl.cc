@@ -152,6 +152,14 @@ void NodeImpl::fail_all() {
     }
 }
 
+// A piece for each communicator in turn.
+void NodeImpl::work() {
+    core.has_work = false;
+    bool more = false;
+    for (auto& [id, comm] : comms) more |= comm->work();
+    core.has_work |= more;
+}
+
 void NodeImpl::settle() {
     if (!core.dead_end()) {
         if (!dead_end_done_) fail_all();

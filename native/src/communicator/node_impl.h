@@ -21,6 +21,7 @@ public:
     Communicator* find(CommId id) const;
     Communicator* find_or_make(CommId id, ByteView payload);
     void fail_all();  // voted out, or the authority is lost
+    void work();
     void settle();  // after every input: consequences that wait for a quiet moment
 
     // view_agent.cc

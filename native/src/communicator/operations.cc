@@ -78,11 +78,22 @@ bool Communicator::start(OpState& op) {
     return true;
 }
 
-RunEnv Communicator::env() const {
-    RunEnv e{core_.sender, spec_.members, spec_.id, attempt_, rank_, decision_.alive.list(), 0, core_.rules};
+RunEnv Communicator::env() {
+    RunEnv e{core_.sender, spec_.members,    spec_.id,       attempt_, rank_, decision_.alive.list(), 0,
+             core_.rules,  &core_.transport, &core_.scratch, &ticket_};
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());
     return e;
+}
+
+// The same on all ranks of an attempt (C8): from the operation, from who is in, and from what never changes of them.
+bool Communicator::pulls(const OpState& op) const {
+    const auto limit = core_.config.pull_limit > 0 ? core_.config.pull_limit : 128u << 10;
+    if (op.shape.algorithm != Algorithm::Auto || op.grid.segments() == 0 || op.desc.count * size_of(op.desc.dtype) < limit)
+        return false;
+    for (int r : decision_.alive.list())
+        if (r != rank_ && !core_.transport.shares_memory(spec_.members[static_cast<std::size_t>(r)])) return false;
+    return true;
 }
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
@@ -104,6 +115,11 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     } else if (op.shape.algorithm == Algorithm::Flat && !repair) {
         run_ = make_flat_run(env(), op);
         core_.host.trace("run.flat");
+    } else if (pulls(op)) {
+        std::uint64_t ticket = 0;
+        while (ticket == 0 || ticket == ticket_) ticket = core_.random();
+        run_ = make_pull_run(env(), op, std::move(plan), ticket);
+        core_.host.trace(repair ? "run.pull.repair" : "run.pull");
     } else {
         run_ = make_ring_run(env(), op, std::move(plan), !repair || core_.rules.c3);
         core_.host.trace(repair ? "run.repair" : "run.ring");
@@ -127,6 +143,14 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         }
         run_->on_frame(f.from, f.header, f.payload);
     }
+    core_.has_work |= run_ != nullptr && run_->has_work();
+}
+
+bool Communicator::work() {
+    if (run_ == nullptr || frozen_ || !run_->has_work()) return false;
+    run_->work();
+    after_progress();
+    return run_ != nullptr && !frozen_ && run_->has_work();
 }
 
 void Communicator::on_collective(int from, const FrameHeader& h, ByteView payload) {
@@ -142,6 +166,7 @@ void Communicator::on_collective(int from, const FrameHeader& h, ByteView payloa
         }
         run_->on_frame(from, h, payload);
         after_progress();
+        core_.has_work |= run_ != nullptr && run_->has_work();
         return;
     }
     const auto finished = op != nullptr && op->started ? op->seq - 1 : done_seq_;
@@ -162,6 +187,11 @@ void Communicator::after_progress() {
     if (run_->mismatch) {
         run_->mismatch = false;
         propose(Code::Mismatch, op->seq);
+        return;
+    }
+    if (run_->refused) {
+        run_->refused = false;
+        propose(Code::System, op->seq);
         return;
     }
     if (!run_->done()) return;

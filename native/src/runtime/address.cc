@@ -22,7 +22,7 @@ Bytes Address::encode() const {
     w.put(kMagic).put(kVersion).put(job).put(world_size).put(rank).put(incarnation).put(host).put(domain);
     w.text(socket).put(nonce).put(processes).put(pid).put(transport).put(authority);
     w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret));
-    w.put(heartbeat).put(flat_limit).put(segment_bytes).put(eager_limit).bytes(tcp);
+    w.put(heartbeat).put(flat_limit).put(pull_limit).put(segment_bytes).put(eager_limit).bytes(tcp);
     return w.take();
 }
 
@@ -50,6 +50,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.has_secret = r.get<std::uint8_t>() != 0;
     a.heartbeat = r.get<Time>();
     a.flat_limit = r.get<std::uint64_t>();
+    a.pull_limit = r.get<std::uint64_t>();
     a.segment_bytes = r.get<std::uint64_t>();
     a.eager_limit = r.get<std::uint64_t>();
     auto tcp = r.bytes();
@@ -83,6 +84,7 @@ Status Address::check_agrees(const Address& other, int slot) const {
         return differs("heartbeat", number(static_cast<double>(other.heartbeat) / 1e9),
                        number(static_cast<double>(heartbeat) / 1e9));
     if (other.flat_limit != flat_limit) return differs("flat_limit", number(other.flat_limit), number(flat_limit));
+    if (other.pull_limit != pull_limit) return differs("pull_limit", number(other.pull_limit), number(pull_limit));
     if (other.segment_bytes != segment_bytes) return differs("segment_bytes", number(other.segment_bytes), number(segment_bytes));
     if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));
     return {};

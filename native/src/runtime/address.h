@@ -28,7 +28,7 @@ struct Address {
     AuthorityChoice authority = AuthorityChoice::Auto;
     bool has_store = false, has_secret = false;
     Time heartbeat = 0;
-    std::uint64_t flat_limit = 0, segment_bytes = 0, eager_limit = 0;
+    std::uint64_t flat_limit = 0, pull_limit = 0, segment_bytes = 0, eager_limit = 0;
 
     Bytes tcp;                        // TcpTransport's own blob, empty: none
 

@@ -1,20 +1,30 @@
 #include "runtime/dispatcher.h"
 
+#include <chrono>
 #include <utility>
 
 #include "runtime/signals.h"
 
 namespace ftcomm {
 
-void Dispatcher::post(std::function<void()> fn) {
+namespace {
+constexpr std::chrono::milliseconds kSoon(20);
+}
+
+void Dispatcher::post(std::function<void()> fn) { push(std::move(fn), true); }
+void Dispatcher::post_soon(std::function<void()> fn) { push(std::move(fn), false); }
+
+void Dispatcher::push(std::function<void()> fn, bool urgent) {
     std::lock_guard hold(shared_->mutex);
     if (shared_->stopping) return;
+    const bool wake = urgent || shared_->queue.empty();
     shared_->queue.push_back(std::move(fn));
+    shared_->urgent |= urgent;
     if (!thread_.joinable()) {
         BlockSignals blocked;
         thread_ = std::thread([shared = shared_] { run(shared); });
     }
-    shared_->changed.notify_one();
+    if (wake) shared_->changed.notify_one();
 }
 
 void Dispatcher::run(const std::shared_ptr<Shared>& shared) {
@@ -23,6 +33,8 @@ void Dispatcher::run(const std::shared_ptr<Shared>& shared) {
     for (;;) {
         shared->changed.wait(hold, [&] { return shared->stopping || !shared->queue.empty(); });
         if (shared->queue.empty()) return;
+        shared->changed.wait_for(hold, kSoon, [&] { return shared->stopping || shared->urgent; });
+        shared->urgent = false;
         auto batch = std::exchange(shared->queue, {});
         hold.unlock();
         for (auto& fn : batch) {

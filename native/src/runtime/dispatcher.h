@@ -17,6 +17,9 @@ public:
 
     // In order; from any thread, also with the engine locked. The thread starts with the first post. After stop(): dropped.
     void post(std::function<void()> fn);
+    // The same, but with what comes within the next 20 ms (or with the next post): events tell of a recovery, and whoever listens
+    // would take the processor and the interpreter lock from it. They carry the time at which they happened.
+    void post_soon(std::function<void()> fn);
     // Runs what has been posted, then ends the thread. Not from the thread itself unless it only wants to end it later:
     // then the thread is left to end by itself.
     void stop();
@@ -27,8 +30,10 @@ private:
         std::mutex mutex;  // innermost
         std::condition_variable changed;
         std::vector<std::function<void()>> queue;
+        bool urgent = false;
         bool stopping = false;
     };
+    void push(std::function<void()> fn, bool urgent);
     static void run(const std::shared_ptr<Shared>& shared);
 
     std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();

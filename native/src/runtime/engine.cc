@@ -31,8 +31,11 @@ void Engine::unlock() {
         CellReply reply;
         while (parts_.cells->next(&reply)) node_->on_cell(IoLoop::now(), std::move(reply));
     }
+    // Work that this input has made is the driver's; without one, the progress thread's.
+    const bool work = has_work();
+    if (work && !driving_ && progress_sleeps_) shm::ring_progress(*mailbox_);
     bool changed = std::exchange(changed_, false);
-    bool wake_driver = changed && std::exchange(driver_sleeps_, false);
+    bool wake_driver = (changed || work) && std::exchange(driver_sleeps_, false);
     bool wake_passive = changed && passive_ > 0;
     if (changed) changes_.fetch_add(1, std::memory_order_release);
     if (wake_passive) futex_wake(changes_, INT_MAX);
@@ -84,11 +87,16 @@ bool Engine::on_done(const RequestPtr& request, std::function<void()> fn) {
     return true;
 }
 
-bool Engine::poll() { return shm_ != nullptr && shm_->poll(kPollBytes); }
+bool Engine::poll() {
+    bool did = shm_ != nullptr && shm_->poll(kPollBytes);
+    if (!has_work()) return did;
+    node_->work(IoLoop::now());
+    return true;
+}
 
 bool Engine::sleep_as(shm::Sleeper who) {
     mailbox_->sleeper.store(who, std::memory_order_seq_cst);
-    if (!has_mail()) return true;
+    if (!has_mail() && !has_work()) return true;
     mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
     return false;
 }

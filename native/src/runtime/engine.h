@@ -108,7 +108,8 @@ private:
 
     bool poll();                            // locked
     bool has_mail() const { return shm_ != nullptr && shm_->has_mail(); }
-    bool sleep_as(shm::Sleeper who);        // locked. False: there is mail
+    bool has_work() const { return node_ != nullptr && node_->has_work(); }  // locked
+    bool sleep_as(shm::Sleeper who);        // locked. False: there is mail, or work
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
     void hand_back();                       // locked
     Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit

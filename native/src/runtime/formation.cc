@@ -7,6 +7,7 @@
 #include "base/failpoint.h"
 #include "runtime/job.h"
 #include "runtime/liveness.h"
+#include "transport/shm/peer_memory.h"
 
 namespace ftcomm {
 namespace {
@@ -122,6 +123,7 @@ Status Job::share_memory(const RankSet& have) {
     if (self_ == nullptr) return Status::error(Code::System, "the shared memory segment is full");
     self_->pid = id_.pid;
     self_->pid_namespace = id_.pid_namespace;
+    self_->memory_domain = config_.peer_memory ? shm::memory_domain(id_.pid_namespace) : 0;
     if (!liveness_->hold(self_->liveness)) say("robust futexes are refused here: deaths are noticed by pidfd and heartbeat");
     if (!segment_.register_instance(self_))
         return Status::error(Code::StaleEpoch,
@@ -326,6 +328,7 @@ void Job::make_node() {
     for (std::size_t slot = 0; slot < addresses_.size(); ++slot)
         c.hosts.push_back(addresses_[slot].job != 0 ? addresses_[slot].host : slot + 1);  // not known: a host of its own
     c.flat_limit = config_.flat_limit;
+    c.pull_limit = config_.pull_limit;
     c.segment_bytes = config_.segment_bytes;
     c.eager_limit = config_.eager_limit;
     c.initial_view = first_view_;

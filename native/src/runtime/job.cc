@@ -23,7 +23,7 @@ Job::Job(JobConfig config)
                   if (!config_.on_event) return;
                   // Stamped here, where it happened, not where it is delivered.
                   auto json = event_json({config_.job, config_.rank, config_.incarnation}, event, line);
-                  dispatcher_.post([this, json = std::move(json)] { config_.on_event(json); });
+                  dispatcher_.post_soon([this, json = std::move(json)] { config_.on_event(json); });
               }),
       loop_([this] { engine_.lock_urgently(); }, [this] { engine_.unlock(); }) {}
 
@@ -50,6 +50,7 @@ Status Job::prepare() {
     own_.has_secret = config_.has_secret;
     own_.heartbeat = config_.heartbeat;
     own_.flat_limit = config_.flat_limit;
+    own_.pull_limit = config_.pull_limit;
     own_.segment_bytes = config_.segment_bytes;
     own_.eager_limit = config_.eager_limit;
 
@@ -214,7 +215,8 @@ std::string Job::info_json() {
     j.key("incarnation").number(config_.incarnation).key("pid").number(id_.pid);
     j.key("heartbeat").seconds(config_.heartbeat).key("timeout").seconds(config_.timeout);
     j.key("transport").text(to_string(config_.transport)).key("running").boolean(running());
-    j.key("flat_limit").number(config_.flat_limit).key("segment_bytes").number(config_.segment_bytes);
+    j.key("flat_limit").number(config_.flat_limit).key("pull_limit").number(config_.pull_limit);
+    j.key("segment_bytes").number(config_.segment_bytes);
     j.key("eager_limit").number(config_.eager_limit);
     if (cells_ != nullptr || store_ != nullptr) j.key("authority").text(cells_ != nullptr ? "shm" : "store");
     if (transport_ != nullptr && engine_.has_node()) {

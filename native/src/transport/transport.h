@@ -35,6 +35,22 @@ public:
     // a reader drains the channel before it believes in a departure (M10).
     virtual void drain(int slot) { (void)slot; }
 
+    // Whether this rank may read the memory of the slot's current incarnation, and that one ours. An equivalence between
+    // incarnations that never changes: all ranks of a set come to the same answer for the set.
+    virtual bool shares_memory(int slot) {
+        (void)slot;
+        return false;
+    }
+    // Copies `bytes` from address `from` of the slot's process, then looks whether `ticket` still stands at `ticket_at` there.
+    enum class Read { Done, Over, Refused };  // Over: what was copied is worth nothing; the peer is gone, or further on
+    struct Remote {
+        std::uint64_t from = 0, ticket_at = 0, ticket = 0;
+    };
+    virtual Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
+        (void)slot, (void)remote, (void)to, (void)bytes;
+        return Read::Refused;
+    }
+
     // Payloads up to this size are sure to fit an idle link.
     virtual std::uint32_t max_payload() const = 0;
 };

@@ -15,7 +15,7 @@ using Offset = std::uint64_t;  // from the start of the segment; 0: none
 
 inline constexpr std::uint64_t kMagic = 0x31534d4d4f435446ULL;      // "FTCOMMS1"
 inline constexpr std::uint64_t kRingMagic = 0x31474e49524d5446ULL;  // "FTMRING1"
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 inline constexpr int kWords = kMaxRanks / 64;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free,
@@ -59,7 +59,7 @@ struct Instance {
     std::uint32_t slot;
     std::uint32_t incarnation;
     std::int32_t pid;
-    std::uint32_t unused;
+    std::uint32_t memory_domain;  // processes with the same one may read each other's memory; 0: not this one (peer_memory.h)
     std::uint64_t pid_namespace;
     Offset older;                                     // instance of the same slot, registered before
     alignas(128) std::atomic<std::uint32_t> liveness; // robust futex of the progress thread, see runtime/liveness.h

@@ -4,6 +4,7 @@
 
 #include "base/failpoint.h"
 #include "transport/shm/liveness_word.h"
+#include "transport/shm/peer_memory.h"
 
 namespace ftcomm {
 
@@ -45,6 +46,20 @@ void ShmTransport::attach(int slot, std::uint32_t incarnation) {
     writer.attached = true;
     writer.incarnation = incarnation;
     writer.instance = segment_.find_instance(slot, incarnation);
+}
+
+bool ShmTransport::shares_memory(int slot) {
+    auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
+    if (!writer.attached) return false;
+    if (writer.instance == nullptr) writer.instance = segment_.find_instance(slot, writer.incarnation);
+    return writer.instance != nullptr && self_.memory_domain != 0 && writer.instance->memory_domain == self_.memory_domain;
+}
+
+Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
+    auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
+    if (!writer.attached || writer.instance == nullptr || cut_.has(slot)) return Read::Over;
+    if (FT_POINT("shm.read").action == fault::Action::Corrupt) return Read::Refused;
+    return shm::read_peer(*writer.instance, remote, to, bytes);
 }
 
 void ShmTransport::detach(int slot) {

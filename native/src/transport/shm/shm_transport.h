@@ -30,6 +30,8 @@ public:
     void commit(int slot, const FrameHeader& header) override;
     void attach(int slot, std::uint32_t incarnation) override;
     void detach(int slot) override;
+    bool shares_memory(int slot) override;
+    Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override;
     std::uint32_t max_payload() const override { return shm::max_payload(segment_.world_size()); }
 
     // Hands up what has arrived, at most about `budget` bytes. True: it did something, or there is more.

@@ -1,0 +1,286 @@
+// Ranks that can read each other's memory: every owner reads its segments out of all inputs, reduces them, and says so; then
+// everyone reads the finals out of their owners' buffers. No copy on the way: n - 1 reads for the reduction and one for each final.
+// The same plans as the ring, repairs included. Reduce-scatter and all-gather by direct access: Parsons and Pai 2014.
+//
+// What is read belongs to a process that may be ahead of us, or be gone. Its ticket stands while its buffers are the operation's:
+// a read counts only if the ticket still stands after it (C9). A rank that stopped in the middle of a read, and wakes up when the
+// others have gone on without it, therefore never takes their next data for this operation's.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "base/reduce.h"
+#include "collectives/run.h"
+
+namespace ftcomm {
+
+namespace {
+
+constexpr std::uint32_t kAnnounce = 8;  // segments: frames are few, and the others do not wait for the whole of a share
+
+struct Entry {  // payload of PullEnter
+    std::uint64_t input = 0, result = 0;  // addresses of segment 0; of ranks that have no such buffer, never used
+    std::uint64_t ticket_at = 0, ticket = 0;
+};
+
+class PullRun final : public Run {
+public:
+    PullRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket)
+        : env_(std::move(env)), op_(op), plan_(std::move(plan)), ticket_(ticket), peers_(env_.living.size()), fence_(env_, op_) {
+        const auto kind = op_.shape.kind;
+        hand_round_ = kind != OpKind::Reduce && kind != OpKind::ReduceScatter;
+    }
+    // The buffers are the caller's again after this; whoever reads them later must see that (C9).
+    ~PullRun() override {
+        std::atomic_ref<std::uint64_t> word(*env_.ticket);
+        if (word.load(std::memory_order_relaxed) == ticket_) word.store(0, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_release);
+    }
+    PullRun(const PullRun&) = delete;
+    PullRun& operator=(const PullRun&) = delete;
+
+    void start() override {
+        std::uint32_t s = 0;
+        for (const auto& r : plan_) {
+            const auto first = s;
+            s += r.count;
+            if (r.mode == SegmentMode::Absent)
+                for (auto a = first; a < s; ++a) clear(a);
+            if (r.mode != SegmentMode::Reduce && r.mode != SegmentMode::Gather) continue;
+            const int at = env_.position_of(r.rank);
+            FT_CHECK(at >= 0, "the plan names rank %d, which is not alive", r.rank);
+            auto& list = peers_[static_cast<std::size_t>(at)].segments;
+            for (auto a = first; a < s; ++a) list.push_back({a, &r});
+            if (r.mode == SegmentMode::Reduce)
+                FT_CHECK(r.contributors == RankSet::of(env_.living), "a sum over %s among %s", r.contributors.text().c_str(),
+                         RankSet::of(env_.living).text().c_str());
+            const bool here = r.mode == SegmentMode::Reduce && at == env_.position;
+            const bool fetch = at != env_.position && (r.mode == SegmentMode::Gather || hand_round_);
+            if (here || fetch) remaining_ += r.count;
+        }
+        FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
+        std::atomic_ref<std::uint64_t>(*env_.ticket).store(ticket_, std::memory_order_release);
+        Entry mine{address(op_.input(0)), address(op_.result(0)), address(env_.ticket), ticket_};
+        // reduce_scatter: result(0) is another rank's block; nobody reads results there.
+        FT_POINT("pull.enter");
+        for (int i = 1; i < env_.size(); ++i)
+            env_.sender.send(slot_at(env_.position + i), env_.header(FrameKind::PullEnter, op_), bytes_of(mine));
+        peers_[static_cast<std::size_t>(env_.position)].entered = true;
+        entered_ = 1;
+        check_data();
+    }
+
+    void on_frame(int from, const FrameHeader& h, ByteView payload) override {
+        const int at = env_.position_of(from);
+        if (at < 0) return;
+        auto& peer = peers_[static_cast<std::size_t>(at)];
+        switch (h.kind) {
+            case FrameKind::PullEnter:
+                FT_CHECK(payload.size() == sizeof(Entry) && !peer.entered, "rank %d enters with %zu bytes", from, payload.size());
+                std::memcpy(&peer.entry, payload.data(), sizeof(Entry));
+                peer.entered = true;
+                ++entered_;
+                check_data();  // there may be nothing to do here
+                return;
+            case FrameKind::PullReady:
+                FT_CHECK(h.segment > peer.ready && h.segment <= peer.segments.size(), "%u of %zu segments are final at rank %d",
+                         h.segment, peer.segments.size(), from);
+                peer.ready = h.segment;
+                return;
+            case FrameKind::Fence: fence_.on_frame(h); return;
+            case FrameKind::Enter: mismatch = true; return;  // it was called with another algorithm there
+            default: return;
+        }
+    }
+
+    bool has_work() const override { return !over_ && (own_turn() || source() >= 0); }
+
+    void work() override {
+        if (over_) return;
+        if (own_turn()) {
+            advance_own();
+        } else if (const int at = source(); at >= 0) {
+            fetch(at);
+        }
+        check_data();
+    }
+
+    bool done() const override { return remaining_ == 0 && fence_.done(); }
+    const char* phase() const override {
+        return entered_ < env_.size() ? "the others to enter" : remaining_ > 0 ? "data" : "the completion fence";
+    }
+
+private:
+    struct Item {
+        std::uint32_t segment;
+        const SegmentRun* run;
+    };
+    struct Peer {
+        Entry entry;
+        bool entered = false;
+        std::vector<Item> segments;  // that it owns or holds, in the plan's order
+        std::uint32_t ready = 0;  // so many of them are final there
+        std::uint32_t next = 0;  // so many of them are done with here
+    };
+
+    static std::uint64_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
+    static ByteView bytes_of(const Entry& entry) { return std::as_bytes(std::span(&entry, 1)); }
+    int slot_at(int position) const { return env_.slot_of(env_.rank_at(position)); }
+    std::uint64_t offset(std::uint32_t s) const { return op_.grid.offset(s) * size_of(op_.desc.dtype); }
+    Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
+    const Peer& self() const { return peers_[static_cast<std::size_t>(env_.position)]; }
+
+    // The same for all operations, and nothing stays in it: fresh pages cost more than what is done with them.
+    Bytes& room(std::size_t bytes) {
+        if (env_.scratch->size() < bytes) env_.scratch->resize(bytes);
+        return *env_.scratch;
+    }
+
+    // An absent rank's block: zeros, final, and nobody contributed.
+    void clear(std::uint32_t s) {
+        if (auto* p = op_.result(s)) std::memset(p, 0, op_.segment_bytes(s));
+        op_.set_final(s, RankSet{});
+    }
+
+    // Own segments first: the others wait for them. A final that is only handed out waits for nobody.
+    bool own_turn() const {
+        const auto& me = self();
+        if (me.next == me.segments.size()) return false;
+        return me.segments[me.next].run->mode == SegmentMode::Gather || entered_ == env_.size();
+    }
+
+    void advance_own() {
+        auto& me = self();
+        const auto& item = me.segments[me.next];
+        if (item.run->mode == SegmentMode::Gather) {
+            FT_CHECK(op_.label(item.segment) == LabelKind::Final, "asked to hand out segment %u without having it", item.segment);
+            while (me.next < me.segments.size() && me.segments[me.next].run->mode == SegmentMode::Gather) ++me.next;
+        } else {
+            if (!reduce_own(item)) return;
+            ++me.next;
+            --remaining_;
+        }
+        if (me.next < me.segments.size() && me.next - me.ready < kAnnounce) return;
+        me.ready = me.next;
+        if (item.run->mode == SegmentMode::Reduce && !hand_round_) return;
+        auto h = env_.header(FrameKind::PullReady, op_);
+        h.segment = me.ready;
+        for (int i = 1; i < env_.size(); ++i) env_.sender.send(slot_at(env_.position + i), h);
+        FT_POINT("pull.ready");
+    }
+
+    // The parts in the order of the ranks, whoever owns the segment; the last step alone writes to the caller's buffer, when all
+    // that can fail has been done (invariant B).
+    bool reduce_own(const Item& item) {
+        const auto s = item.segment;
+        const auto n = op_.grid.count(s);
+        const auto bytes = op_.segment_bytes(s);
+        const auto& d = op_.desc;
+        const auto parts = static_cast<std::size_t>(env_.size());
+        const auto divisor = d.op == ReduceOp::Avg ? static_cast<std::uint32_t>(parts) : 1;
+        auto* out = op_.result(s);
+        const auto dtype = d.dtype;
+        const bool narrow = is_narrow_float(dtype);
+        if (narrow || d.op == ReduceOp::PremulSum) {
+            auto& scratch = room(parts * bytes);
+            for (int i = 0; i < env_.size(); ++i) {
+                auto* part = scratch.data() + static_cast<std::size_t>(i) * bytes;
+                if (i == env_.position) std::memcpy(part, op_.input(s), bytes);
+                else if (!read(i, peers_[static_cast<std::size_t>(i)].entry.input, s, part)) return false;
+                if (d.op == ReduceOp::PremulSum) scale(dtype, part, part, n, d.factor);
+            }
+            combine(dtype, d.op, scratch.data(), scratch.data(), parts, n, divisor);
+            std::memcpy(out, scratch.data(), bytes);
+        } else {
+            auto& scratch = room(2 * std::size_t{bytes});
+            auto* sum = scratch.data();
+            auto* part = sum + bytes;
+            const std::byte* so_far = nullptr;
+            for (int i = 0; i < env_.size(); ++i) {
+                const std::byte* next = i == env_.position ? op_.input(s) : so_far == nullptr ? sum : part;
+                if (i != env_.position &&
+                    !read(i, peers_[static_cast<std::size_t>(i)].entry.input, s, so_far == nullptr ? sum : part))
+                    return false;
+                if (so_far == nullptr) {
+                    so_far = next;
+                    continue;
+                }
+                auto* to = i + 1 == env_.size() ? out : sum;
+                reduce(dtype, d.op, to, so_far, next, n);
+                so_far = to;
+            }
+            if (divisor != 1) divide(dtype, out, n, divisor);
+        }
+        op_.set_final(s, item.run->contributors);
+        FT_POINT("pull.reduce");
+        return true;
+    }
+
+    // A peer with a final that is not here yet, starting behind ourselves: not all at the same one.
+    int source() const {
+        for (int i = 1; i < env_.size(); ++i) {
+            const int at = (env_.position + i) % env_.size();
+            const auto& peer = peers_[static_cast<std::size_t>(at)];
+            if (peer.entered && peer.next < peer.ready &&
+                (hand_round_ || peer.segments[peer.next].run->mode == SegmentMode::Gather))
+                return at;
+        }
+        return -1;
+    }
+
+    void fetch(int at) {
+        auto& peer = peers_[static_cast<std::size_t>(at)];
+        const auto& item = peer.segments[peer.next];
+        const auto s = item.segment;
+        // By way of scratch: a read that breaks off must not have cost the input (invariant B).
+        if (op_.label(s) != LabelKind::Final) {
+            const auto bytes = op_.segment_bytes(s);
+            auto& scratch = room(bytes);
+            if (!read(at, peer.entry.result, s, scratch.data())) return;
+            std::memcpy(op_.result(s), scratch.data(), bytes);
+        }
+        op_.set_final(s, item.run->contributors);
+        ++peer.next;
+        --remaining_;
+        FT_POINT("pull.final");
+    }
+
+    bool read(int at, std::uint64_t base, std::uint32_t s, std::byte* to) {
+        const auto& entry = peers_[static_cast<std::size_t>(at)].entry;
+        Transport::Remote remote{base + offset(s), entry.ticket_at, entry.ticket};
+        switch (env_.memory->read(slot_at(at), remote, to, op_.segment_bytes(s))) {
+            case Transport::Read::Done: return true;
+            case Transport::Read::Over:
+                if (!env_.rules.c9) return true;
+                break;  // a death will be told, or this rank's own removal
+            case Transport::Read::Refused: refused = true; break;
+        }
+        over_ = true;
+        return false;
+    }
+
+    void check_data() {
+        if (remaining_ == 0 && entered_ == env_.size() && !fence_.begun()) fence_.begin();
+    }
+
+    RunEnv env_;
+    OpState& op_;
+    const std::vector<SegmentRun> plan_;
+    const std::uint64_t ticket_;
+    std::vector<Peer> peers_;  // by position
+    int entered_ = 0;
+    std::uint32_t remaining_ = 0;  // segments to reduce or to fetch here
+    bool hand_round_ = true;
+    bool over_ = false;  // a read did not count: this attempt gets nowhere
+    Fence fence_;
+};
+
+}  // namespace
+
+std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket) {
+    return std::make_unique<PullRun>(std::move(env), op, std::move(plan), ticket);
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,131 @@
+"""Large collectives of ranks that read each other's memory: values, refusals, and a reader that wakes up too late."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from harness import Context, Group, Ranks
+
+import ftcomm
+
+Comm = ftcomm.Communicator
+
+
+def whole(rank: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+    """Small whole numbers: their sums are exact in every type."""
+    return ((np.arange(count) * 7 + rank * 3) % 5).astype(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_collective(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    monkeypatch.setenv("FTCOMM_PULL_LIMIT", "1")
+
+    def run(comm: Comm, _: Context) -> None:
+        me, n = comm.rank, comm.size
+        for count in (20_001, 100_000):
+            for dtype in (np.float32, np.float64, np.int8, np.int64, np.complex64, ml_dtypes.bfloat16):
+                total = sum(whole(r, count, np.float64) for r in range(n))
+                data = whole(me, count, dtype)
+                comm.all_reduce(data)
+                np.testing.assert_array_equal(data.astype(np.complex128), total)
+            average = whole(me, count, np.float32)
+            comm.all_reduce(average, "avg")
+            np.testing.assert_array_equal(average, (total / n).astype(np.float32))
+            told = whole(me, count, np.int32)
+            comm.broadcast(told, n - 1)
+            np.testing.assert_array_equal(told, whole(n - 1, count, np.int32))
+            gathered = np.zeros((n, count), np.float32)
+            comm.all_gather(gathered.reshape(-1), whole(me, count, np.float32))
+            for r in range(n):
+                np.testing.assert_array_equal(gathered[r], whole(r, count, np.float32))
+            part = np.zeros(count, np.float64)
+            comm.reduce_scatter(part, np.concatenate([whole(me + r, count, np.float64) for r in range(n)]))
+            np.testing.assert_array_equal(part, sum(whole(me + r, count, np.float64) for r in range(n)))
+            at_root = whole(me, count, np.float64)
+            comm.reduce(at_root, 0)
+            np.testing.assert_array_equal(at_root, total if me == 0 else whole(me, count, np.float64))
+
+    for result in ranks.start(size, run).results():
+        assert result.ok, result.text()
+
+
+def test_bits_are_equal_and_repeat(ranks: Ranks) -> None:
+    def run(comm: Comm, _: Context) -> set[bytes]:
+        seen = set()
+        for _turn in range(3):
+            data = np.random.default_rng(comm.rank).standard_normal(200_000).astype(np.float32)
+            comm.all_reduce(data)
+            seen.add(data.tobytes())
+        return seen
+
+    values = [result.value for result in ranks.start(3, run).results()]
+    assert values[0] == values[1] == values[2]
+    assert len(values[0]) == 1
+
+
+def test_the_kernel_refuses(ranks: Ranks) -> None:
+    """Everybody gets an error that says what to do, and the next operation that needs no reading works."""
+
+    def run(comm: Comm, _: Context) -> str:
+        data = np.ones(100_000)
+        try:
+            comm.all_reduce(data)
+        except ftcomm.SystemFailure as error:
+            text = str(error)
+        small = np.ones(10)
+        comm.all_reduce(small)
+        assert small[0] == 3
+        return text
+
+    for result in ranks.start(3, run, faults="rank=1,at=shm.read:2,do=corrupt").results():
+        assert result.ok, result.text()
+        assert "FTCOMM_PEER_MEMORY=0" in result.value
+
+
+def test_one_rank_does_not_take_part(ranks: Ranks) -> None:
+    def start(group: Group, context: Context) -> float:
+        os.environ["FTCOMM_PEER_MEMORY"] = "0" if context.rank == 1 else "1"
+        comm = ftcomm.init(context.rank, group.size, store=group.store(), job=group.job, options=group.options)
+        data = np.full(100_000, comm.rank + 1.0)
+        comm.all_reduce(data)
+        comm.leave()
+        return float(data[0])
+
+    assert [r.value for r in ranks.start(3, start, direct=False).results()] == [6.0] * 3
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("point", ["shm.read:3", "shm.read:25", "pull.ready", "pull.final:2"])
+def test_a_late_reader_takes_nothing_of_what_comes_after(ranks: Ranks, size: int, point: str) -> None:
+    """C9: a rank stops in the middle of it, is voted out, and wakes up when the others' buffers hold other things.
+
+    The 25th read is the last of 25 segments on two ranks: after it the other's fence frame, which is there already, would be
+    all that the late rank needs to return.
+    """
+
+    def run(comm: Comm, context: Context) -> str:
+        data = np.ones(400_000, np.float32)
+        try:
+            outcome = comm.all_reduce(data)
+            for offset, count, who in outcome.chunks:
+                assert (data[offset : offset + count] == len(who)).all(), outcome.chunks
+            data.fill(-1)  # the caller's again
+            if comm.rank != 1:
+                context.hold()
+            comm.barrier()
+        except ftcomm.StaleEpoch:
+            return "stale"
+        finally:
+            context.mark("returned")
+        return "ok"
+
+    group = ranks.start(size, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:4")
+    group.wait_for(1, "returned")
+    for rank in {0, size - 1} - {1}:
+        group.release(rank)
+    values = [result.value if result.ok else result.text() for result in group.results()]
+    assert values == ["ok", "stale", "ok"][:size]

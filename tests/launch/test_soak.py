@@ -136,14 +136,15 @@ def test_random_kills(tmp_path: Path) -> None:
             # all would hit replacements that have not come in yet; with it alone none would.
             if dice.random() < 0.5:
                 run.until_all_train()
-            run.listen(dice.expovariate(1.0))
-            assert not run.over, run.tail()
-            # Starting, joining or training, rank 0 too; but two that have the state of the training stay.
-            victims = [rank for rank in run.process_of if len(run.training - {rank}) >= 2]
-            if victims:
-                victim = dice.choice(victims)
-                killed_while[run.kill(victim)] += 1
-                killed[victim] += 1
+            victims: list[int] = []
+            while not victims:
+                run.listen(dice.expovariate(1.0))
+                assert not run.over, run.tail()
+                # Starting, joining or training, rank 0 too; but two that have the state of the training stay.
+                victims = [rank for rank in run.process_of if len(run.training - {rank}) >= 2]
+            victim = dice.choice(victims)
+            killed_while[run.kill(victim)] += 1
+            killed[victim] += 1
         seconds = time.monotonic() - begin
         run.until_all_train()
         run.stop.touch()

@@ -76,8 +76,8 @@ def ftcomm_rank(driver: Connection, args: argparse.Namespace) -> None:
     comm.all_reduce(data)
     done = time.monotonic_ns()
     check(data, rank, args)
+    comm.leave()  # events may come late; after this all have
     driver.send(("done", rank, {"evidence": seen[0][0], "noticed": noticed, "done": done}, seen[0][1]))
-    comm.leave()
     del held
 
 

@@ -34,6 +34,12 @@ def ranks(store_address: tuple[str, int], tmp_path: Path) -> Iterator[harness.Ra
     made.close()
 
 
+@pytest.fixture
+def pulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that may read each other's memory do so for small operations, too."""
+    monkeypatch.setenv("FTCOMM_PULL_LIMIT", "131072")
+
+
 @pytest.fixture(params=["shm", "tcp"])
 def transport(request: pytest.FixtureRequest) -> str:
     """Runs the test over shared memory and over sockets."""

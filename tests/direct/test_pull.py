@@ -15,15 +15,16 @@ import ftcomm
 Comm = ftcomm.Communicator
 
 
+pytestmark = pytest.mark.usefixtures("pulls")
+
+
 def whole(rank: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
     """Small whole numbers: their sums are exact in every type."""
     return ((np.arange(count) * 7 + rank * 3) % 5).astype(dtype)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_every_collective(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setenv("FTCOMM_PULL_LIMIT", "1")
-
+def test_every_collective(ranks: Ranks, size: int) -> None:
     def run(comm: Comm, _: Context) -> None:
         me, n = comm.rank, comm.size
         for count in (20_001, 100_000):

@@ -189,7 +189,7 @@ def killed_in_mid_all_reduce(context):
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_lossy_in_mid_all_reduce(world, transport):
-    faults = f"rank=2,at={'pull.reduce' if transport == 'shm' else 'ring.rs.hop'}:10,do=kill"
+    faults = "rank=2,at=ring.rs.hop:10,do=kill"
     values = world(4, killed_in_mid_all_reduce, dies=(2,), policy="lossy", faults=faults, transport=transport)
     assert values[0] == values[1] == values[3]
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import ftcomm
 import ftcomm.torch
 
-pytestmark = pytest.mark.table
+pytestmark = [pytest.mark.table, pytest.mark.usefixtures("pulls")]
 
 SAMPLE = (
     "ring.enter",

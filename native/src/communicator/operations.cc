@@ -88,7 +88,7 @@ RunEnv Communicator::env() {
 
 // The same on all ranks of an attempt (C8): from the operation, from who is in, and from what never changes of them.
 bool Communicator::pulls(const OpState& op) const {
-    const auto limit = core_.config.pull_limit > 0 ? core_.config.pull_limit : 128u << 10;
+    const auto limit = core_.config.pull_limit > 0 ? core_.config.pull_limit : 2u << 20;  // below it a ring in cache is faster
     if (op.shape.algorithm != Algorithm::Auto || op.grid.segments() == 0 || op.desc.count * size_of(op.desc.dtype) < limit)
         return false;
     for (int r : decision_.alive.list())

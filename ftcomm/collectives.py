@@ -181,13 +181,14 @@ class Collectives:
         """Combines the buffers of all ranks element by element, in place; bitwise the same result everywhere.
 
         ``ring`` is the ring of Patarasuk and Yuan (2009) with a dissemination fence at its end; ``flat``, for small buffers,
-        sends everything to everyone and adds in rank order. An average is divided by the number of contributors, part by part.
+        sends everything to everyone and adds in rank order. From 2 MiB on, ranks of one host read each other's memory instead
+        (``auto``), and add in rank order, too. An average is divided by the number of contributors, part by part.
 
         Args:
             buf: the same number of elements and type on every rank.
             op: sum, avg, product, min, max, band, bor, bxor, or premul_sum (with ``factor=``: each input times it).
-            algorithm: auto (by size and number of ranks), ring, flat; the same on every rank. What is too large for ``flat``
-                goes by ring.
+            algorithm: auto (by size, number of ranks, and whether they may read each other's memory), ring, flat; the same on
+                every rank. What is too large for ``flat`` goes as with ``auto``.
 
         Raises:
             Unsupported: the operator is not defined for the type; see the table in docs/operations.md.

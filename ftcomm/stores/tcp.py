@@ -30,7 +30,7 @@ class TcpStore(Store):
         self._lock = threading.Lock()
         self._server = server
         self._parser = wire.Parser()
-        self._where = f"{host}:{port}"
+        self._where, self._address = f"{host}:{port}", (host, port)
         self._sock = self._connect(host, port, time.monotonic() + timeout)
         self._handshake(secret)
 
@@ -71,12 +71,21 @@ class TcpStore(Store):
         try:
             answer = self._take(wire.PROOF)
         except SystemFailure:
+            if not self._listens():
+                raise  # it has ended; one that refuses the proof closes only this connection
             answer = b""
         if not hmac.compare_digest(answer, wire.proof(secret, b"server", server_nonce, nonce)):
             self._sock.close()
             raise ConfigError(
                 f"The store at {self._where} has another secret. Give every rank the same FTCOMM_SECRET (or none)."
             )
+
+    def _listens(self) -> bool:
+        try:
+            socket.create_connection(self._address, _GRACE).close()
+        except OSError:
+            return False
+        return True
 
     def _receive(self) -> None:
         try:

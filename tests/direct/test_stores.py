@@ -240,3 +240,20 @@ def test_file_that_is_something_else(tmp_path: Path) -> None:
 def test_file_in_a_folder_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="can't be opened"):
         FileStore(str(tmp_path / "no" / "store"))
+
+
+def test_a_server_that_ends_in_the_handshake_is_not_one_with_another_secret() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def end() -> None:
+            connection, _ = listener.accept()
+            connection.sendall(wire.MAGIC + wire.challenge())
+            connection.recv(1000)
+            listener.close()
+            connection.close()
+
+        server = threading.Thread(target=end)
+        server.start()
+        with pytest.raises(SystemFailure, match="rank 0, its host, may have ended"):
+            TcpStore("127.0.0.1", listener.getsockname()[1])
+        server.join()

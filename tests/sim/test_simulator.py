@@ -31,7 +31,7 @@ def test_every_missing_rule_is_caught() -> None:
     done = simulate("--mutations", "--seeds", "4000", "--jobs", "2")
     assert done.returncode == 0, done.stdout
     rows = [line for line in done.stdout.splitlines() if re.match(r"\| [CM]\d+ ", line)]
-    assert len(rows) == 18
+    assert len(rows) == 19
     assert all(re.match(r"\| [CM]\d+ [^|]+\| \d+ \| [A-Z]+ \|", row) for row in rows), done.stdout
 
 

@@ -186,6 +186,8 @@ private:
         for (const auto& [rank, vote] : in_.votes) {
             for (const auto& x : vote.proposals) {
                 if (x.seq != seq) continue;
+                // What could not be read was a dying process's: the repair shows whether the living can be read.
+                if (x.code == Code::System && !newly_dead_.empty()) continue;
                 if (x.code == Code::Timeout || c.code == Code::Ok) {
                     if (x.code == Code::Timeout && c.code != Code::Timeout) c.ranks.clear();
                     c.code = x.code;

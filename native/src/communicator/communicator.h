@@ -44,6 +44,7 @@ public:
     void on_dead_end();                 // stale, or the authority is lost: everything fails
     void on_tick();
     void on_writable(int slot);
+    void halt();                        // the job is closed: buffers are the callers' again
     bool work();                        // a piece of what waits for no frame; true: there is more
     // The nth admission let `slots` in, with new incarnations (M13). No entry: nobody who is left had this communicator then.
     void on_admitted(std::uint64_t nth, const AdmitEntry* entry, const RankSet& slots, const RankSet& alive);
@@ -153,8 +154,8 @@ private:
     std::uint64_t next_seq_ = 1, done_seq_ = 0;
     std::deque<std::unique_ptr<OpState>> open_;  // posted, the first may be under way
     std::deque<std::unique_ptr<OpState>> helpers_;  // hand-outs of a kept result; they come first
-    std::unique_ptr<Run> run_;
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
+    std::unique_ptr<Run> run_;
     Last last_;
     std::uint64_t shared_seq_ = 0;  // the last that did not fail at once
     std::uint64_t held_from_ = 1;  // during an admission operations from here on wait (M13)

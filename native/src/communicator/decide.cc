@@ -164,6 +164,8 @@ void Communicator::apply(const Decision& d) {
         std::erase_if(proposals_, [](const Proposal& p) { return p.seq == 0; });
     }
     if (agreed) finish_agree();
+    // Not a step in an attempt that has lost a member already: what this rank would run (C8) asks things of all members.
+    if (!(decision_.alive - in_view()).empty()) look_again();
     pump();
     look_again();
 }

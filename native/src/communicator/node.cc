@@ -82,6 +82,10 @@ void Node::on_cell(Time now, CellReply reply) {
     impl_->core.cells.on_reply(reply);
 }
 bool Node::has_work() const { return impl_->core.has_work; }
+void Node::halt() {
+    impl_->core.has_work = false;
+    for (auto& [id, comm] : impl_->comms) comm->halt();
+}
 void Node::work(Time now) {
     Input input(*impl_, now);
     impl_->work();

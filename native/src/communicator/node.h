@@ -107,6 +107,8 @@ public:
     void on_tick(Time now);
     // Work that waits for no input: as long as has_work(), call work() again and again, with other inputs between.
     bool has_work() const;
+    // Before waiting callers are told that the job is closed: no peer reads their buffers any more (C9), no run touches them.
+    void halt();
     void work(Time now);
     Time tick_interval() const;
 

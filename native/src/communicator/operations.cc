@@ -146,6 +146,12 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     core_.has_work |= run_ != nullptr && run_->has_work();
 }
 
+void Communicator::halt() {
+    run_.reset();
+    frozen_ = true;  // nothing starts any more
+    core_.sender.drop_collectives(spec_.id);
+}
+
 bool Communicator::work() {
     if (run_ == nullptr || frozen_ || !run_->has_work()) return false;
     run_->work();

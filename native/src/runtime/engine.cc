@@ -26,6 +26,10 @@ void Engine::lock_urgently() {
     contenders_.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void Engine::give_way() {
+    for (int i = 0; i < 64 && contenders_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
+}
+
 void Engine::unlock() {
     if (node_ != nullptr && parts_.cells != nullptr) {
         CellReply reply;
@@ -142,6 +146,7 @@ void Engine::run_progress() {
         auto until = next_tick_;
         unlock();
         if (sleep) futex_wait_any(words, until);
+        else give_way();
         lock_urgently();
         progress_sleeps_ = false;
         if (!driving_) mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
@@ -151,6 +156,7 @@ void Engine::run_progress() {
 
 void Engine::stop() {
     lock();
+    if (node_ != nullptr) node_->halt();
     stopped_.store(true, std::memory_order_release);
     notify();
     shm::ring_progress(*mailbox_);

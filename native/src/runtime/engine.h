@@ -32,7 +32,7 @@ public:
     // --- the lock. unlock() first finishes the input: cell replies, completions, wake-ups.
     void lock();
     void unlock();
-    void lock_urgently();  // for threads of the library: a looping driver lets them in
+    void lock_urgently();  // for threads of the library and those that wait: a looping thread lets them in
     class Hold {
     public:
         explicit Hold(Engine& e) : e_(e) { e_.lock(); }
@@ -106,6 +106,7 @@ private:
         Bytes payload;
     };
 
+    void give_way();                        // not locked: a mutex is not fair
     bool poll();                            // locked
     bool has_mail() const { return shm_ != nullptr && shm_->has_mail(); }
     bool has_work() const { return node_ != nullptr && node_->has_work(); }  // locked
@@ -120,7 +121,7 @@ private:
     EventSink events_;
 
     std::mutex mutex_;
-    std::atomic<int> contenders_{0};        // library threads that want the lock while a driver loops
+    std::atomic<int> contenders_{0};        // threads that want the lock while one works on, piece after piece
 
     // Under the lock.
     Parts parts_;

@@ -41,7 +41,7 @@ Engine::Wait Engine::wait_change(std::uint32_t seen, Time deadline) {
 Engine::Wait Engine::wait(const RequestPtr& request, Time deadline) {
     auto done = [&] { return request->done.load(std::memory_order_acquire); };
     if (done()) return Wait::Done;
-    lock();
+    lock_urgently();
     ++inside_;
     Wait result;
     for (;;) {
@@ -78,7 +78,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         if (did && (deadline == 0 || IoLoop::now() < deadline)) {
             unlock();
             // A mutex is not fair: whoever has just let go would take it again and again.
-            for (int i = 0; i < 64 && contenders_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
+            give_way();
             lock();
             spun = !parts_.may_spin;
             continue;

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <fstream>
+#include <string>
 
 #include "base/bytes.h"
 #include "transport/shm/liveness_word.h"
@@ -37,6 +38,13 @@ int yama() {
     return scope;
 }
 
+std::uint64_t hash_of_line(const char* path, const std::string& start) {
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);)
+        if (line.starts_with(start)) return hash64(std::as_bytes(std::span(line)));
+    return 0;
+}
+
 }  // namespace
 
 std::uint32_t memory_domain(std::uint64_t pid_namespace) {
@@ -50,17 +58,26 @@ std::uint32_t memory_domain(std::uint64_t pid_namespace) {
     if (scope == 1 && ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY) != 0) return 0;
     struct stat user{};
     if (::stat("/proc/self/ns/user", &user) != 0) return 0;
-    const std::uint64_t who[4] = {pid_namespace, user.st_ino, ::getuid(), ::getgid()};
+    // Whoever has more capabilities can't be read by who has fewer; security modules go by their label.
+    const std::uint64_t who[] = {pid_namespace,
+                                 user.st_ino,
+                                 ::getuid(),
+                                 ::getgid(),
+                                 hash_of_line("/proc/self/status", "CapPrm:"),
+                                 hash_of_line("/proc/self/attr/current", "")};
     if (::getuid() != ::geteuid() || ::getgid() != ::getegid()) return 0;
     const auto hash = static_cast<std::uint32_t>(hash64(std::as_bytes(std::span(who))));
     return hash == 0 ? 1 : hash;
 }
 
 Transport::Read read_peer(const Instance& peer, const Transport::Remote& remote, std::byte* to, std::size_t bytes) {
+    // By the thread that holds the word: a process whose main thread has ended can be read, too.
+    const auto word = peer.liveness.load(std::memory_order_acquire);
+    if (!is_held(word)) return Transport::Read::Over;
     std::uint64_t ticket = 0;
-    const auto n = copy(peer.pid, to, bytes, remote.from, &ticket, remote.ticket_at);
+    const auto n = copy(static_cast<pid_t>(word & FUTEX_TID_MASK), to, bytes, remote.from, &ticket, remote.ticket_at);
     const int error = errno;
-    // Held still: so the process id was this peer's all the time.
+    // Held still: so the thread id was this peer's all the time.
     if (!is_held(peer.liveness.load(std::memory_order_seq_cst))) return Transport::Read::Over;
     if (n == static_cast<ssize_t>(bytes + sizeof ticket))
         return ticket == remote.ticket ? Transport::Read::Done : Transport::Read::Over;

@@ -99,7 +99,10 @@ def test_survivors_shrink_and_end(victims: str) -> None:
         victims = set(map(int, os.environ["VICTIMS"].split(",")))
         comm = ftcomm.init()
         me = comm.rank
-        comm.barrier()
+        try:
+            comm.barrier()
+        except ftcomm.PeerFailure:
+            pass  # of a victim that was through before this rank was
         if me in victims:
             die()
         while victims & set(comm.slots):  # shrink() may leave out more of them than the error could name

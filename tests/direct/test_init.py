@@ -137,10 +137,18 @@ def test_killed_during_the_start(ranks: Ranks, transport: str, point: str, victi
     def run(group: Group, context: Context) -> tuple[int, ...]:
         with pytest.raises(ftcomm.Error) as caught:
             ftcomm.init(context.rank, 3, store=group.store(), job=group.job, options=group.options, timeout=600)
+        context.mark("told")
+        context.hold()  # whoever ends now is gone, too, for one who has not looked yet
         return caught.value.ranks
 
-    values = ranks(3, run, direct=False, dies={victim}, transport=transport, faults=f"rank={victim},at={point},do=kill")
-    assert [values[rank] for rank in range(3) if rank != victim] == [(victim,)] * 2
+    alive = [rank for rank in range(3) if rank != victim]
+    group = ranks.start(3, run, direct=False, transport=transport, faults=f"rank={victim},at={point},do=kill")
+    for rank in alive:
+        group.wait_for(rank, "told")
+    for rank in alive:
+        group.release(rank)
+    values = ranks.values(group, {victim})
+    assert [values[rank] for rank in alive] == [(victim,)] * 2
 
 
 def test_killed_before_it_published_then_replaced(ranks: Ranks) -> None:

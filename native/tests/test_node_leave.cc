@@ -108,4 +108,23 @@ FT_TEST(receive_from_anyone_reports_a_death_and_not_a_leave) {
     EXPECT(again->done && again->status.ok() && c == 7);
 }
 
+FT_TEST(message_for_a_communicator_made_after_its_sender_died_is_received) {
+    Rig rig(3);
+    for (int slot : {1, 2}) rig.join_comm(slot, {0, 1, 2});
+    const std::int64_t five = 5;
+    rig.node(1).send(rig.now(), Rig::kComm, &five, sizeof five, 0, 1);
+    rig.settle();
+    rig.kill(1);
+    rig.evidence(0, 1, Evidence::Pidfd);
+    rig.settle();
+    EXPECT_EQ(rig.node(0).epoch(), 2u);
+    rig.join_comm(0, {0, 1, 2});
+    std::int64_t got = 0;
+    const auto first = rig.node(0).recv(rig.now(), Rig::kComm, &got, sizeof got, 1, 1);
+    EXPECT(first->done && first->status.ok() && got == 5);
+    const auto second = rig.node(0).recv(rig.now(), Rig::kComm, &got, sizeof got, 1, 1);
+    EXPECT(second->done);
+    EXPECT_EQ(second->status.code, Code::PeerFailure);
+}
+
 }  // namespace ftcomm::unit

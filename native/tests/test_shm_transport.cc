@@ -4,7 +4,11 @@
 #include <sys/stat.h>
 
 #include <cstring>
+#include <functional>
+#include <utility>
+#include <vector>
 
+#include "runtime/runtime_transport.h"
 #include "tests/unit.h"
 
 namespace ftcomm {
@@ -12,7 +16,13 @@ namespace {
 
 struct Events final : ShmEvents {
     std::uint64_t bytes = 0;
-    void on_frame(int, std::uint32_t, const FrameHeader&, ByteView payload) override { bytes += payload.size(); }
+    std::vector<std::uint64_t> heard;  // sequence numbers
+    std::function<void()> upcall;      // from inside the next frame
+    void on_frame(int, std::uint32_t, const FrameHeader& h, ByteView payload) override {
+        bytes += payload.size();
+        heard.push_back(h.seq);
+        if (const auto call = std::exchange(upcall, nullptr)) call();
+    }
     void on_writable(int) override {}
     void on_broken(int, std::uint32_t) override {}
 };
@@ -38,6 +48,14 @@ struct Side {
             transport.commit(to, h);
         }
         target.transport.poll(UINT64_MAX);
+    }
+
+    void say(int to, std::uint64_t seq) {
+        REQUIRE(transport.reserve(to, 8) != nullptr);
+        FrameHeader h{};
+        h.length = 8;
+        h.seq = seq;
+        transport.commit(to, h);
     }
 
     Events events;
@@ -92,6 +110,27 @@ FT_TEST(shm_ring_of_a_removed_but_living_rank_keeps_its_content) {
     EXPECT(p[length / 2] == std::byte{7});
     two.transport.poll(UINT64_MAX);
     EXPECT_EQ(two.events.bytes, std::uint64_t{length});
+}
+
+// The view that removes a rank is a frame too: what the removed one wrote before is heard from inside it, each frame once (M10).
+FT_TEST(drain_from_inside_a_frame_hears_what_the_dead_has_written) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 3).ok());
+    Side me(segment, 0, 0), teller(segment, 1, 0), dead(segment, 2, 0);
+    RuntimeTransport wires(3, &segment, &me.transport, nullptr);
+    for (int slot : {1, 2}) wires.attach(slot, 0);
+    teller.transport.attach(0, 0);
+    dead.transport.attach(0, 0);
+    teller.say(0, 1);
+    teller.say(0, 5);
+    for (std::uint64_t seq : {2, 3, 4}) dead.say(0, seq);
+    me.events.upcall = [&] {
+        wires.drain(2);
+        wires.drain(1);  // whose frame this is
+        wires.detach(2);
+    };
+    me.transport.poll(UINT64_MAX);
+    EXPECT(me.events.heard == std::vector<std::uint64_t>({1, 2, 3, 4, 5}));
 }
 
 }  // namespace ftcomm

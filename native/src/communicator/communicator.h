@@ -40,6 +40,8 @@ public:
 
     // Inputs.
     void on_frame(int slot, const FrameHeader& header, ByteView payload);
+    // A message heard before its sender was removed and before this communicator was made here.
+    void on_last_words(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
     void on_view();                     // somebody is out, or left
     void on_dead_end();                 // stale, or the authority is lost: everything fails
     void on_tick();

@@ -65,6 +65,7 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
     unknown_.erase(spec.id);
     for (auto& f : held) {
         if (core.in_view(f.slot, f.incarnation)) comm->on_frame(f.slot, f.header, f.payload);
+        else if (f.header.kind == FrameKind::Eager) comm->on_last_words(f.slot, f.incarnation, f.header, f.payload);
     }
     return {};
 }

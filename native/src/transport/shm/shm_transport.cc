@@ -1,6 +1,7 @@
 #include "transport/shm/shm_transport.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "base/failpoint.h"
 #include "transport/shm/liveness_word.h"
@@ -132,7 +133,9 @@ bool ShmTransport::read(int slot, Reader& reader, std::uint64_t& budget) {
             auto bytes = sizeof header + payload.size();
             budget -= std::min<std::uint64_t>(budget, bytes);
             took = true;
+            reader.busy = true;  // a drain from inside must not see the frame again
             if (!cut_.has(slot)) events_.on_frame(slot, reader.incarnation, header, payload);
+            reader.busy = false;
             reader.ring.take();
             continue;
         }
@@ -204,14 +207,19 @@ bool ShmTransport::poll(std::uint64_t budget) {
 void ShmTransport::drain(int slot, std::uint32_t incarnation) {
     auto& peer = peers_[static_cast<std::size_t>(slot)];
     find_rings(slot, peer);
-    reading_ = true;
+    const bool inside = std::exchange(reading_, true);  // of an upcall: a view that came as a frame
     for (std::size_t r = 0; r < peer.readers.size(); ++r) {
-        if (peer.readers[r]->incarnation != incarnation) continue;
+        if (peer.readers[r]->incarnation != incarnation || peer.readers[r]->busy) continue;
         std::uint64_t budget = UINT64_MAX;
         read(slot, *peer.readers[r], budget);
     }
-    reading_ = false;
+    reading_ = inside;
     sweep(peer);
+}
+
+void ShmTransport::drain(int slot) {
+    const auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
+    if (writer.attached) drain(slot, writer.incarnation);
 }
 
 void ShmTransport::look_for_peers() {

@@ -40,6 +40,7 @@ public:
     bool has_mail() const { return shm::has_mail(self_.mailbox, segment_.world_size()); }
     // Everything that this incarnation has written (M10: before its death is believed).
     void drain(int slot, std::uint32_t incarnation);
+    void drain(int slot) override;
     // Peers that were attached before they had registered: look again.
     void look_for_peers();
     // Fault injection: from now on silence in both directions.
@@ -57,6 +58,7 @@ private:
         std::uint32_t incarnation;
         bool closed = false;
         shm::RingReader ring;
+        bool busy = false;  // its frame is being handed up
     };
     struct Peer {
         Writer writer;

@@ -1,7 +1,9 @@
 """The measured ranks of recovery.py: one process of ftcomm or of Open MPI's ULFM. They report to the driver over a socket.
 
 A rank says when it is ready, when it has noticed the failure, and when it has returned from the first all-reduce begun after
-that; times are CLOCK_MONOTONIC of one machine. Every value of that all-reduce is compared.
+that; times are CLOCK_MONOTONIC of one machine. It has noticed when a call of the library has said so: by an error, by an
+outcome with fewer contributors, or by ``failed()``, which is asked between the all-reduces. Every value is compared, once all
+survivors are done: who is done first must not take the processors from who is not.
 """
 
 from __future__ import annotations
@@ -43,10 +45,17 @@ def get_ready(driver: Connection, rank: int, args: argparse.Namespace) -> Any:
     return held
 
 
-def check(data: np.ndarray, rank: int, args: argparse.Namespace) -> None:
-    expected = sum(r + 1 for r in range(args.ranks) if r != args.victim)
-    if not (data == expected).all():
-        raise AssertionError(f"rank {rank}: {np.unique(data)[:5]} instead of {expected}")
+def finish(driver: Connection, rank: int, results: list[tuple[np.ndarray, int]]) -> None:
+    """Waits for the other survivors, and looks at the values then."""
+    driver.send(("done", rank))
+    driver.recv()
+    for array, value in results:
+        if not (array == value).all():
+            raise AssertionError(f"rank {rank}: {np.unique(array)[:5]} instead of {value}")
+
+
+def sum_of_survivors(args: argparse.Namespace) -> int:
+    return sum(r + 1 for r in range(args.ranks) if r != args.victim)
 
 
 def ftcomm_rank(driver: Connection, args: argparse.Namespace) -> None:
@@ -63,21 +72,28 @@ def ftcomm_rank(driver: Connection, args: argparse.Namespace) -> None:
         comm.all_reduce(work)
     comm.barrier()
     held = get_ready(driver, rank, args)
+    noticed = done = 0
     while True:
+        if not noticed and comm.failed():
+            noticed = time.monotonic_ns()
+        knew = noticed
         try:
             outcome = comm.all_reduce(work)
         except ftcomm.PeerFailure:
-            noticed = time.monotonic_ns()
+            noticed = noticed or time.monotonic_ns()
             comm = comm.shrink()
             break
+        if knew and not done:
+            done = time.monotonic_ns()
         if len(outcome.contributors) < size:  # the same on all ranks, unlike comm.failed()
-            noticed = time.monotonic_ns()
+            noticed = noticed or time.monotonic_ns()
             break
     comm.all_reduce(data)
-    done = time.monotonic_ns()
-    check(data, rank, args)
+    done = done or time.monotonic_ns()
+    lossy = [(work, 0)] if args.system == "lossy" else []  # an operation that failed leaves anything
+    finish(driver, rank, [(data, sum_of_survivors(args)), *lossy])
     comm.leave()  # events may come late; after this all have
-    driver.send(("done", rank, {"evidence": seen[0][0], "noticed": noticed, "done": done}, seen[0][1]))
+    driver.send(("report", rank, {"evidence": seen[0][0], "noticed": noticed, "done": done}, seen[0][1]))
     del held
 
 
@@ -102,7 +118,7 @@ def ulfm(driver: Connection, args: argparse.Namespace) -> None:
             break
     comm.Allreduce(MPI.IN_PLACE, data)
     done = time.monotonic_ns()
-    check(data, rank, args)
-    driver.send(("done", rank, {"noticed": noticed, "done": done}, ""))
+    finish(driver, rank, [(data, sum_of_survivors(args))])
+    driver.send(("report", rank, {"noticed": noticed, "done": done}, ""))
     del held
     os._exit(0)  # MPI_Finalize after a failure may hang (ompi issue 11404)

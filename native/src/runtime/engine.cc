@@ -94,6 +94,8 @@ bool Engine::on_done(const RequestPtr& request, std::function<void()> fn) {
 bool Engine::poll() {
     bool did = shm_ != nullptr && shm_->poll(kPollBytes);
     if (!has_work()) return did;
+    // Who works has a processor; the progress thread, which waits for deaths, may have to wait for one.
+    if (parts_.watch != nullptr) parts_.watch->check_liveness();
     node_->work(IoLoop::now());
     return true;
 }

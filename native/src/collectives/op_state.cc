@@ -1,5 +1,7 @@
 #include "collectives/op_state.h"
 
+#include <cstring>
+
 #include "base/check.h"
 
 namespace ftcomm {
@@ -60,6 +62,11 @@ void OpState::set_final(std::uint32_t s, const RankSet& contributors) {
         return;
     }
     labels_[s] = static_cast<std::uint16_t>(2 + sets_.size() - 1);
+}
+
+void OpState::set_absent(std::uint32_t s) {
+    if (auto* p = result(s)) std::memset(p, 0, segment_bytes(s));
+    set_final(s, RankSet{});
 }
 
 bool OpState::all_final() const {

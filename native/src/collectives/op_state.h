@@ -35,6 +35,7 @@ public:
     LabelKind label(std::uint32_t s) const { return labels_[s] < 2 ? static_cast<LabelKind>(labels_[s]) : LabelKind::Final; }
     const RankSet& contributors(std::uint32_t s) const { return sets_[static_cast<std::size_t>(labels_[s]) - 2]; }
     void set_final(std::uint32_t s, const RankSet& contributors);
+    void set_absent(std::uint32_t s);  // a block of a rank that is out: zeros, final, and nobody contributed
     bool all_final() const;
     std::vector<LabelRun> label_runs() const;
     Outcome outcome(int rank, const RankSet& alive, std::uint64_t epoch) const;

@@ -18,6 +18,7 @@ namespace ftcomm {
 
 namespace {
 
+constexpr std::uint32_t kBatch = 2;  // segments a read: a system call costs as much as the copy of 10 KiB
 constexpr std::uint32_t kAnnounce = 8;  // segments: frames are few, and the others do not wait for the whole of a share
 
 struct Entry {  // payload of PullEnter
@@ -28,10 +29,7 @@ struct Entry {  // payload of PullEnter
 class PullRun final : public Run {
 public:
     PullRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket)
-        : env_(std::move(env)), op_(op), plan_(std::move(plan)), ticket_(ticket), peers_(env_.living.size()), fence_(env_, op_) {
-        const auto kind = op_.shape.kind;
-        hand_round_ = kind != OpKind::Reduce && kind != OpKind::ReduceScatter;
-    }
+        : env_(std::move(env)), op_(op), plan_(std::move(plan)), ticket_(ticket), peers_(env_.living.size()), fence_(env_, op_) {}
     // The buffers are the caller's again after this; whoever reads them later must see that (C9).
     ~PullRun() override {
         std::atomic_ref<std::uint64_t> word(*env_.ticket);
@@ -47,7 +45,7 @@ public:
             const auto first = s;
             s += r.count;
             if (r.mode == SegmentMode::Absent)
-                for (auto a = first; a < s; ++a) clear(a);
+                for (auto a = first; a < s; ++a) op_.set_absent(a);
             if (r.mode != SegmentMode::Reduce && r.mode != SegmentMode::Gather) continue;
             const int at = env_.position_of(r.rank);
             FT_CHECK(at >= 0, "the plan names rank %d, which is not alive", r.rank);
@@ -57,7 +55,7 @@ public:
                 FT_CHECK(r.contributors == RankSet::of(env_.living), "a sum over %s among %s", r.contributors.text().c_str(),
                          RankSet::of(env_.living).text().c_str());
             const bool here = r.mode == SegmentMode::Reduce && at == env_.position;
-            const bool fetch = at != env_.position && (r.mode == SegmentMode::Gather || hand_round_);
+            const bool fetch = at != env_.position && (r.mode == SegmentMode::Gather || op_.shape.shares_finals());
             if (here || fetch) remaining_ += r.count;
         }
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
@@ -138,12 +136,6 @@ private:
         return *env_.scratch;
     }
 
-    // An absent rank's block: zeros, final, and nobody contributed.
-    void clear(std::uint32_t s) {
-        if (auto* p = op_.result(s)) std::memset(p, 0, op_.segment_bytes(s));
-        op_.set_final(s, RankSet{});
-    }
-
     // Own segments first: the others wait for them. A final that is only handed out waits for nobody.
     bool own_turn() const {
         const auto& me = self();
@@ -158,25 +150,49 @@ private:
             FT_CHECK(op_.label(item.segment) == LabelKind::Final, "asked to hand out segment %u without having it", item.segment);
             while (me.next < me.segments.size() && me.segments[me.next].run->mode == SegmentMode::Gather) ++me.next;
         } else {
-            if (!reduce_own(item)) return;
-            ++me.next;
-            --remaining_;
+            const auto n = batch(me, static_cast<std::uint32_t>(me.segments.size()));
+            if (!reduce_own(item, n)) return;
+            me.next += n;
+            remaining_ -= n;
         }
         if (me.next < me.segments.size() && me.next - me.ready < kAnnounce) return;
         me.ready = me.next;
-        if (item.run->mode == SegmentMode::Reduce && !hand_round_) return;
+        if (item.run->mode == SegmentMode::Reduce && !op_.shape.shares_finals()) return;
         auto h = env_.header(FrameKind::PullReady, op_);
         h.segment = me.ready;
         for (int i = 1; i < env_.size(); ++i) env_.sender.send(slot_at(env_.position + i), h);
         FT_POINT("pull.ready");
     }
 
-    // The parts in the order of the ranks, whoever owns the segment; the last step alone writes to the caller's buffer, when all
+    // How many of the peer's next segments, of those before `end`, lie side by side and have the same fate.
+    std::uint32_t batch(const Peer& peer, std::uint32_t end) const {
+        const auto& first = peer.segments[peer.next];
+        const bool final = op_.label(first.segment) == LabelKind::Final;
+        std::uint32_t n = 1;
+        for (; n < kBatch && peer.next + n < end; ++n) {
+            const auto& item = peer.segments[peer.next + n];
+            if (item.segment != first.segment + n || item.run != first.run ||
+                op_.grid.block_of(item.segment) != op_.grid.block_of(first.segment) ||
+                (op_.label(item.segment) == LabelKind::Final) != final)
+                break;
+        }
+        return n;
+    }
+
+    std::uint64_t count(std::uint32_t s, std::uint32_t segments) const {
+        return (segments - 1) * op_.grid.segment_elements + op_.grid.count(s + segments - 1);
+    }
+
+    void set_final(const Item& first, std::uint32_t segments) {
+        for (std::uint32_t i = 0; i < segments; ++i) op_.set_final(first.segment + i, first.run->contributors);
+    }
+
+    // The parts in the order of the ranks, whoever owns the segments; the last step alone writes to the caller's buffer, when all
     // that can fail has been done (invariant B).
-    bool reduce_own(const Item& item) {
+    bool reduce_own(const Item& item, std::uint32_t segments) {
         const auto s = item.segment;
-        const auto n = op_.grid.count(s);
-        const auto bytes = op_.segment_bytes(s);
+        const auto n = count(s, segments);
+        const auto bytes = n * size_of(op_.desc.dtype);
         const auto& d = op_.desc;
         const auto parts = static_cast<std::size_t>(env_.size());
         const auto divisor = d.op == ReduceOp::Avg ? static_cast<std::uint32_t>(parts) : 1;
@@ -188,7 +204,7 @@ private:
             for (int i = 0; i < env_.size(); ++i) {
                 auto* part = scratch.data() + static_cast<std::size_t>(i) * bytes;
                 if (i == env_.position) std::memcpy(part, op_.input(s), bytes);
-                else if (!read(i, peers_[static_cast<std::size_t>(i)].entry.input, s, part)) return false;
+                else if (!read(i, peers_[static_cast<std::size_t>(i)].entry.input, s, part, bytes)) return false;
                 if (d.op == ReduceOp::PremulSum) scale(dtype, part, part, n, d.factor);
             }
             combine(dtype, d.op, scratch.data(), scratch.data(), parts, n, divisor);
@@ -201,7 +217,7 @@ private:
             for (int i = 0; i < env_.size(); ++i) {
                 const std::byte* next = i == env_.position ? op_.input(s) : so_far == nullptr ? sum : part;
                 if (i != env_.position &&
-                    !read(i, peers_[static_cast<std::size_t>(i)].entry.input, s, so_far == nullptr ? sum : part))
+                    !read(i, peers_[static_cast<std::size_t>(i)].entry.input, s, so_far == nullptr ? sum : part, bytes))
                     return false;
                 if (so_far == nullptr) {
                     so_far = next;
@@ -213,7 +229,7 @@ private:
             }
             if (divisor != 1) divide(dtype, out, n, divisor);
         }
-        op_.set_final(s, item.run->contributors);
+        set_final(item, segments);
         FT_POINT("pull.reduce");
         return true;
     }
@@ -224,7 +240,7 @@ private:
             const int at = (env_.position + i) % env_.size();
             const auto& peer = peers_[static_cast<std::size_t>(at)];
             if (peer.entered && peer.next < peer.ready &&
-                (hand_round_ || peer.segments[peer.next].run->mode == SegmentMode::Gather))
+                (op_.shape.shares_finals() || peer.segments[peer.next].run->mode == SegmentMode::Gather))
                 return at;
         }
         return -1;
@@ -234,23 +250,24 @@ private:
         auto& peer = peers_[static_cast<std::size_t>(at)];
         const auto& item = peer.segments[peer.next];
         const auto s = item.segment;
+        const auto segments = batch(peer, peer.ready);
         // By way of scratch: a read that breaks off must not have cost the input (invariant B).
         if (op_.label(s) != LabelKind::Final) {
-            const auto bytes = op_.segment_bytes(s);
+            const auto bytes = count(s, segments) * size_of(op_.desc.dtype);
             auto& scratch = room(bytes);
-            if (!read(at, peer.entry.result, s, scratch.data())) return;
+            if (!read(at, peer.entry.result, s, scratch.data(), bytes)) return;
             std::memcpy(op_.result(s), scratch.data(), bytes);
         }
-        op_.set_final(s, item.run->contributors);
-        ++peer.next;
-        --remaining_;
+        set_final(item, segments);
+        peer.next += segments;
+        remaining_ -= segments;
         FT_POINT("pull.final");
     }
 
-    bool read(int at, std::uint64_t base, std::uint32_t s, std::byte* to) {
+    bool read(int at, std::uint64_t base, std::uint32_t s, std::byte* to, std::size_t bytes) {
         const auto& entry = peers_[static_cast<std::size_t>(at)].entry;
         Transport::Remote remote{base + offset(s), entry.ticket_at, entry.ticket};
-        switch (env_.memory->read(slot_at(at), remote, to, op_.segment_bytes(s))) {
+        switch (env_.memory->read(slot_at(at), remote, to, bytes)) {
             case Transport::Read::Done: return true;
             case Transport::Read::Over:
                 if (!env_.rules.c9) return true;
@@ -272,7 +289,6 @@ private:
     std::vector<Peer> peers_;  // by position
     int entered_ = 0;
     std::uint32_t remaining_ = 0;  // segments to reduce or to fetch here
-    bool hand_round_ = true;
     bool over_ = false;  // a read did not count: this attempt gets nowhere
     Fence fence_;
 };

@@ -29,6 +29,8 @@ struct Shape {
     void encode(ByteWriter& w) const;
     static Shape decode(ByteReader& r);
     bool is_direct() const { return kind == OpKind::Gather || kind == OpKind::Scatter || kind == OpKind::AllToAll; }
+    // Whether finals go to all; else each stays where it was reduced.
+    bool shares_finals() const { return kind != OpKind::Reduce && kind != OpKind::ReduceScatter; }
     bool has_root() const {
         return kind == OpKind::Broadcast || kind == OpKind::Reduce || kind == OpKind::Gather || kind == OpKind::Scatter;
     }

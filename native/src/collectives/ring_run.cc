@@ -18,10 +18,7 @@ constexpr int kWindow = 8;  // own segments under way at a time
 class RingRun final : public Run {
 public:
     RingRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence)
-        : env_(std::move(env)), op_(op), plan_(std::move(plan)), want_fence_(fence), fence_(env_, op_) {
-        const auto kind = op_.shape.kind;
-        hand_round_ = kind != OpKind::Reduce && kind != OpKind::ReduceScatter;
-    }
+        : env_(std::move(env)), op_(op), plan_(std::move(plan)), want_fence_(fence), fence_(env_, op_) {}
 
     void start() override {
         std::uint32_t s = 0;
@@ -33,7 +30,7 @@ public:
             FT_CHECK(!moves || at >= 0, "the plan names rank %d, which is not alive", r.rank);
             for (std::uint32_t k = 0; k < r.count; ++k, ++s) {
                 mode_.push_back(static_cast<std::uint32_t>(i));
-                if (r.mode == SegmentMode::Absent) clear(s);
+                if (r.mode == SegmentMode::Absent) op_.set_absent(s);
                 if (!moves) continue;
                 ++remaining_;
                 const int injector = r.mode == SegmentMode::Reduce ? (at + 1) % env_.size() : at;
@@ -79,12 +76,6 @@ private:
     const SegmentRun& checked(std::uint32_t s, ByteView payload) const {
         FT_CHECK(s < mode_.size() && payload.size() == op_.segment_bytes(s), "segment %u with %zu bytes", s, payload.size());
         return plan_of(s);
-    }
-
-    // An absent rank's block: zeros, final, and nobody contributed.
-    void clear(std::uint32_t s) {
-        if (auto* p = op_.result(s)) std::memset(p, 0, op_.segment_bytes(s));
-        op_.set_final(s, RankSet{});
     }
 
     void inject() {
@@ -148,7 +139,7 @@ private:
             h.segment = s;
             forward(next, h, op_.segment_bytes(s), [&](std::byte* out) { combine(s, out, payload); });
             FT_POINT("ring.rs.hop");
-            if (!hand_round_) --remaining_;
+            if (!op_.shape.shares_finals()) --remaining_;
             return;
         }
         // The owner: whole and final in one step, the divisor included.
@@ -159,9 +150,9 @@ private:
         op_.set_final(s, r.contributors);
         FT_POINT("ring.rs.owner");
         --remaining_;
-        auto h = env_.header(hand_round_ ? FrameKind::Gather : FrameKind::Token, op_);
+        auto h = env_.header(op_.shape.shares_finals() ? FrameKind::Gather : FrameKind::Token, op_);
         h.segment = s;
-        if (hand_round_) {
+        if (op_.shape.shares_finals()) {
             env_.sender.send_stable(next, h, ByteView(out, op_.segment_bytes(s)));
         } else {
             env_.sender.send(next, h);
@@ -208,7 +199,6 @@ private:
     int in_flight_ = 0;
     std::uint32_t remaining_ = 0;      // segments whose event has not come
     bool gate_ = false;                // the successor has entered: its buffer is its input now
-    bool hand_round_ = true;
     bool want_fence_;
     Fence fence_;
 };

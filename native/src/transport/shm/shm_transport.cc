@@ -49,18 +49,23 @@ void ShmTransport::attach(int slot, std::uint32_t incarnation) {
     writer.instance = segment_.find_instance(slot, incarnation);
 }
 
-bool ShmTransport::shares_memory(int slot) {
+shm::Instance* ShmTransport::instance_of(int slot) {
     auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
-    if (!writer.attached) return false;
+    if (!writer.attached) return nullptr;
     if (writer.instance == nullptr) writer.instance = segment_.find_instance(slot, writer.incarnation);
-    return writer.instance != nullptr && self_.memory_domain != 0 && writer.instance->memory_domain == self_.memory_domain;
+    return writer.instance;
+}
+
+bool ShmTransport::shares_memory(int slot) {
+    const auto* peer = instance_of(slot);
+    return peer != nullptr && self_.memory_domain != 0 && peer->memory_domain == self_.memory_domain;
 }
 
 Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
-    auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
-    if (!writer.attached || writer.instance == nullptr || cut_.has(slot)) return Read::Over;
+    const auto* peer = instance_of(slot);
+    if (peer == nullptr || cut_.has(slot)) return Read::Over;
     if (FT_POINT("shm.read").action == fault::Action::Corrupt) return Read::Refused;
-    return shm::read_peer(*writer.instance, remote, to, bytes);
+    return shm::read_peer(*peer, remote, to, bytes);
 }
 
 void ShmTransport::detach(int slot) {
@@ -81,8 +86,7 @@ void ShmTransport::discard(const shm::Ring* ring) {
 }
 
 bool ShmTransport::make_ring(int slot, Writer& writer) {
-    if (writer.instance == nullptr) writer.instance = segment_.find_instance(slot, writer.incarnation);
-    if (writer.instance == nullptr) return false;
+    if (instance_of(slot) == nullptr) return false;
     auto capacity = shm::ring_capacity(segment_.world_size());
     auto offset = segment_.allocate(sizeof(shm::Ring) + capacity, 4096);
     auto* ring = segment_.at<shm::Ring>(offset, sizeof(shm::Ring) + capacity);
@@ -226,8 +230,7 @@ void ShmTransport::look_for_peers() {
     for (std::size_t slot = 0; slot < peers_.size(); ++slot) {
         auto& writer = peers_[slot].writer;
         if (!writer.attached || writer.instance != nullptr) continue;
-        writer.instance = segment_.find_instance(static_cast<int>(slot), writer.incarnation);
-        if (writer.instance == nullptr || !writer.waiting) continue;
+        if (instance_of(static_cast<int>(slot)) == nullptr || !writer.waiting) continue;
         writer.waiting = false;
         events_.on_writable(static_cast<int>(slot));
     }

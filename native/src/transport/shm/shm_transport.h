@@ -66,6 +66,7 @@ private:
         std::vector<std::unique_ptr<Reader>> readers;  // by age
     };
 
+    shm::Instance* instance_of(int slot);  // of the attached incarnation; nullptr: none, or not registered yet
     bool make_ring(int slot, Writer& writer);
     void find_rings(int slot, Peer& peer);
     // True: the ring is empty (or closed).

@@ -104,8 +104,8 @@ def test_one_rank_does_not_take_part(ranks: Ranks) -> None:
 def test_a_late_reader_takes_nothing_of_what_comes_after(ranks: Ranks, size: int, point: str) -> None:
     """C9: a rank stops in the middle of it, is voted out, and wakes up when the others' buffers hold other things.
 
-    The 13th read is the last of 25 segments on two ranks, two at a time: after it the other's fence frame, which is there already, would be
-    all that the late rank needs to return.
+    The 13th read is the last of 25 segments on two ranks, two at a time: after it the other's fence frame, which is there
+    already, would be all that the late rank needs to return.
     """
 
     def run(comm: Comm, context: Context) -> str:

@@ -255,12 +255,30 @@ private:
                              g);
                 }
             }
-            if (!repair_segment(p, g, n, block, holder, set, all)) return fail(p, lost_data(block));
+            if (!repair_segment(p, block, holder, set, all)) return fail(p, lost_data(block));
         }
+        if (p.shape.kind == OpKind::AllReduce) spread_reductions(p.runs);
         return p;
     }
 
-    bool repair_segment(OpPlan& p, std::uint32_t g, std::uint32_t n, int block, const Standing* holder, const RankSet& set,
+    // What is left to reduce may be the share of one dead rank: all take an equal part of it.
+    void spread_reductions(std::vector<SegmentRun>& runs) const {
+        std::uint32_t total = 0, at = 0;
+        for (const auto& r : runs)
+            if (r.mode == SegmentMode::Reduce) total += r.count;
+        std::vector<SegmentRun> out;
+        for (const auto& r : runs) {
+            if (r.mode != SegmentMode::Reduce) {
+                out.push_back(r);
+                continue;
+            }
+            for (std::uint32_t i = 0; i < r.count; ++i)
+                append(out, SegmentMode::Reduce, owner_of(at++, total, living_), r.contributors);
+        }
+        runs = std::move(out);
+    }
+
+    bool repair_segment(OpPlan& p, int block, const Standing* holder, const RankSet& set,
                         bool all) {
         switch (p.shape.kind) {
             case OpKind::AllReduce:
@@ -269,7 +287,7 @@ private:
                 } else if (holder != nullptr) {
                     append(p.runs, SegmentMode::Gather, holder->rank, set);
                 } else {
-                    append(p.runs, SegmentMode::Reduce, owner_of(g, n, living_), voters_);
+                    append(p.runs, SegmentMode::Reduce, 0, voters_);  // spread_reductions() says whose
                 }
                 return true;
             case OpKind::Broadcast:

@@ -278,8 +278,7 @@ private:
         runs = std::move(out);
     }
 
-    bool repair_segment(OpPlan& p, int block, const Standing* holder, const RankSet& set,
-                        bool all) {
+    bool repair_segment(OpPlan& p, int block, const Standing* holder, const RankSet& set, bool all) {
         switch (p.shape.kind) {
             case OpKind::AllReduce:
                 if (all) {

@@ -129,7 +129,8 @@ def _visit(MPI: Any, timeout: float, deadline: float) -> Meeting:
     if isinstance(answer, Error):
         raise answer
     host, port, key, job = answer
-    return Meeting(TcpStore(host, port, key.encode(), timeout), world.rank, world.size, job, key)
+    store = TcpStore(host, port, key.encode(), timeout, came_up=True)  # or rank 0 has died since
+    return Meeting(store, world.rank, world.size, job, key)
 
 
 def _complete(MPI: Any, pending: dict[int, Any], deadline: float) -> dict[int, Any]:

@@ -21,20 +21,28 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25
 class TcpStore(Store):
     """Connects to ``host:port``; waits up to ``timeout`` seconds for the server to come up.
 
-    With ``server`` it owns the server too and ends it at close().
+    ``came_up``: it did before its address was told, so that a refused connection says that it has ended. With ``server`` the
+    client owns the server too and ends it at close().
     """
 
     def __init__(
-        self, host: str, port: int, secret: bytes = b"", timeout: float = 60.0, server: TcpStoreServer | None = None
+        self,
+        host: str,
+        port: int,
+        secret: bytes = b"",
+        timeout: float = 60.0,
+        server: TcpStoreServer | None = None,
+        *,
+        came_up: bool = False,
     ) -> None:
         self._lock = threading.Lock()
         self._server = server
         self._parser = wire.Parser()
-        self._where, self._address = f"{host}:{port}", (host, port)
-        self._sock = self._connect(host, port, time.monotonic() + timeout)
+        self._where = f"{host}:{port}"
+        self._sock = self._connect(host, port, time.monotonic() + timeout, came_up)
         self._handshake(secret)
 
-    def _connect(self, host: str, port: int, deadline: float) -> socket.socket:
+    def _connect(self, host: str, port: int, deadline: float, came_up: bool) -> socket.socket:
         family, kind, protocol, _, address = resolve(host, port)
         pause = _FIRST_PAUSE
         while True:
@@ -44,6 +52,8 @@ class TcpStore(Store):
                 sock.connect(address)
             except OSError as error:
                 sock.close()
+                if came_up and isinstance(error, ConnectionError):
+                    raise self._lost(error) from None
                 if time.monotonic() + pause >= deadline:
                     raise Timeout(
                         f"The store at {self._where} did not come up in time ({error.strerror or error}). Rank 0 hosts it: "
@@ -68,24 +78,12 @@ class TcpStore(Store):
             )
         server_nonce, nonce = hello[len(wire.MAGIC) :], wire.challenge()
         self._sock.sendall(nonce + wire.proof(secret, b"client", server_nonce, nonce))
-        try:
-            answer = self._take(wire.PROOF)
-        except SystemFailure:
-            if not self._listens():
-                raise  # it has ended; one that refuses the proof closes only this connection
-            answer = b""
+        answer = self._take(wire.PROOF)
         if not hmac.compare_digest(answer, wire.proof(secret, b"server", server_nonce, nonce)):
             self._sock.close()
             raise ConfigError(
                 f"The store at {self._where} has another secret. Give every rank the same FTCOMM_SECRET (or none)."
             )
-
-    def _listens(self) -> bool:
-        try:
-            socket.create_connection(self._address, _GRACE).close()
-        except OSError:
-            return False
-        return True
 
     def _receive(self) -> None:
         try:

@@ -150,6 +150,7 @@ class TcpStoreServer:
             return False
         nonce, given = data[: wire.NONCE], data[wire.NONCE :]
         if not hmac.compare_digest(given, wire.proof(self._secret, b"client", client.nonce, nonce)):
+            self._send(client, wire.REFUSED)
             self._drop(client)
             return False
         client.known = True

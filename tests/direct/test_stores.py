@@ -243,13 +243,13 @@ def test_file_in_a_folder_that_is_missing(tmp_path: Path) -> None:
 
 
 def test_a_server_that_ends_in_the_handshake_is_not_one_with_another_secret() -> None:
+    """Of a killed process the connection may be closed before the listening socket."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def end() -> None:
             connection, _ = listener.accept()
             connection.sendall(wire.MAGIC + wire.challenge())
             connection.recv(1000)
-            listener.close()
             connection.close()
 
         server = threading.Thread(target=end)
@@ -257,3 +257,10 @@ def test_a_server_that_ends_in_the_handshake_is_not_one_with_another_secret() ->
         with pytest.raises(SystemFailure, match="rank 0, its host, may have ended"):
             TcpStore("127.0.0.1", listener.getsockname()[1])
         server.join()
+
+
+def test_a_server_that_had_come_up_and_is_gone_is_not_waited_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(SystemFailure, match="rank 0, its host, may have ended"):
+        TcpStore("127.0.0.1", port, timeout=1e6, came_up=True)

@@ -43,7 +43,9 @@ def run_cell(
         if result.ok:
             done, team = result.value
             assert [round for round, _ in done] == [0, 1, 2, 3], table.text_of(results)
-            assert set(team) == {r.rank for r in results if r.status == 0}, table.text_of(results)
+            # A victim may get to its failpoint when all is done, in its leave: then it was in the last team.
+            alive = {r.rank for r in results if r.status == 0}
+            assert alive <= set(team) <= alive | victims, table.text_of(results)
     table.judge(results, may_die, victims, point, transport)
 
 

@@ -16,9 +16,8 @@ GET, SET, COMPARE_SET, WAIT, RELEASE = range(1, 6)
 MAGIC = b"ftcommS1"
 NONCE = 32
 PROOF = 32
-REFUSED = bytes(
-    PROOF
-)  # in place of the server's proof: said, so that a server that dies is not taken for one that refuses
+# In place of the server's proof. It is said, so that a server that dies is not taken for one that refuses.
+REFUSED = bytes(PROOF)
 MAX_FIELDS = 4096  # a wait for one key of each of 1024 ranks
 MAX_FRAME = 4 * MAX_VALUE
 _HEAD = struct.Struct("<IBH")  # bytes after the head, operation or status, number of fields

@@ -6,6 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -181,18 +182,22 @@ def test_tcp_no_server() -> None:
         TcpStore("127.0.0.1", port, timeout=0.05)
 
 
-def test_tcp_something_else_listens() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-
-        def answer() -> None:
-            connection, _ = other.accept()
-            connection.sendall(b"220 mail.example.org ESMTP " + b"x" * 64)
-
-        thread = threading.Thread(target=answer)
+@contextmanager
+def server_that(does: Callable[[socket.socket], None]) -> Iterator[int]:
+    """Does this with the first connection, and goes on listening; gives its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=lambda: does(listener.accept()[0]))
         thread.start()
-        with pytest.raises(ConfigError, match="Something else"):
-            TcpStore("127.0.0.1", other.getsockname()[1])
+        yield listener.getsockname()[1]
         thread.join()
+
+
+def test_tcp_something_else_listens() -> None:
+    def answer(connection: socket.socket) -> None:
+        connection.sendall(b"220 mail.example.org ESMTP " + b"x" * 64)
+
+    with server_that(answer) as port, pytest.raises(ConfigError, match="Something else"):
+        TcpStore("127.0.0.1", port)
 
 
 def test_tcp_lost_server() -> None:
@@ -244,19 +249,14 @@ def test_file_in_a_folder_that_is_missing(tmp_path: Path) -> None:
 
 def test_a_server_that_ends_in_the_handshake_is_not_one_with_another_secret() -> None:
     """Of a killed process the connection may be closed before the listening socket."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def end() -> None:
-            connection, _ = listener.accept()
-            connection.sendall(wire.MAGIC + wire.challenge())
-            connection.recv(1000)
-            connection.close()
+    def end(connection: socket.socket) -> None:
+        connection.sendall(wire.MAGIC + wire.challenge())
+        connection.recv(1000)
+        connection.close()
 
-        server = threading.Thread(target=end)
-        server.start()
-        with pytest.raises(SystemFailure, match="rank 0, its host, may have ended"):
-            TcpStore("127.0.0.1", listener.getsockname()[1])
-        server.join()
+    with server_that(end) as port, pytest.raises(SystemFailure, match="rank 0, its host, may have ended"):
+        TcpStore("127.0.0.1", port)
 
 
 def test_a_server_that_had_come_up_and_is_gone_is_not_waited_for() -> None:

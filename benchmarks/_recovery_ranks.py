@@ -1,9 +1,10 @@
 """The measured ranks of recovery.py: one process of ftcomm or of Open MPI's ULFM. They report to the driver over a socket.
 
 A rank says when it is ready, when it has noticed the failure, and when it has returned from the first all-reduce begun after
-that; times are CLOCK_MONOTONIC of one machine. It has noticed when a call of the library has said so: by an error, by an
-outcome with fewer contributors, or by ``failed()``, which is asked between the all-reduces. Every value is compared, once all
-survivors are done: who is done first must not take the processors from who is not.
+that; times are CLOCK_MONOTONIC of one machine. With them goes how long an all-reduce took before the failure. A rank has noticed
+when a call of the library has said so: by an error, by an outcome with fewer contributors, or by ``failed()``, which is asked
+between the all-reduces. Every value is compared, once all survivors are done: who is done first must not take the processors
+from who is not.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import ctypes
 import os
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Client, Connection
 from typing import Any
 
 import numpy as np
 
-WARM_UP = 20
+WARM_UP, HEALTHY = 10, 10  # all-reduces
 PR_SET_PDEATHSIG = 1
 
 
@@ -45,6 +47,16 @@ def get_ready(driver: Connection, rank: int, args: argparse.Namespace) -> Any:
     return held
 
 
+def healthy(all_reduce: Callable[[], object]) -> float:
+    """Nanoseconds of an all-reduce while nobody has failed, mean of some."""
+    for _ in range(WARM_UP):
+        all_reduce()
+    began = time.monotonic_ns()
+    for _ in range(HEALTHY):
+        all_reduce()
+    return (time.monotonic_ns() - began) / HEALTHY
+
+
 def finish(driver: Connection, rank: int, results: list[tuple[np.ndarray, int]]) -> None:
     """Waits for the other survivors, and looks at the values then."""
     driver.send(("done", rank))
@@ -68,8 +80,7 @@ def ftcomm_rank(driver: Connection, args: argparse.Namespace) -> None:
     seen: list[tuple[int, str]] = []  # when the library had evidence, and which
     comm.job.add_listener(lambda e: seen.append((e["monotonic_ns"], e["evidence"])) if "evidence" in e else None)
     work, data = np.zeros(args.mib << 18, np.float32), np.full(args.mib << 18, rank + 1, np.float32)
-    for _ in range(WARM_UP):
-        comm.all_reduce(work)
+    before = healthy(lambda: comm.all_reduce(work))
     comm.barrier()
     held = get_ready(driver, rank, args)
     noticed = done = 0
@@ -93,7 +104,7 @@ def ftcomm_rank(driver: Connection, args: argparse.Namespace) -> None:
     lossy = [(work, 0)] if args.system == "lossy" else []  # an operation that failed leaves anything
     finish(driver, rank, [(data, sum_of_survivors(args)), *lossy])
     comm.leave()  # events may come late; after this all have
-    driver.send(("report", rank, {"evidence": seen[0][0], "noticed": noticed, "done": done}, seen[0][1]))
+    driver.send(("report", rank, before, {"evidence": seen[0][0], "noticed": noticed, "done": done}, seen[0][1]))
     del held
 
 
@@ -104,8 +115,7 @@ def ulfm(driver: Connection, args: argparse.Namespace) -> None:
     comm.Set_errhandler(MPI.ERRORS_RETURN)
     rank = comm.rank
     work, data = np.zeros(args.mib << 18, np.float32), np.full(args.mib << 18, rank + 1, np.float32)
-    for _ in range(WARM_UP):
-        comm.Allreduce(MPI.IN_PLACE, work)
+    before = healthy(lambda: comm.Allreduce(MPI.IN_PLACE, work))
     comm.Barrier()
     held = get_ready(driver, rank, args)
     while True:
@@ -119,6 +129,6 @@ def ulfm(driver: Connection, args: argparse.Namespace) -> None:
     comm.Allreduce(MPI.IN_PLACE, data)
     done = time.monotonic_ns()
     finish(driver, rank, [(data, sum_of_survivors(args))])
-    driver.send(("report", rank, {"noticed": noticed, "done": done}, ""))
+    driver.send(("report", rank, before, {"noticed": noticed, "done": done}, ""))
     del held
     os._exit(0)  # MPI_Finalize after a failure may hang (ompi issue 11404)

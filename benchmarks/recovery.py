@@ -34,7 +34,12 @@ from typing import Any
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE = 60.0  # seconds for what should take less than one
 STOP_CAP = 10.0  # seconds after which a stopped rank counts as not noticed
-TIMES = {"evidence": "evidence", "noticed": "error or outcome", "done": "the next all-reduce"}
+TIMES = {
+    "healthy": "(healthy all-reduce)",  # of all ranks before the failure: what the payload itself takes
+    "evidence": "evidence",
+    "noticed": "error or outcome",
+    "done": "the next all-reduce",
+}
 
 
 # About one start in 75 ends so, whatever is started.
@@ -71,7 +76,9 @@ class Round:
             commands = [[*own, "--rank", str(r)] for r in range(self.args.ranks)]
         for number, command in enumerate(commands):
             with open(self.folder / f"output-{number}", "wb") as output:
-                self.processes.append(subprocess.Popen(command, stdout=output, stderr=output))
+                # One thread for NumPy, as torchrun and ftrun set it: what the kernel takes apart is the rank and not its pool.
+                environment = {"OMP_NUM_THREADS": "1"} | os.environ
+                self.processes.append(subprocess.Popen(command, stdout=output, stderr=output, env=environment))
             self.running[os.pidfd_open(self.processes[-1].pid)] = number
         return self
 
@@ -115,9 +122,9 @@ class Round:
             else:
                 reports[rank] = report
         self.check_exits()
-        times, kinds = zip(*reports.values(), strict=True)
+        healthy, times, kinds = zip(*reports.values(), strict=True)
         last = {name: (max(t[name] for t in times) - began) / 1e6 for name in times[0]}
-        return last | {"kinds": dict(Counter(filter(None, kinds)))}
+        return last | {"healthy": max(healthy) / 1e6, "kinds": dict(Counter(filter(None, kinds)))}
 
     def go_on(self) -> None:
         """All survivors are done: they may look at their values now."""
@@ -238,7 +245,7 @@ def report(figures: dict[str, list[dict[str, Any] | None]], args: argparse.Names
         kinds = sum((Counter(r["kinds"]) for r in rounds if r), Counter())
         seen = ", ".join(f"{name} {count}" for name, count in kinds.most_common())
         for key, text in TIMES.items():
-            values = [r and r[key] for r in rounds if r is None or key in r]
+            values = [r and r[key] for r in rounds if (key in r if r else key != "healthy")]
             if values and not (key == "evidence" and system == "ulfm"):
                 print(f"{system:8}{text:22}{row(values)}{len(rounds):10}  {seen if key == 'evidence' else ''}")
 

@@ -438,7 +438,11 @@ Decision make_decision(const PlanInput& in) {
     OpPlanner planner(in, voters, revoke);
     bool timed_out = false;
     bool fails_rest = false;
-    for (std::uint64_t seq = lowest + 1; seq <= highest && seq < d.fail_from && !fails_rest; ++seq) {
+    // C5: a recorded failure stays recorded until all are past it, also when everybody who had entered the operation is gone.
+    auto planned = highest;
+    for (const auto& p : in.previous.plans)
+        if (p.verdict == OpPlan::Verdict::Fail) planned = std::max(planned, p.seq);
+    for (std::uint64_t seq = lowest + 1; seq <= planned && seq < d.fail_from && !fails_rest; ++seq) {
         auto p = planner.plan(seq, &fails_rest);
         if (p) {
             timed_out |= p->verdict == OpPlan::Verdict::Fail && p->cause.code == Code::Timeout;

@@ -1,0 +1,54 @@
+// Decisions as a pure function of votes.
+#include "collectives/plan.h"
+#include "tests/unit.h"
+
+namespace ftcomm::unit {
+
+// Operation 2 was given up: a revocation, while only a rank that has died since had entered it. Whoever comes to it later must fail as
+// decided, and not wait for the rank that revoked instead of entering.
+FT_TEST(recorded_failure_outlives_those_who_had_entered_the_operation) {
+    CommSpec spec;
+    spec.id = 100;
+    spec.name = "world";
+    spec.members = {0, 1, 2};
+    spec.policy = Policy::Lossy;
+    Decision previous;
+    previous.attempt = 1;
+    previous.alive = RankSet::first(3);
+    previous.revoked = true;
+    previous.revoked_from = 3;
+    OpPlan given_up;
+    given_up.seq = 2;
+    given_up.verdict = OpPlan::Verdict::Fail;
+    given_up.cause.code = Code::Revoked;
+    previous.plans.push_back(given_up);
+    for (const bool one_is_open : {true, false}) {
+        std::map<int, Vote> votes;
+        for (int rank : {0, 1}) {
+            auto& vote = votes[rank];
+            vote.attempt = 2;
+            vote.done_seq = one_is_open ? 0 : 1;
+            if (one_is_open) {
+                OpVote op;
+                op.seq = 1;
+                op.shape.kind = OpKind::Barrier;
+                vote.ops.push_back(op);
+            }
+        }
+        const auto decision = make_decision({spec, previous, votes, RankSet::of({2}), {{2, Evidence::Pidfd}}, 3});
+        const auto* plan = decision.plan_for(2);
+        REQUIRE(plan != nullptr);
+        EXPECT(plan->verdict == OpPlan::Verdict::Fail);
+        EXPECT(plan->cause.code == Code::Revoked);
+        EXPECT_EQ(decision.revoked_from, std::uint64_t{3});
+    }
+    // Until all are past it.
+    std::map<int, Vote> votes;
+    for (int rank : {0, 1}) {
+        votes[rank].attempt = 2;
+        votes[rank].done_seq = 2;
+    }
+    EXPECT(make_decision({spec, previous, votes, RankSet::of({2}), {{2, Evidence::Pidfd}}, 3}).plan_for(2) == nullptr);
+}
+
+}  // namespace ftcomm::unit

@@ -21,7 +21,19 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     }
     if (came.empty()) return;
     since_ = nth;
-    if (entry == nullptr) return;
+    if (entry == nullptr) {
+        // Nobody who is left had it: what an admission before has said of it went with those who had.
+        if (attempt_ > 0 && open_.empty()) {
+            core_.host.trace("admission.anew");
+            attempt_ = 0;
+            done_seq_ = shared_seq_ = 0;
+            next_seq_ = 1;
+            decision_ = {};
+            decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
+            last_ = {};
+        }
+        return;
+    }
     FT_CHECK(open_.empty() || !open_.front()->started, "a replacement came in while %s was running",
              name_of(*open_.front()).c_str());
     frozen_ = false;

@@ -36,11 +36,14 @@ def test_barrier_of_the_living_half(ranks: Ranks, transport: str) -> None:
         if comm.rank == 2:
             context.die()
         if comm.rank % 2 == 0:
-            return until_failure(half)
-        assert until_failure(comm) == (2,)  # so that the death is known here
-        for _ in range(50):
-            half.barrier()
-        return "no error"
+            seen: Any = until_failure(half)
+        else:
+            assert until_failure(comm) == (2,)  # so that the death is known here
+            for _ in range(50):
+                half.barrier()
+            seen = "no error"
+        comm.shrink().barrier()  # whoever leaves is gone for the others, too
+        return seen
 
     values = ranks(6, run, dies={2}, transport=transport)
     assert [values[r] for r in (0, 4)] == [(1,)] * 2

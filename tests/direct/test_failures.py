@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from typing import Any
 
 import numpy as np
@@ -330,7 +331,7 @@ def test_timeout_names_who_is_missing(ranks: Ranks, transport: str) -> None:
         context.mark("timed out")
         return caught.value.missing, caught.value.operation
 
-    group = ranks.start(3, run, transport=transport, heartbeat=0.2)
+    group = ranks.start(3, run, transport=transport)
     for rank in (0, 1):
         group.wait_for(rank, "timed out")
     group.release(2)
@@ -355,7 +356,7 @@ def test_stopped_rank_is_voted_out_and_told(ranks: Ranks, transport: str) -> Non
         context.mark("shrunk")
         return seen[1], result
 
-    group = ranks.start(3, run, transport=transport, heartbeat=0.3)
+    group = ranks.start(3, run, transport=transport)
     for rank in range(3):
         group.wait_for(rank, "ready")
     group.kill(1, signal.SIGSTOP)
@@ -456,14 +457,15 @@ def test_replacement(ranks: Ranks, transport: str) -> None:
     assert [r.value for r in good] == [((0, 1, 2), 6.0)] * 3
 
 
-def test_a_replacement_that_nobody_can_let_in(ranks: Ranks, transport: str) -> None:
-    """The last member dies while the replacement waits: an error, and no wait for ever."""
+def lonely_replacement(ranks: Ranks, transport: str) -> Group:
+    """Of two ranks one has died, and its replacement waits for the other to let it in."""
 
     def run(comm: Comm, context: Context) -> Any:
         if context.incarnation:
             context.mark("waiting")
             with pytest.raises(ftcomm.PeerFailure, match="nobody is left") as failure:
                 comm.job.join_wait().wait()
+            context.mark("ended")
             return failure.value.ranks
         if comm.rank == 1:
             context.die()
@@ -476,6 +478,35 @@ def test_a_replacement_that_nobody_can_let_in(ranks: Ranks, transport: str) -> N
     group.wait_for(0, "without")
     group.spawn(1, run, incarnation=1)
     group.wait_for(1, "waiting")
+    return group
+
+
+def test_a_replacement_that_nobody_can_let_in(ranks: Ranks, transport: str) -> None:
+    """The last member dies while the replacement waits: an error, and no wait for ever."""
+    group = lonely_replacement(ranks, transport)
+    group.kill(0)
+    results = group.results()
+    assert results[-1].value == (0,), "\n".join(r.text() for r in results)
+
+
+def test_a_replacement_that_slept_while_the_last_member_died(ranks: Ranks, transport: str) -> None:
+    """What it knew of the death it has forgotten when it wakes up (M11): it finds out again."""
+    group = lonely_replacement(ranks, transport)
+    group.kill(0)
+    for _ in range(6):  # each time longer than a quarter of a heartbeat
+        group.kill(1, signal.SIGSTOP, incarnation=1)
+        time.sleep(0.25)
+        group.kill(1, signal.SIGCONT, incarnation=1)
+        time.sleep(0.1)
+    results = group.results()
+    assert results[-1].value == (0,), "\n".join(r.text() for r in results)
+
+
+def test_a_replacement_whose_last_member_stops(ranks: Ranks, transport: str) -> None:
+    """No evidence of a death at all, only silence: an error, later."""
+    group = lonely_replacement(ranks, transport)
+    group.kill(0, signal.SIGSTOP)
+    group.wait_for(1, "ended")
     group.kill(0)
     results = group.results()
     assert results[-1].value == (0,), "\n".join(r.text() for r in results)

@@ -108,7 +108,7 @@ def test_a_stopped_rank_is_silent(ranks: nr.Ranks) -> None:
         event = job.wait_event("removed", slot=2)
         return event["evidence"], job.all_reduce(comm, [1.0])
 
-    start(ranks, 3, body, heartbeat=0.3)
+    start(ranks, 3, body, heartbeat=1.0)
     ranks.kill(2, signal.SIGSTOP)
     assert ranks.result(0) == ranks.result(1) == ("heartbeat", [2.0])
     ranks.kill(2, signal.SIGCONT)

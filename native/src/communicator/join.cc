@@ -34,12 +34,14 @@ void NodeImpl::send_join_requests() {
     read_view(true);
 }
 
-// Every member of the view is known to be dead, or its link was reset and has been silent ever since.
+// Every member of the view is known to be dead, or its link was reset and has been silent ever since, or it has just been silent
+// for far longer than members give each other. Only this rank ends then: nothing rests on its being right.
 bool NodeImpl::nobody_left_to_join() const {
     if (join_request_ == nullptr || !core.solo || !core.dead_end()) return false;
     for (int s : core.view.alive().list()) {
-        const bool silent = core.now - heard_[static_cast<std::size_t>(s)] > 3 * core.config.heartbeat;
-        if (s != core.self() && confirmed_.count(s) == 0 && !(reset_.count(s) > 0 && silent)) return false;
+        if (s == core.self() || confirmed_.count(s) > 0) continue;
+        const auto silence = core.now - heard_[static_cast<std::size_t>(s)];
+        if (silence <= (reset_.count(s) > 0 ? 3 : 10) * core.config.heartbeat) return false;
     }
     return true;
 }
@@ -47,13 +49,15 @@ bool NodeImpl::nobody_left_to_join() const {
 void NodeImpl::give_up_joining() {
     core.host.trace("join.hopeless");
     auto s = Status::error(Code::PeerFailure,
-                           "every member of the job is gone: nobody is left who could let this replacement in. "
+                           "every member of the job is gone or silent: nobody is left who could let this replacement in. "
                            "Start the job again, from a checkpoint");
     for (int slot : core.view.alive().list()) {
         if (slot == core.self()) continue;
         const auto it = confirmed_.find(slot);
         s.ranks.push_back(slot);
-        s.evidence.push_back(it == confirmed_.end() ? Evidence::Reset : it->second);
+        s.evidence.push_back(it != confirmed_.end()   ? it->second
+                             : reset_.count(slot) > 0 ? Evidence::Reset
+                                                      : Evidence::Heartbeat);
     }
     s.operation = "join";
     s.epoch = core.view.epoch;

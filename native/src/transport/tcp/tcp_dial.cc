@@ -164,11 +164,12 @@ void TcpImpl::round_failed(const LinkPtr& link) {
     link->backoff = link->backoff == 0 ? fraction(40) : std::min(2 * link->backoff, fraction(2));
     schedule_dial(link, link->backoff);
     // Nobody listens where the peer was: a reason to propose at once, though a firewall does the same (M6).
-    if (!link->reset_reported && (link->last_good_refused || link->refused == link->order.size())) {
-        link->reset_reported = true;
+    if (!link->last_good_refused && link->refused != link->order.size()) return;
+    if (!link->reset_reported)
         log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + " refuses: " + link->why);
-        events_.on_suspicion(link->slot, link->incarnation, Evidence::Reset);
-    }
+    link->reset_reported = true;
+    // After each round: a rank that did not run for a while forgets its complaints (M11), and this one may still hold.
+    events_.on_suspicion(link->slot, link->incarnation, Evidence::Reset);
 }
 
 }  // namespace ftcomm

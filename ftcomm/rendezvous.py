@@ -135,9 +135,20 @@ class _Start:
         _failpoint("rendezvous.gather")
         addresses = self._gather("address", "came to the start of the job")
         boot = self._read(f"{self.job.name}/rdv/boot")
-        self._link(addresses, int.from_bytes(boot, "little"), joining=False)
+        try:
+            self._link(addresses, int.from_bytes(boot, "little"), joining=False)
+        except Error:
+            # Maybe only because another rank had failed before and was gone: then it has said why.
+            _raise_if_error(self._said_by_others())
+            raise
         self._claim(self._key("ready", 0, self.job.rank), _GOOD)
         self._gather("ready", "finished the start of the job")
+
+    def _said_by_others(self) -> bytes:
+        try:
+            return self.store.get(self._key("ready", 0, self.job.rank)) or b""
+        except Error:
+            return b""  # the store may be what has gone
 
     def _choose_boot(self) -> None:
         key = f"{self.job.name}/rdv/boot"

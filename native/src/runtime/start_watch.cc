@@ -42,9 +42,10 @@ void StartWatch::end() {
 }
 
 Status StartWatch::failure() const {
+    std::string who;
+    for (int rank : gone_.list()) who += (who.empty() ? "" : ", ") + std::string("rank ") + std::to_string(rank);
     auto status =
-        Status::error(Code::PeerFailure,
-                      "rank(s) " + gone_.text() + " ended while the job started: see their own output, and start the job again");
+        Status::error(Code::PeerFailure, who + " ended while the job started: see its own output, and start the job again");
     status.ranks = gone_.list();
     return status;
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import Any
 
 import numpy as np
@@ -455,58 +454,3 @@ def test_replacement(ranks: Ranks, transport: str) -> None:
     good = [r for r in results if (r.rank, r.incarnation) != (1, 0)]
     assert all(r.ok for r in good), "\n".join(r.text() for r in results)
     assert [r.value for r in good] == [((0, 1, 2), 6.0)] * 3
-
-
-def lonely_replacement(ranks: Ranks, transport: str) -> Group:
-    """Of two ranks one has died, and its replacement waits for the other to let it in."""
-
-    def run(comm: Comm, context: Context) -> Any:
-        if context.incarnation:
-            context.mark("waiting")
-            with pytest.raises(ftcomm.PeerFailure, match="nobody is left") as failure:
-                comm.job.join_wait().wait()
-            context.mark("ended")
-            return failure.value.ranks
-        if comm.rank == 1:
-            context.die()
-        while comm.all_reduce(np.ones(100)).contributors != (0,):
-            pass
-        context.mark("without")
-        return context.hold()
-
-    group: Group = ranks.start(2, run, policy="lossy", transport=transport, heartbeat=0.5)
-    group.wait_for(0, "without")
-    group.spawn(1, run, incarnation=1)
-    group.wait_for(1, "waiting")
-    return group
-
-
-def test_a_replacement_that_nobody_can_let_in(ranks: Ranks, transport: str) -> None:
-    """The last member dies while the replacement waits: an error, and no wait for ever."""
-    group = lonely_replacement(ranks, transport)
-    group.kill(0)
-    results = group.results()
-    assert results[-1].value == (0,), "\n".join(r.text() for r in results)
-
-
-def test_a_replacement_that_slept_while_the_last_member_died(ranks: Ranks, transport: str) -> None:
-    """What it knew of the death it has forgotten when it wakes up (M11): it finds out again."""
-    group = lonely_replacement(ranks, transport)
-    group.kill(0)
-    for _ in range(6):  # each time longer than a quarter of a heartbeat
-        group.kill(1, signal.SIGSTOP, incarnation=1)
-        time.sleep(0.25)
-        group.kill(1, signal.SIGCONT, incarnation=1)
-        time.sleep(0.1)
-    results = group.results()
-    assert results[-1].value == (0,), "\n".join(r.text() for r in results)
-
-
-def test_a_replacement_whose_last_member_stops(ranks: Ranks, transport: str) -> None:
-    """No evidence of a death at all, only silence: an error, later."""
-    group = lonely_replacement(ranks, transport)
-    group.kill(0, signal.SIGSTOP)
-    group.wait_for(1, "ended")
-    group.kill(0)
-    results = group.results()
-    assert results[-1].value == (0,), "\n".join(r.text() for r in results)

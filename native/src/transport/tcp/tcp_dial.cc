@@ -165,9 +165,9 @@ void TcpImpl::round_failed(const LinkPtr& link) {
     schedule_dial(link, link->backoff);
     // Nobody listens where the peer was: a reason to propose at once, though a firewall does the same (M6).
     if (!link->last_good_refused && link->refused != link->order.size()) return;
-    if (!link->reset_reported)
+    if (!link->refusal_logged)
         log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + " refuses: " + link->why);
-    link->reset_reported = true;
+    link->refusal_logged = true;
     // After each round: a rank that did not run for a while forgets its complaints (M11), and this one may still hold.
     events_.on_suspicion(link->slot, link->incarnation, Evidence::Reset);
 }

@@ -46,7 +46,7 @@ struct Link {
     std::vector<ConnectionPtr> dials;
     IoLoop::TimerId dial_timer = 0;
     Time backoff = 0;
-    bool reset_reported = false;
+    bool refusal_logged = false;
     std::string why;                 // last reason for not being connected
 };
 using LinkPtr = std::shared_ptr<Link>;

@@ -83,7 +83,7 @@ void TcpImpl::install(const ConnectionPtr& c, const LinkPtr& link, std::uint64_t
     link->current = c;
     link->why.clear();
     link->last_heard = link->last_sent = IoLoop::now();
-    link->reset_reported = false;
+    link->refusal_logged = false;
     cancel_dials(link, false);
     log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + " connected (" +
         std::to_string(c->generation) + ", " + (c->dialed ? "dialed " : "accepted from ") + c->remote.text() + ")");
@@ -106,7 +106,7 @@ void TcpImpl::on_established(const ConnectionPtr& c, std::uint32_t events) {
         if (r == IoResult::End) return broken(link, ended(*c));
         link->last_heard = IoLoop::now();
         link->backoff = 0;
-        link->reset_reported = false;
+        link->refusal_logged = false;
         if (!heard) events_.on_heard(link->slot, link->incarnation);
         heard = true;
         if (link->current != c || !take_frames(c)) return;

@@ -3,6 +3,8 @@
 #include <array>
 #include <cstring>
 
+#include "base/crc32c_folding.h"
+
 #if defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
 #include <arm_acle.h>
 #define FTCOMM_CRC_INSTRUCTION
@@ -81,6 +83,8 @@ FTCOMM_CRC_TARGET inline std::uint32_t step1(std::uint32_t crc, const unsigned c
 #endif
 }
 
+constexpr std::size_t kWorthFolding = 512;
+
 FTCOMM_CRC_TARGET std::uint32_t with_instruction(const unsigned char* p, std::size_t size, std::uint32_t crc) {
     for (; size >= 3 * kStretch; p += 3 * kStretch, size -= 3 * kStretch) {
         std::uint32_t second = 0, third = 0;
@@ -123,7 +127,12 @@ std::uint32_t crc32c_portable(const void* data, std::size_t size, std::uint32_t 
 
 std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed) {
 #ifdef FTCOMM_CRC_INSTRUCTION
-    if (has_instruction()) return ~with_instruction(static_cast<const unsigned char*>(data), size, ~seed);
+    const auto* p = static_cast<const unsigned char*>(data);
+    if (size >= kWorthFolding && crc32c_folds()) {
+        const auto folded = size & ~std::size_t{63};
+        return ~with_instruction(p + folded, size - folded, crc32c_folded(p, folded, ~seed));
+    }
+    if (has_instruction()) return ~with_instruction(p, size, ~seed);
 #endif
     return crc32c_portable(data, size, seed);
 }

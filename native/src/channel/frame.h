@@ -55,6 +55,10 @@ struct FrameHeader {
 };
 static_assert(sizeof(FrameHeader) == 48 && std::is_trivially_copyable_v<FrameHeader>);
 
+// A segment of a collective, unless the user says otherwise: with its headers it goes through the loopback device and through a network
+// card's segmentation offload as one packet, of at most 64 KiB. One that leaves a rest takes half as long again.
+inline constexpr std::uint32_t kSegmentBytes = 60u << 10;
+
 // No frame is longer, whatever arrives on a socket: transports refuse (and close) beyond it.
 inline constexpr std::uint32_t kMaxFramePayload = 8u << 20;
 

@@ -68,7 +68,7 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     if (s.is_direct()) s.count = 0;  // counts differ between ranks with and without per-rank counts; pairs check their own
     const auto n = static_cast<std::uint32_t>(spec_.members.size());
     const auto esize = size_of(d.dtype);
-    const auto limit = core_.config.segment_bytes > 0 ? core_.config.segment_bytes : 64u << 10;
+    const auto limit = core_.config.segment_bytes > 0 ? core_.config.segment_bytes : kSegmentBytes;
     const auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
     const bool blocked = d.kind == OpKind::AllGather || d.kind == OpKind::ReduceScatter;
     *grid = Grid::make(blocked ? n : 1, s.is_direct() || d.kind == OpKind::Barrier ? 0 : d.count, segment);

@@ -93,7 +93,7 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
 
     // The grid and the algorithm come from the world size and this table alone, never from what a rank happens to have.
     auto payload = shm::max_payload(c.world_size);
-    c.segment_bytes = std::min<std::uint64_t>(64u << 10, payload);
+    c.segment_bytes = std::min<std::uint64_t>(kSegmentBytes, payload);
     c.eager_limit = std::min<std::uint64_t>(65536, payload);
     if (auto s = size_from_environment("FTCOMM_FLAT_LIMIT", 0, 1u << 20, &c.flat_limit); !s) return s;
     if (auto s = size_from_environment("FTCOMM_PULL_LIMIT", 1, 1ull << 40, &c.pull_limit); !s) return s;

@@ -77,7 +77,9 @@ class Options:
         "(None: torch's argument, else 1800)",
         _seconds,
     )
-    transport: str = _option("transport", "auto", "auto, shm (ranks of one host), tcp")
+    transport: str = _option(
+        "transport", "auto", "auto, shm (ranks of one host), tcp (for data; ranks of one host still see each other die)"
+    )
     interface: str | None = _option("interface", None, "network interface or address to bind (None: found)")
     host: str | None = _option("host", None, "host identity: ranks with the same one share memory (None: found)")
     authority: str = _option(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import faulthandler
 import inspect
 import itertools
@@ -229,13 +230,17 @@ class Group:
         arguments: list[Any] = [context] if len(inspect.signature(fn).parameters) > 1 else []
         if not self._direct:
             return fn(self, *arguments)
+        options = self.options
+        if options.transport == "tcp" and options.host is None:
+            # Every rank as if alone on its host: nothing but its sockets tells of its death, and the store decides.
+            options = dataclasses.replace(options, host=f"host-{context.rank}")
         comm = ftcomm.init(
             context.rank,
             self.size,
             store=self.store(),
             job=self.job,
             incarnation=context.incarnation,
-            options=self.options,
+            options=options,
             timeout=30.0,
         )
         value = fn(comm, *arguments)

@@ -23,6 +23,20 @@ FT_TEST(resets_one_by_one_do_not_let_the_smaller_side_win) {
     EXPECT_EQ(rig.asked(0), 1u);  // nobody has done anything about it: its turn
 }
 
+// A rank that all the others miss goes as soon as they are known to be there: no tick is waited for.
+FT_TEST(reset_of_one_rank_waits_for_the_others_only) {
+    Rig::Setup setup;
+    setup.one_host = false;
+    Rig rig(5, setup);
+    rig.advance(Rig::kHeartbeat);
+    rig.evidence(0, 1, Evidence::Reset);
+    rig.jump(1 * kMs);
+    for (int other : {2, 3}) rig.node(0).on_heard(rig.now(), other, 0);
+    EXPECT_EQ(rig.asked(0), 0u);  // rank 4 may be out of its reach, too
+    rig.node(0).on_heard(rig.now(), 4, 0);
+    EXPECT_EQ(rig.asked(0), 1u);
+}
+
 FT_TEST(reset_of_a_link_that_heals_is_no_complaint) {
     Rig::Setup setup;
     setup.one_host = false;

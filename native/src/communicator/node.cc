@@ -76,6 +76,7 @@ void Node::on_evidence(Time now, int slot, std::uint32_t incarnation, Evidence e
 void Node::on_heard(Time now, int slot, std::uint32_t incarnation) {
     Input input(*impl_, now);
     impl_->on_heard(slot, incarnation);
+    impl_->reconsider_resets();
 }
 void Node::on_cell(Time now, CellReply reply) {
     Input input(*impl_, now);

@@ -30,6 +30,7 @@ public:
     void on_tick();
     void apply_view(const Bytes& bytes, bool from_cell);
     void propose_view();
+    void reconsider_resets();
     void read_view(bool must);
     Time tick_interval() const { return core.config.heartbeat / 20; }
 
@@ -63,6 +64,7 @@ private:
 
     // suspicion.cc
     RankSet ripe_suspects(std::map<int, Evidence>* why);
+    bool same_host(int a, int b) const;
     std::map<int, Evidence> removals_due();
     void suspected(int slot, Evidence evidence, Time silence);
 

@@ -24,6 +24,11 @@ void NodeImpl::on_heard(int slot, std::uint32_t incarnation) {
     reported_.remove(slot);
 }
 
+bool NodeImpl::same_host(int a, int b) const {
+    const auto& hosts = core.config.hosts;
+    return !hosts.empty() && hosts[static_cast<std::size_t>(a)] == hosts[static_cast<std::size_t>(b)];
+}
+
 // M12: a host is suspected as a whole, when nobody on it has been heard for a heartbeat, or one rank of it for that long.
 RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
     RankSet silent;
@@ -47,7 +52,7 @@ RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
             RankSet host;
             bool all_quiet = true;
             for (int o : living.list()) {
-                if (core.config.hosts[static_cast<std::size_t>(o)] != core.config.hosts[static_cast<std::size_t>(s)]) continue;
+                if (!same_host(o, s)) continue;
                 host.add(o);
                 all_quiet &= o != core.self() && core.now - heard_[static_cast<std::size_t>(o)] > hb / 2;
             }
@@ -66,10 +71,12 @@ RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
         if (s == core.self() || confirmed_.count(s) > 0) continue;
         const auto heard = heard_[static_cast<std::size_t>(s)];
         bool doubtful = core.now - heard > hb * 3 / 4;
-        for (const auto& [slot, at] : reset_) doubtful |= heard <= at;
+        // Of its own host's ranks it hears in time, and they have no connection that could be reset.
+        for (const auto& [slot, at] : reset_) doubtful |= heard <= at && !same_host(s, core.self());
         if (doubtful) unreachable.add(s);
     }
-    const auto delay = core.rules.m11 ? hb * 3 / 10 * unreachable.count() / std::max(1, living.count()) : Time{0};
+    // One rank that all the others miss goes at once.
+    const auto delay = core.rules.m11 ? hb * 3 / 10 * (unreachable.count() - 1) / std::max(1, living.count()) : Time{0};
     if (since < delay) return {};
     return silent;
 }

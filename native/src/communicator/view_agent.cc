@@ -48,6 +48,11 @@ void NodeImpl::on_tick() {
     propose_view();
 }
 
+// Whoever is heard after a reset is no longer in doubt: the wait of M11 may be over before the next tick.
+void NodeImpl::reconsider_resets() {
+    if (!reset_.empty()) propose_view();
+}
+
 void NodeImpl::propose_view() {
     if (view_busy_ || core.solo || !core.dead_end()) return;
     const auto due = removals_due();

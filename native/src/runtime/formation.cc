@@ -344,7 +344,10 @@ void Job::make_node() {
     parts.cells = cells_.get();
     parts.watch = watch_.get();
     parts.ticker = tcp_ ? &loop_ : nullptr;
-    parts.may_spin = have_.count() <= id_.processors;
+    // Whoever runs here, whatever wires and host names it has.
+    const auto here = std::count_if(addresses_.begin(), addresses_.end(),
+                                    [&](const Address& a) { return a.job == job_hash_ && a.processes == id_.processes; });
+    parts.may_spin = here <= id_.processors;
     engine_.set_parts(parts);
     if (store_) store_->start();
     Authority& authority = cells_ ? static_cast<Authority&>(*cells_) : *store_;

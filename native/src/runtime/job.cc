@@ -54,19 +54,15 @@ Status Job::prepare() {
     own_.segment_bytes = config_.segment_bytes;
     own_.eager_limit = config_.eager_limit;
 
-    bool memory = config_.transport != TransportChoice::Tcp || config_.authority == AuthorityChoice::Shm ||
-                  (config_.authority == AuthorityChoice::Auto && !config_.has_store);
-    if (memory) {
-        auto s = giver_.listen(config_.job);
-        if (s) {
-            own_.domain = id_.domain;
-            own_.socket = giver_.name();
-            own_.nonce = giver_.nonce();
-        } else if (config_.transport == TransportChoice::Shm) {
-            return s;
-        } else {
-            say("no shared memory with other ranks: " + s.message);
-        }
+    // Also where data goes by tcp: who shares a segment sees the others of its host die at once, and needs no store to decide.
+    if (auto s = giver_.listen(config_.job)) {
+        own_.domain = id_.domain;
+        own_.socket = giver_.name();
+        own_.nonce = giver_.nonce();
+    } else if (config_.transport == TransportChoice::Shm) {
+        return s;
+    } else {
+        say("no shared memory with other ranks: " + s.message);
     }
     if (config_.transport != TransportChoice::Shm) {
         TcpConfig tcp;

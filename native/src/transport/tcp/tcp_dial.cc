@@ -164,10 +164,18 @@ void TcpImpl::round_failed(const LinkPtr& link) {
     link->backoff = link->backoff == 0 ? fraction(40) : std::min(2 * link->backoff, fraction(2));
     schedule_dial(link, link->backoff);
     // Nobody listens where the peer was: a reason to propose at once, though a firewall does the same (M6).
-    if (!link->last_good_refused && link->refused != link->order.size()) return;
-    if (!link->refusal_logged)
+    if (!link->last_good_refused && link->refused != link->order.size()) {
+        link->refusals = 0;
+        return;
+    }
+    // Not after the first round: what breaks one connection breaks others a moment later, and who is cut off from many waits longer
+    // (M11). That the others are there they say when they are asked.
+    ++link->refusals;
+    if (link->refusals == 1) return;
+    if (link->refusals == 2)
         log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + " refuses: " + link->why);
-    link->refusal_logged = true;
+    for (const auto& slot : links_)
+        for (const auto& [incarnation, other] : slot) ask(other);
     // After each round: a rank that did not run for a while forgets its complaints (M11), and this one may still hold.
     events_.on_suspicion(link->slot, link->incarnation, Evidence::Reset);
 }

@@ -46,7 +46,7 @@ struct Link {
     std::vector<ConnectionPtr> dials;
     IoLoop::TimerId dial_timer = 0;
     Time backoff = 0;
-    bool refusal_logged = false;
+    int refusals = 0;                // rounds of dialing in a row that were refused
     std::string why;                 // last reason for not being connected
 };
 using LinkPtr = std::shared_ptr<Link>;
@@ -94,6 +94,7 @@ public:
     void on_established(const tcp::ConnectionPtr& c, std::uint32_t events);
     bool take_frames(const tcp::ConnectionPtr& c);
     void flush(const tcp::LinkPtr& link);  // never calls up: errors are left to the loop
+    void ask(const tcp::LinkPtr& link);    // the peer, if it is there, answers at once
     void broken(const tcp::LinkPtr& link, const std::string& why);
     void check_idle();
 

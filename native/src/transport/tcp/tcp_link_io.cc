@@ -1,4 +1,6 @@
 // Established connections: frames in and out, and what happens when one ends.
+#include <netinet/tcp.h>
+
 #include <cstring>
 
 #include "base/failpoint.h"
@@ -25,6 +27,12 @@ std::size_t whole_frame(ByteView data) {
 
 std::string ended(const Connection& c) {
     return c.error() == 0 ? "the peer closed the connection" : std::string("connection lost: ") + std::strerror(c.error());
+}
+
+// Loopback has no congestion; pacing (BBR's) only takes time there: a tenth of a large all-reduce. Where it can't be had, it stays.
+void dont_pace(const Connection& c) {
+    constexpr char kCubic[] = "cubic";
+    if (c.remote.is_loopback()) ::setsockopt(c.fd(), IPPROTO_TCP, TCP_CONGESTION, kCubic, sizeof kCubic - 1);
 }
 
 }  // namespace
@@ -64,6 +72,7 @@ void TcpImpl::install(const ConnectionPtr& c, const LinkPtr& link, std::uint64_t
     c->handshake.reset();
     c->link = link;
     c->make_room(0);
+    dont_pace(*c);
     const auto old = link->current;
     link->current = nullptr;
     if (old != nullptr) {
@@ -83,7 +92,7 @@ void TcpImpl::install(const ConnectionPtr& c, const LinkPtr& link, std::uint64_t
     link->current = c;
     link->why.clear();
     link->last_heard = link->last_sent = IoLoop::now();
-    link->refusal_logged = false;
+    link->refusals = 0;
     cancel_dials(link, false);
     log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + " connected (" +
         std::to_string(c->generation) + ", " + (c->dialed ? "dialed " : "accepted from ") + c->remote.text() + ")");
@@ -106,7 +115,7 @@ void TcpImpl::on_established(const ConnectionPtr& c, std::uint32_t events) {
         if (r == IoResult::End) return broken(link, ended(*c));
         link->last_heard = IoLoop::now();
         link->backoff = 0;
-        link->refusal_logged = false;
+        link->refusals = 0;
         if (!heard) events_.on_heard(link->slot, link->incarnation);
         heard = true;
         if (link->current != c || !take_frames(c)) return;
@@ -175,6 +184,12 @@ void TcpImpl::flush(const LinkPtr& link) {
     c->want_write(result == IoResult::Again);
 }
 
+void TcpImpl::ask(const LinkPtr& link) {
+    if (link->current == nullptr) return;
+    link->session.want_ack(true);
+    flush(link);
+}
+
 void TcpImpl::broken(const LinkPtr& link, const std::string& why) {
     const auto c = link->current;
     if (c == nullptr) return;
@@ -185,7 +200,7 @@ void TcpImpl::broken(const LinkPtr& link, const std::string& why) {
     link->why = why;
     log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + ": " + why + "; reconnecting");
     schedule_dial(link, link->backoff);
-    link->backoff = link->backoff == 0 ? fraction(40) : std::min(2 * link->backoff, fraction(2));
+    link->backoff = link->backoff == 0 ? fraction(80) : std::min(2 * link->backoff, fraction(2));
     check_idle();  // a peer that has gone is not waited for
 }
 

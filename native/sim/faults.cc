@@ -131,6 +131,8 @@ void World::carry_out(const Fault& f, Instance& victim) {
             links_.cut(f.other, victim.slot, until);
             queue_.push(now(), EventKind::Evidence, victim.id, other->id, static_cast<int>(Evidence::Reset));
             if (f.both) queue_.push(now(), EventKind::Evidence, other->id, victim.id, static_cast<int>(Evidence::Reset));
+            queue_.push(until, EventKind::Heard, victim.id, other->id);
+            queue_.push(until, EventKind::Heard, other->id, victim.id);
             break;
         }
         case FaultKind::AuthoritySlow:

@@ -19,6 +19,7 @@ enum class EventKind : std::uint8_t {
     FailRequest,   // a = instance, b = step
     Revoke,        // a = instance, b = comm index
     Evidence,      // a = observer instance, b = instance concerned, c = Evidence
+    Heard,         // a = observer instance, b = instance: a broken connection between them is back
     Spawn,         // a = slot: a replacement starts
     EndSafety,
     Detected,      // a = dead instance: by now everybody must know

@@ -121,6 +121,12 @@ void World::dispatch(const Event& e) {
             else evidence(observer, instance(e.b), static_cast<Evidence>(e.c));
             break;
         }
+        case EventKind::Heard: {
+            Instance& other = instance(e.b);
+            if (!other.running() || other.stopped_until > now() || !links_.clear(other, instance(e.a))) break;
+            input(instance(e.a), [&other](Node& node, Time at) { node.on_heard(at, other.slot, other.incarnation); });
+            break;
+        }
         case EventKind::Spawn: {
             const Instance* old = newest(e.a);
             bool anybody = false;

@@ -30,7 +30,8 @@ FT_TEST(reset_of_one_rank_waits_for_the_others_only) {
     Rig rig(5, setup);
     rig.advance(Rig::kHeartbeat);
     rig.evidence(0, 1, Evidence::Reset);
-    rig.jump(1 * kMs);
+    rig.jump(25 * kMs);
+    rig.evidence(0, 1, Evidence::Reset);  // still
     for (int other : {2, 3}) rig.node(0).on_heard(rig.now(), other, 0);
     EXPECT_EQ(rig.asked(0), 0u);  // rank 4 may be out of its reach, too
     rig.node(0).on_heard(rig.now(), 4, 0);

@@ -40,7 +40,9 @@ RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
     for (int s : living.list()) {
         if (s == core.self() || confirmed_.count(s) > 0) continue;
         const auto quiet = core.now - heard_[static_cast<std::size_t>(s)];
-        const bool was_reset = reset_.count(s) > 0;
+        // What breaks one connection breaks others a moment later, and most are back at once.
+        const auto reset = reset_.find(s);
+        const bool was_reset = reset != reset_.end() && core.now - reset->second >= hb / 50;
         if (quiet <= hb && !was_reset) continue;
         silent.add(s);
         since = std::max(since, was_reset ? quiet : quiet - hb);

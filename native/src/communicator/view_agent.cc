@@ -22,7 +22,7 @@ void NodeImpl::on_evidence(int slot, std::uint32_t incarnation, Evidence evidenc
         confirmed_[slot] = core.left.has(slot) && core.rules.m10 ? Evidence::Left : evidence;
         if (confirmed_[slot] != Evidence::Left) suspected(slot, evidence, 0);
     } else if (evidence == Evidence::Reset) {
-        reset_[slot] = core.now;
+        reset_.emplace(slot, core.now);  // the first of them counts, until the slot is heard
     }
     propose_view();
 }

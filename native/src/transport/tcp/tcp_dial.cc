@@ -168,12 +168,9 @@ void TcpImpl::round_failed(const LinkPtr& link) {
         link->refusals = 0;
         return;
     }
-    // Not after the first round: what breaks one connection breaks others a moment later, and who is cut off from many waits longer
-    // (M11). That the others are there they say when they are asked.
-    ++link->refusals;
-    if (link->refusals == 1) return;
-    if (link->refusals == 2)
+    if (++link->refusals == 1)
         log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + " refuses: " + link->why);
+    // The others, if they are there, say so now: whoever misses many waits longer (M11).
     for (const auto& slot : links_)
         for (const auto& [incarnation, other] : slot) ask(other);
     // After each round: a rank that did not run for a while forgets its complaints (M11), and this one may still hold.

@@ -93,11 +93,19 @@ class Group:
     """The running ranks of one job."""
 
     def __init__(
-        self, store: tuple[str, int], folder: Path, size: int, options: ftcomm.Options, faults: str, direct: bool
+        self,
+        store: tuple[str, int],
+        folder: Path,
+        size: int,
+        options: ftcomm.Options,
+        faults: str,
+        direct: bool,
+        on_a_host: int | None = None,
     ):
         self.job = f"test-{os.getpid()}-{next(_numbers)}"
         self.size, self.options = size, options
         self._store, self._folder, self._faults, self._direct = store, folder, faults, direct
+        self._on_a_host = on_a_host
         self._processes: dict[tuple[int, int], _Process] = {}
         self._marks: list[tuple[int, str, Any]] = []
         self.fn: Callable[..., Any] | None = None  # what every rank runs
@@ -231,9 +239,8 @@ class Group:
         if not self._direct:
             return fn(self, *arguments)
         options = self.options
-        if options.transport == "tcp" and options.host is None:
-            # Every rank as if alone on its host: nothing but its sockets tells of its death, and the store decides.
-            options = dataclasses.replace(options, host=f"host-{context.rank}")
+        if self._on_a_host is not None and options.host is None:
+            options = dataclasses.replace(options, host=f"host-{context.rank // self._on_a_host}")
         comm = ftcomm.init(
             context.rank,
             self.size,
@@ -268,8 +275,12 @@ class Ranks:
         self, size: int, fn: Callable[..., Any] | None, *, faults: str = "", direct: bool = True, **options: Any
     ) -> Group:
         """Starts the ranks and returns at once. ``direct=False``: ``fn(group)`` itself starts the job, or does not."""
+        # Over tcp every rank is as if alone on its host: nothing but its sockets tells of its death, and the store decides.
+        on_a_host = {"tcp": 1, "hosts": 2}.get(options.get("transport", ""))
+        if options.get("transport") == "hosts":  # two ranks on each
+            options["transport"] = "auto"
         made = ftcomm.Options(**{"timeout": 30.0, **options})
-        group = Group(self._store, self._folder, size, made, faults, direct)
+        group = Group(self._store, self._folder, size, made, faults, direct, on_a_host)
         self._groups.append(group)
         group.fn = fn
         for rank in range(size if fn is not None else 0):

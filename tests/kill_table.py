@@ -20,9 +20,10 @@ import ftcomm
 from ftcomm._lib import lib
 
 Comm = ftcomm.Communicator
-TRANSPORTS = ("shm", "tcp")
+TRANSPORTS = ("shm", "tcp", "hosts")  # hosts: two ranks on each, tcp between them
 HEARTBEAT = 2.0  # no death here is noticed by silence, and eight ranks on two busy processors are not to be suspected
-ONLY = {"shm.": "shm", "pull.": "shm", "tcp.": "tcp", "handshake.": "tcp"}  # points of one transport
+# Points of one transport; over "hosts" go those that exist nowhere else.
+ONLY = {"shm.": "shm", "pull.": "shm", "tcp.": "tcp", "handshake.": "tcp", "group.": "hosts"}
 START = ("rendezvous.", "start.", "handshake.", "comm.create")
 JOIN = ("join.request", "join.admit", "join.before", "join.after")
 TRAINING = ("step", "join.transfer.")  # passed by torch's join point only
@@ -30,7 +31,7 @@ LEAVE = ("leave.",)
 VIEW = ("vote.", "decide.", "view.")  # after a death, under both policies
 AFTER_A_DEATH = (*VIEW, "agree.", "shrink.")
 REPAIR = ("repair.",)  # under lossy
-OPERATION = ("ring.", "pull.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
+OPERATION = ("ring.", "pull.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
 
 
 def points(*prefixes: str) -> list[str]:
@@ -45,7 +46,8 @@ def cells(*prefixes: str) -> list[tuple[str, str]]:
         (point, transport)
         for point in points(*prefixes)
         for transport in TRANSPORTS
-        if all(transport == only for prefix, only in ONLY.items() if point.startswith(prefix))
+        if (transport == "hosts") == point.startswith("group.")
+        and all(transport == only for prefix, only in ONLY.items() if point.startswith(prefix))
     ]
 
 

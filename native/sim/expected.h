@@ -79,6 +79,8 @@ inline constexpr const char* kExpected[] = {
     "run.ring",
     "run.pull",
     "run.pull.repair",
+    "run.groups",
+    "run.groups.repair",
     "read.over",
     "run.direct",
     "run.absent",

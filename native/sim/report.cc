@@ -47,6 +47,10 @@ const char* to_string(FrameKind kind) {
         case FrameKind::Direct: return "Direct";
         case FrameKind::PullEnter: return "PullEnter";
         case FrameKind::PullReady: return "PullReady";
+        case FrameKind::GroupEnter: return "GroupEnter";
+        case FrameKind::GroupSum: return "GroupSum";
+        case FrameKind::GroupFinal: return "GroupFinal";
+        case FrameKind::GroupReady: return "GroupReady";
         case FrameKind::Eager: return "Eager";
         case FrameKind::Rts: return "Rts";
         case FrameKind::Cts: return "Cts";

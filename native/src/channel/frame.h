@@ -31,6 +31,10 @@ enum class FrameKind : std::uint8_t {
     Direct = 38,     // gather, scatter, all-to-all item piece; segment = piece index
     PullEnter = 39,  // entered; payload: where this rank's buffers can be read
     PullReady = 40,  // segment = how many segments of the sender's list are final in its buffer
+    GroupEnter = 41, // as PullEnter, with the sender's group
+    GroupSum = 42,   // a delegate's sum over its group, to the segment's owner
+    GroupFinal = 43, // the owner's final, to a group's delegate
+    GroupReady = 44, // as PullReady, to the fellows of the group
     // point to point
     Eager = 64,
     Rts = 65,
@@ -38,7 +42,7 @@ enum class FrameKind : std::uint8_t {
     Data = 67,
 };
 
-inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::PullReady; }
+inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::GroupReady; }
 inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::Data; }
 
 struct FrameHeader {

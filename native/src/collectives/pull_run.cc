@@ -5,14 +5,13 @@
 // What is read belongs to a process that may be ahead of us, or be gone. Its ticket stands while its buffers are the operation's:
 // a read counts only if the ticket still stands after it (C9). A rank that stopped in the middle of a read, and wakes up when the
 // others have gone on without it, therefore never takes their next data for this operation's.
-#include <algorithm>
-#include <atomic>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
 #include "collectives/run.h"
+#include "collectives/ticket.h"
 
 namespace ftcomm {
 
@@ -29,20 +28,12 @@ struct Entry {  // payload of PullEnter
 class PullRun final : public Run {
 public:
     PullRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket)
-        : env_(std::move(env)), op_(op), plan_(std::move(plan)), ticket_(ticket), peers_(env_.living.size()), fence_(env_, op_) {}
-    // The buffers are the caller's again after this; whoever reads them later must see that (C9).
-    ~PullRun() override {
-        std::atomic_ref<std::uint64_t> word(*env_.ticket);
-#if defined(__SANITIZE_THREAD__)  // does not know fences
-        if (word.load(std::memory_order_relaxed) == ticket_) word.exchange(0, std::memory_order_seq_cst);
-#else
-        if (word.load(std::memory_order_relaxed) == ticket_) word.store(0, std::memory_order_relaxed);
-        std::atomic_thread_fence(std::memory_order_release);
-#endif
-    }
-    PullRun(const PullRun&) = delete;
-    PullRun& operator=(const PullRun&) = delete;
-
+        : env_(std::move(env)),
+          op_(op),
+          plan_(std::move(plan)),
+          ticket_(env_.ticket, ticket),
+          peers_(env_.living.size()),
+          fence_(env_, op_) {}
     void start() override {
         std::uint32_t s = 0;
         for (const auto& r : plan_) {
@@ -63,8 +54,8 @@ public:
             if (here || fetch) remaining_ += r.count;
         }
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
-        std::atomic_ref<std::uint64_t>(*env_.ticket).store(ticket_, std::memory_order_release);
-        Entry mine{address(op_.input(0)), address(op_.result(0)), address(env_.ticket), ticket_};
+        ticket_.issue();
+        Entry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
         // reduce_scatter: result(0) is another rank's block; nobody reads results there.
         FT_POINT("pull.enter");
         for (int i = 1; i < env_.size(); ++i)
@@ -92,7 +83,8 @@ public:
                 peer.ready = h.segment;
                 return;
             case FrameKind::Fence: fence_.on_frame(h); return;
-            case FrameKind::Enter: mismatch = true; return;  // it was called with another algorithm there
+            case FrameKind::Enter:
+            case FrameKind::GroupEnter: mismatch = true; return;  // it was called with another algorithm there
             default: return;
         }
     }
@@ -289,7 +281,7 @@ private:
     RunEnv env_;
     OpState& op_;
     const std::vector<SegmentRun> plan_;
-    const std::uint64_t ticket_;
+    Ticket ticket_;
     std::vector<Peer> peers_;  // by position
     int entered_ = 0;
     std::uint32_t remaining_ = 0;  // segments to reduce or to fetch here

@@ -60,7 +60,8 @@ public:
                 credit();
                 --remaining_;
                 break;
-            case FrameKind::PullEnter: mismatch = true; return;  // it was called with another algorithm there
+            case FrameKind::PullEnter:
+            case FrameKind::GroupEnter: mismatch = true; return;  // it was called with another algorithm there
             default: return;
         }
         check_data();

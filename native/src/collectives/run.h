@@ -1,4 +1,4 @@
-// A run carries one operation (or its repair) through one attempt. Four kinds: ring, flat, direct, pull. Sans-IO.
+// A run carries one operation (or its repair) through one attempt. Five kinds: ring, flat, direct, pull, groups. Sans-IO.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@ struct RunEnv {
     std::vector<int> living;
     int position = 0;
     Rules rules{};
-    Transport* memory = nullptr;      // pull: reads the memory of peers
-    Bytes* scratch = nullptr;         // pull
-    std::uint64_t* ticket = nullptr;  // pull: where peers look whether this rank's buffers still are the operation's
+    Transport* memory = nullptr;      // pull, groups: reads the memory of peers
+    Bytes* scratch = nullptr;         // the same
+    std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     int size() const { return static_cast<int>(living.size()); }
     int rank_at(int position_in) const { return living[static_cast<std::size_t>((position_in + size()) % size())]; }
@@ -84,6 +84,7 @@ private:
 
 std::unique_ptr<Run> make_ring_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence);
 std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
+std::unique_ptr<Run> make_groups_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence, std::uint64_t ticket);
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op);
 std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op);
 

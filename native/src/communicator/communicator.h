@@ -107,7 +107,9 @@ private:
     void finish_current(Status status);
     void on_collective(int from, const FrameHeader& header, ByteView payload);
     RunEnv env();
-    bool pulls(const OpState& op) const;
+    bool reads_memory(const OpState& op) const;
+    bool all_share_memory() const;
+    std::uint64_t fresh_ticket();
     std::string name_of(const OpState& op) const;
 
     // vote.cc: freeze, vote; decide.cc: decide, apply

@@ -87,13 +87,21 @@ RunEnv Communicator::env() {
 }
 
 // The same on all ranks of an attempt (C8): from the operation, from who is in, and from what never changes of them.
-bool Communicator::pulls(const OpState& op) const {
+bool Communicator::reads_memory(const OpState& op) const {
     const auto limit = core_.config.pull_limit > 0 ? core_.config.pull_limit : 2u << 20;  // below it a ring in cache is faster
-    if (op.shape.algorithm != Algorithm::Auto || op.grid.segments() == 0 || op.desc.count * size_of(op.desc.dtype) < limit)
-        return false;
+    return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
+}
+
+bool Communicator::all_share_memory() const {
     for (int r : decision_.alive.list())
         if (r != rank_ && !core_.transport.shares_memory(spec_.members[static_cast<std::size_t>(r)])) return false;
     return true;
+}
+
+std::uint64_t Communicator::fresh_ticket() {
+    std::uint64_t ticket = 0;
+    while (ticket == 0 || ticket == ticket_) ticket = core_.random();
+    return ticket;
 }
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
@@ -115,11 +123,12 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     } else if (op.shape.algorithm == Algorithm::Flat && !repair) {
         run_ = make_flat_run(env(), op);
         core_.host.trace("run.flat");
-    } else if (pulls(op)) {
-        std::uint64_t ticket = 0;
-        while (ticket == 0 || ticket == ticket_) ticket = core_.random();
-        run_ = make_pull_run(env(), op, std::move(plan), ticket);
+    } else if (reads_memory(op) && all_share_memory()) {
+        run_ = make_pull_run(env(), op, std::move(plan), fresh_ticket());
         core_.host.trace(repair ? "run.pull.repair" : "run.pull");
+    } else if (reads_memory(op) && op.shape.kind == OpKind::AllReduce) {
+        run_ = make_groups_run(env(), op, std::move(plan), !repair || core_.rules.c3, fresh_ticket());
+        core_.host.trace(repair ? "run.groups.repair" : "run.groups");
     } else {
         run_ = make_ring_run(env(), op, std::move(plan), !repair || core_.rules.c3);
         core_.host.trace(repair ? "run.repair" : "run.ring");

@@ -344,9 +344,10 @@ void Job::make_node() {
     parts.cells = cells_.get();
     parts.watch = watch_.get();
     parts.ticker = tcp_ ? &loop_ : nullptr;
-    // Whoever runs here, whatever wires and host names it has.
-    const auto here = std::count_if(addresses_.begin(), addresses_.end(),
-                                    [&](const Address& a) { return a.job == job_hash_ && a.processes == id_.processes; });
+    // Whoever shares these processors, whatever wires and host names it has. Without a secret nobody can be on another machine.
+    const auto here = std::count_if(addresses_.begin(), addresses_.end(), [&](const Address& a) {
+        return a.job == job_hash_ && (a.processes == id_.processes || !config_.has_secret);
+    });
     parts.may_spin = here <= id_.processors;
     engine_.set_parts(parts);
     if (store_) store_->start();

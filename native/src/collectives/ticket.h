@@ -1,0 +1,34 @@
+// A rank's leave to be read: the word beside its buffers that says whose they are (C9).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace ftcomm {
+
+// Stands from issue() until this object goes: then the buffers are the caller's again, and whoever reads them later must see that.
+class Ticket {
+public:
+    Ticket(std::uint64_t* word, std::uint64_t number) : word_(word), number_(number) {}
+    ~Ticket() {
+        std::atomic_ref<std::uint64_t> word(*word_);
+#if defined(__SANITIZE_THREAD__)  // does not know fences
+        if (word.load(std::memory_order_relaxed) == number_) word.exchange(0, std::memory_order_seq_cst);
+#else
+        if (word.load(std::memory_order_relaxed) == number_) word.store(0, std::memory_order_relaxed);
+        std::atomic_thread_fence(std::memory_order_release);
+#endif
+    }
+    Ticket(const Ticket&) = delete;
+    Ticket& operator=(const Ticket&) = delete;
+
+    void issue() { std::atomic_ref<std::uint64_t>(*word_).store(number_, std::memory_order_release); }
+    std::uint64_t address() const { return reinterpret_cast<std::uintptr_t>(word_); }
+    std::uint64_t number() const { return number_; }
+
+private:
+    std::uint64_t* word_;
+    std::uint64_t number_;
+};
+
+}  // namespace ftcomm

@@ -87,8 +87,9 @@ void World::tell_of_exit(Instance& who, bool host_gone) {
             queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id,
                         static_cast<int>(Evidence::Agent));
         } else if (random_.chance(0.3)) {
-            queue_.push(now() + random_.between(kMs, 50 * kMs), EventKind::Evidence, i->id, who.id,
-                        static_cast<int>(Evidence::Reset));
+            const Time first = now() + random_.between(kMs, 50 * kMs);
+            for (Time again : {Time{0}, kHeartbeat / 40, kHeartbeat / 10})
+                queue_.push(first + again, EventKind::Evidence, i->id, who.id, static_cast<int>(Evidence::Reset));
         }
     }
     if (scenario_.joinable[static_cast<std::size_t>(who.slot)] && !who.left && newest(who.slot) == &who)

@@ -185,8 +185,10 @@ void World::firewall(const Fault& f, const Instance& victim) {
             links_.cut(a, b, now() + f.duration);
             links_.cut(b, a, now() + f.duration);
             const auto reset = [&](int to, int about) {
-                queue_.push(now() + random_.between(0, 30 * kMs), EventKind::Evidence, newest(to)->id, newest(about)->id,
-                            static_cast<int>(Evidence::Reset));
+                const Time first = now() + random_.between(0, 30 * kMs);
+                for (Time again : {Time{0}, kHeartbeat / 40, kHeartbeat / 10})
+                    queue_.push(first + again, EventKind::Evidence, newest(to)->id, newest(about)->id,
+                                static_cast<int>(Evidence::Reset));
             };
             reset(a, b);
             reset(b, a);

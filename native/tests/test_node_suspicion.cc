@@ -16,7 +16,10 @@ FT_TEST(resets_one_by_one_do_not_let_the_smaller_side_win) {
     rig.advance(Rig::kHeartbeat);
     rig.evidence(0, 1, Evidence::Reset);
     rig.evidence(1, 0, Evidence::Reset);
-    rig.advance(150 * kMs, {0});
+    rig.advance(50 * kMs, {0});
+    rig.evidence(0, 1, Evidence::Reset);
+    rig.evidence(1, 0, Evidence::Reset);
+    rig.advance(100 * kMs, {0});
     EXPECT_EQ(rig.asked(0), 0u);  // four of five are out of its reach
     EXPECT_EQ(rig.asked(1), 1u);  // one of five
     rig.advance(150 * kMs, {0});
@@ -24,14 +27,28 @@ FT_TEST(resets_one_by_one_do_not_let_the_smaller_side_win) {
 }
 
 // A rank that all the others miss goes as soon as they are known to be there: no tick is waited for.
-FT_TEST(reset_of_one_rank_waits_for_the_others_only) {
+FT_TEST(reset_of_one_rank_counts_when_it_is_refused_again) {
+    Rig::Setup setup;
+    setup.one_host = false;
+    Rig rig(5, setup);
+    rig.advance(Rig::kHeartbeat);
+    rig.evidence(0, 1, Evidence::Reset);
+    rig.jump(24 * kMs);
+    for (int other : {2, 3, 4}) rig.node(0).on_heard(rig.now(), other, 0);
+    EXPECT_EQ(rig.asked(0), 0u);  // once is not enough, however long ago
+    rig.jump(1 * kMs);
+    rig.evidence(0, 1, Evidence::Reset);
+    EXPECT_EQ(rig.asked(0), 1u);
+}
+
+FT_TEST(reset_of_one_rank_waits_until_the_others_are_heard) {
     Rig::Setup setup;
     setup.one_host = false;
     Rig rig(5, setup);
     rig.advance(Rig::kHeartbeat);
     rig.evidence(0, 1, Evidence::Reset);
     rig.jump(25 * kMs);
-    rig.evidence(0, 1, Evidence::Reset);  // still
+    rig.evidence(0, 1, Evidence::Reset);
     for (int other : {2, 3}) rig.node(0).on_heard(rig.now(), other, 0);
     EXPECT_EQ(rig.asked(0), 0u);  // rank 4 may be out of its reach, too
     rig.node(0).on_heard(rig.now(), 4, 0);

@@ -118,6 +118,19 @@ FT_TEST(tcp_transport_refused_is_a_suspicion) {
     EXPECT(job.ranks[1]->wait([&] { return job.ranks[1]->received[{0, 0}] == 10; }));
 }
 
+// What has arrived is read before anybody acts on a death (M10), though the loop has not come to it.
+FT_TEST(tcp_transport_drains) {
+    Job job(2);
+    job.start();
+    for (auto& r : job.ranks) EXPECT(r->wait([&] { return r->linked == 1; }));
+    auto& receiver = *job.ranks[1];
+    std::lock_guard guard(receiver.engine);  // its loop stands still
+    job.ranks[0]->send(1, 20, 1000);
+    receiver.tcp.drain(0);
+    EXPECT_EQ((receiver.received[{0, 0}]), 20u);
+    EXPECT(!receiver.wrong);
+}
+
 FT_TEST(tcp_transport_replacement) {
     Job job(2);
     job.start();

@@ -151,7 +151,12 @@ def test_kill_in_mid_operation(ranks: Ranks, transport: str) -> None:
     assert Ranks.values(group, {2})[:2] == [((2,), 3.0)] * 2
 
 
-def test_receive_from_the_dead(ranks: Ranks, transport: str) -> None:
+@pytest.mark.parametrize(
+    "where",
+    [{"transport": "shm"}, {"transport": "tcp"}, {"transport": "tcp", "host": "one"}],
+    ids=["shm", "tcp", "tcp on one host"],
+)
+def test_receive_from_the_dead(ranks: Ranks, where: dict[str, str]) -> None:
     def run(comm: Comm, context: Context) -> None:
         if comm.rank == 1:
             comm.send(np.full(3, 5.0), 0)
@@ -173,7 +178,7 @@ def test_receive_from_the_dead(ranks: Ranks, transport: str) -> None:
             context.hold()
             comm.send(np.full(3, 7.0), 0)
 
-    group = ranks.start(3, run, transport=transport)
+    group = ranks.start(3, run, **where)
     group.wait_for(1, "sent")
     group.kill(1)
     group.wait_for(0, "acknowledged")

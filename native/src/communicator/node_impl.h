@@ -86,7 +86,10 @@ private:
 
     std::vector<Time> heard_;
     Time last_tick_;
-    std::map<int, Time> reset_;  // links that were reset, when, and silent since
+    struct Reset {
+        Time first, last;  // evidence, with nothing heard between
+    };
+    std::map<int, Reset> reset_;
     std::map<int, Evidence> confirmed_;  // of the slots' current incarnations
     RankSet reported_;  // suspicion event sent
     struct EarlyDeath {

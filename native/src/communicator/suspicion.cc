@@ -40,9 +40,9 @@ RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
     for (int s : living.list()) {
         if (s == core.self() || confirmed_.count(s) > 0) continue;
         const auto quiet = core.now - heard_[static_cast<std::size_t>(s)];
-        // What breaks one connection breaks others a moment later, and most are back at once.
+        // What breaks one connection breaks others a moment later, and most are back at once: it must have been refused again.
         const auto reset = reset_.find(s);
-        const bool was_reset = reset != reset_.end() && core.now - reset->second >= hb / 50;
+        const bool was_reset = reset != reset_.end() && reset->second.last - reset->second.first >= hb / 50;
         if (quiet <= hb && !was_reset) continue;
         silent.add(s);
         since = std::max(since, was_reset ? quiet : quiet - hb);
@@ -73,8 +73,8 @@ RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
         if (s == core.self() || confirmed_.count(s) > 0) continue;
         const auto heard = heard_[static_cast<std::size_t>(s)];
         bool doubtful = core.now - heard > hb * 3 / 4;
-        // Of its own host's ranks it hears in time, and they have no connection that could be reset.
-        for (const auto& [slot, at] : reset_) doubtful |= heard <= at && !same_host(s, core.self());
+        // Of its own host's ranks it hears in time, whatever happens to connections.
+        for (const auto& [slot, reset] : reset_) doubtful |= heard <= reset.first && !same_host(s, core.self());
         if (doubtful) unreachable.add(s);
     }
     // One rank that all the others miss goes at once.

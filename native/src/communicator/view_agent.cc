@@ -22,7 +22,7 @@ void NodeImpl::on_evidence(int slot, std::uint32_t incarnation, Evidence evidenc
         confirmed_[slot] = core.left.has(slot) && core.rules.m10 ? Evidence::Left : evidence;
         if (confirmed_[slot] != Evidence::Left) suspected(slot, evidence, 0);
     } else if (evidence == Evidence::Reset) {
-        reset_.emplace(slot, core.now);  // the first of them counts, until the slot is heard
+        reset_.try_emplace(slot, Reset{core.now, core.now}).first->second.last = core.now;
     }
     propose_view();
 }
@@ -175,7 +175,7 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
             core.transport.attach(slot, waiting[slot]);  // it asked before its predecessor was out
         }
         heard_[i] = core.now;  // M11: a complaint is settled once per epoch
-        if (const auto it = reset_.find(slot); it != reset_.end()) it->second = core.now;
+        if (const auto it = reset_.find(slot); it != reset_.end()) it->second = {core.now, core.now};
     }
     NodeEvent changed;
     changed.kind = NodeEvent::Kind::ViewChanged;

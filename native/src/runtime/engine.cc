@@ -6,6 +6,8 @@
 #include <climits>
 #include <utility>
 
+#include "transport/shm/liveness_word.h"
+
 namespace ftcomm {
 namespace {
 
@@ -54,6 +56,7 @@ void Engine::unlock() {
 void Engine::set_parts(const Parts& parts) {
     parts_ = parts;
     shm_ = parts.shm;
+    tcp_ = parts.tcp;
     mailbox_ = parts.self != nullptr ? &parts.self->mailbox : &own_mailbox_;
 }
 
@@ -183,6 +186,7 @@ void Engine::notify() { changed_ = true; }
 
 void Engine::evidence(int slot, std::uint32_t incarnation, Evidence what) {
     if (shm_ != nullptr) shm_->drain(slot, incarnation);
+    if (tcp_ != nullptr) tcp_->drain(slot, incarnation);
     if (node_ != nullptr) node_->on_evidence(IoLoop::now(), slot, incarnation, what);
 }
 
@@ -213,7 +217,12 @@ void Engine::on_heard(int slot, std::uint32_t incarnation) {
     if (node_ != nullptr) node_->on_heard(IoLoop::now(), slot, incarnation);
 }
 
-void Engine::on_suspicion(int slot, std::uint32_t incarnation, Evidence what) { evidence(slot, incarnation, what); }
+void Engine::on_suspicion(int slot, std::uint32_t incarnation, Evidence what) {
+    // Of a rank of this host the liveness word says more than what became of a connection.
+    const auto* here = parts_.segment != nullptr ? parts_.segment->find_instance(slot, incarnation) : nullptr;
+    if (here != nullptr && is_held(here->liveness.load(std::memory_order_acquire))) return;
+    evidence(slot, incarnation, what);
+}
 
 void Engine::on_linked(int, std::uint32_t) { notify(); }
 

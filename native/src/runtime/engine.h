@@ -51,6 +51,7 @@ public:
         shm::Segment* segment = nullptr;
         shm::Instance* self = nullptr;
         ShmTransport* shm = nullptr;       // frames; nullptr: tcp only
+        TcpTransport* tcp = nullptr;
         ShmAuthority* cells = nullptr;
         Watch* watch = nullptr;
         IoLoop* ticker = nullptr;          // with tcp: who reads sockets keeps deadlines
@@ -126,6 +127,7 @@ private:
     // Under the lock.
     Parts parts_;
     ShmTransport* shm_ = nullptr;
+    TcpTransport* tcp_ = nullptr;
     shm::Mailbox own_mailbox_{};            // without a segment
     shm::Mailbox* mailbox_ = &own_mailbox_;
     std::unique_ptr<Node> node_;

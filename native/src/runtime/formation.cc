@@ -123,7 +123,8 @@ Status Job::share_memory(const RankSet& have) {
     if (self_ == nullptr) return Status::error(Code::System, "the shared memory segment is full");
     self_->pid = id_.pid;
     self_->pid_namespace = id_.pid_namespace;
-    self_->memory_domain = config_.peer_memory ? shm::memory_domain(id_.pid_namespace) : 0;
+    self_->memory_domain =
+        config_.peer_memory && config_.transport != TransportChoice::Tcp ? shm::memory_domain(id_.pid_namespace) : 0;
     if (!liveness_->hold(self_->liveness)) say("robust futexes are refused here: deaths are noticed by pidfd and heartbeat");
     if (!segment_.register_instance(self_))
         return Status::error(Code::StaleEpoch,
@@ -341,6 +342,7 @@ void Job::make_node() {
     parts.segment = segment_.is_open() ? &segment_ : nullptr;
     parts.self = self_;
     parts.shm = shm_.get();
+    parts.tcp = tcp_.get();
     parts.cells = cells_.get();
     parts.watch = watch_.get();
     parts.ticker = tcp_ ? &loop_ : nullptr;

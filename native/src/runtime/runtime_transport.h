@@ -30,9 +30,8 @@ public:
         if (shm_ != nullptr) shm_->detach(slot);
         if (tcp_ != nullptr) tcp_->detach(slot);
     }
-    // What tcp has received went up at once.
     void drain(int slot) override {
-        if (shm_ != nullptr && is_shm(slot)) shm_->drain(slot);
+        if (auto* wire = of(slot)) wire->drain(slot);
     }
     bool shares_memory(int slot) override { return is_shm(slot) && shm_->shares_memory(slot); }
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override {

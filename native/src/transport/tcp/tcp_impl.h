@@ -33,6 +33,7 @@ struct Link {
     // Number of the established connection, equal on both sides; it decides between two that were made at once.
     std::uint64_t generation = 0;
     bool detached = false, linked = false;
+    bool delivering = false;         // a frame of it is on its way up: it is not consumed yet
     Time last_heard = 0, last_sent = 0;
 
     // Dialing: the addresses one after the other, each a little later or when the one before has failed.
@@ -63,6 +64,7 @@ public:
     void stop();
     tcp::LinkPtr make_link(int slot, std::uint32_t incarnation);
     tcp::LinkPtr current(int slot) const;
+    tcp::LinkPtr find(int slot, std::uint32_t incarnation) const;
     void drop(const tcp::LinkPtr& link);
     void attach(int slot, std::uint32_t incarnation);
     void detach(int slot);
@@ -92,7 +94,10 @@ public:
     void install(const tcp::ConnectionPtr& c, const tcp::LinkPtr& link, std::uint64_t peer_received);
     void on_event(const tcp::ConnectionPtr& c, std::uint32_t events);
     void on_established(const tcp::ConnectionPtr& c, std::uint32_t events);
+    enum class Taken : std::uint8_t { All, Broken, Detached };
+    Taken take_arrived(const tcp::ConnectionPtr& c, const char** why);
     bool take_frames(const tcp::ConnectionPtr& c);
+    void drain(const tcp::LinkPtr& link);
     void flush(const tcp::LinkPtr& link);  // never calls up: errors are left to the loop
     void ask(const tcp::LinkPtr& link);    // the peer, if it is there, answers at once
     void broken(const tcp::LinkPtr& link, const std::string& why);

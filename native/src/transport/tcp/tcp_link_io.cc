@@ -13,6 +13,8 @@ using namespace tcp;
 namespace {
 
 constexpr int kReadsPerEvent = 8;  // then other descriptors get their turn
+constexpr int kReadsPerDrain =
+    256;  // of up to 512 KiB: more than a socket holds; a peer that still sends is not listened to for ever
 constexpr int kParts = 16;
 
 // A whole data frame at the front of `data`: its size, else 0. Only for fault injection, which runs before the checks.
@@ -123,8 +125,8 @@ void TcpImpl::on_established(const ConnectionPtr& c, std::uint32_t events) {
     flush(link);
 }
 
-// True: `c` is still the link's connection, and has room to read into.
-bool TcpImpl::take_frames(const ConnectionPtr& c) {
+// Frames that are whole: up they go. `why`: what is wrong with the next one.
+TcpImpl::Taken TcpImpl::take_arrived(const ConnectionPtr& c, const char** why) {
     const auto link = c->link;
     auto& session = link->session;
     for (;;) {
@@ -138,17 +140,42 @@ bool TcpImpl::take_frames(const ConnectionPtr& c) {
         const auto step = session.parse(c->data());
         if (step.kind == Session::Step::Kind::More) {
             c->make_room(step.needed);
-            break;
+            return Taken::All;
         }
         if (step.kind == Session::Step::Kind::Broken) {
-            broken(link, step.reason);
-            return false;
+            *why = step.reason;
+            return Taken::Broken;
         }
         if (step.kind == Session::Step::Kind::Frame) {
+            link->delivering = true;
             events_.on_frame(link->slot, link->incarnation, step.header, step.payload);
-            if (link->current != c) return false;  // detached by what it called
+            link->delivering = false;
+            if (link->current != c) return Taken::Detached;  // by what it called
         }
         c->consume(step.consumed);
+    }
+}
+
+// What the kernel holds of a peer that is gone, or goes. Called from inside the node: nothing else may go up, and what is wrong with
+// the connection is left to the loop.
+void TcpImpl::drain(const LinkPtr& link) {
+    if (link == nullptr || link->current == nullptr || link->delivering)
+        return;  // a frame of it is being delivered: the rest follows
+    const auto c = link->current;
+    const char* why = nullptr;
+    for (int i = 0; i < kReadsPerDrain; ++i)
+        if (take_arrived(c, &why) != Taken::All || c->read_some() != IoResult::Ok) return;
+}
+
+// True: `c` is still the link's connection, and has room to read into.
+bool TcpImpl::take_frames(const ConnectionPtr& c) {
+    const auto link = c->link;
+    auto& session = link->session;
+    const char* why = nullptr;
+    switch (take_arrived(c, &why)) {
+        case Taken::All: break;
+        case Taken::Broken: broken(link, why); return false;
+        case Taken::Detached: return false;
     }
     if (session.take_writable() && attached_[static_cast<std::size_t>(link->slot)] == link->incarnation) {
         events_.on_writable(link->slot);

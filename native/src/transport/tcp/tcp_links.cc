@@ -133,9 +133,12 @@ LinkPtr TcpImpl::make_link(int slot, std::uint32_t incarnation) {
 
 LinkPtr TcpImpl::current(int slot) const {
     const auto incarnation = attached_[static_cast<std::size_t>(slot)];
-    if (incarnation < 0) return nullptr;
+    return incarnation < 0 ? nullptr : find(slot, static_cast<std::uint32_t>(incarnation));
+}
+
+LinkPtr TcpImpl::find(int slot, std::uint32_t incarnation) const {
     const auto& known = links_[static_cast<std::size_t>(slot)];
-    const auto it = known.find(static_cast<std::uint32_t>(incarnation));
+    const auto it = known.find(incarnation);
     return it == known.end() ? nullptr : it->second;
 }
 

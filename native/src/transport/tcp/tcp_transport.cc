@@ -26,6 +26,8 @@ const Bytes& TcpTransport::address() const { return impl_->address_; }
 Status TcpTransport::start(const std::vector<Bytes>& peers, std::uint64_t boot) { return impl_->start(peers, boot); }
 void TcpTransport::attach(int slot, std::uint32_t incarnation) { impl_->attach(slot, incarnation); }
 void TcpTransport::detach(int slot) { impl_->detach(slot); }
+void TcpTransport::drain(int slot) { impl_->drain(impl_->current(slot)); }
+void TcpTransport::drain(int slot, std::uint32_t incarnation) { impl_->drain(impl_->find(slot, incarnation)); }
 void TcpTransport::cut(int slot) { impl_->cut(slot); }
 void TcpTransport::stop() { impl_->stop(); }
 bool TcpTransport::all_acknowledged() const { return impl_->all_acknowledged(); }

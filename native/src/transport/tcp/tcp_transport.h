@@ -78,6 +78,8 @@ public:
     void commit(int slot, const FrameHeader& header) override;
     void attach(int slot, std::uint32_t incarnation) override;
     void detach(int slot) override;
+    void drain(int slot) override;
+    void drain(int slot, std::uint32_t incarnation);
     std::uint32_t max_payload() const override;
 
     void cut(int slot);                // breaks the connection (fault injection); the session resumes

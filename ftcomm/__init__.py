@@ -34,11 +34,12 @@ _HOMES = {
     "ftcomm.request": ("Outcome", "Request", "wait_all"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_SUBMODULES = ("torch", "launch", "stores", "errors", "rendezvous")
+_SUBMODULES = ("torch", "launch", "stores", "errors", "rendezvous", "recovery")
 
 __all__ = [*_HOME_OF, "__version__"]  # noqa: PLE0604 - names of the table above
 
 if TYPE_CHECKING:
+    from ftcomm import recovery as recovery
     from ftcomm import torch as torch
     from ftcomm.api import all_gather as all_gather
     from ftcomm.api import all_gather_into_tensor as all_gather_into_tensor

@@ -48,6 +48,11 @@ SECTIONS = {
     ),
     "Jobs": ("Job",),
 }  # fmt: skip
+MODULES = {
+    "ftcomm.torch": "Torch: `ftcomm.torch`",
+    "ftcomm.recovery": "Planning a recovery by logs: `ftcomm.recovery`",
+    "ftcomm.stores": "Stores: `ftcomm.stores`",
+}
 _HEADING = re.compile(r"^(Args|Attributes[^:]*|Raises[^:]*|Returns):$")
 
 
@@ -150,7 +155,7 @@ def api() -> str:
         out.append(f"## {title}\n")
         for name in names:
             out += describe(f"ftcomm.{name}", getattr(ftcomm, name))
-    for module, title in (("ftcomm.torch", "Torch: `ftcomm.torch`"), ("ftcomm.stores", "Stores: `ftcomm.stores`")):
+    for module, title in MODULES.items():
         found = importlib.import_module(module)
         out.append(f"## {title}\n\n{doc(found, module)}\n")
         for name in found.__all__:

@@ -35,7 +35,7 @@ $(STAMPS)/torch-$(TORCH): $(STAMPS)/venv
 # Without isolation: with this environment's torch, cmake and ninja, so that the next build only compiles what changed.
 $(STAMPS)/package-$(TORCH): $(STAMPS)/torch-$(TORCH) pyproject.toml CMakeLists.txt $(NATIVE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	    $(BIN)/python -m pip install --quiet --no-build-isolation -C cmake.define.FTCOMM_TESTS=ON --editable '.[test,plot,mpi]'
+	    $(BIN)/python -m pip install --quiet --no-build-isolation -C cmake.define.FTCOMM_TESTS=ON --editable '.[test,plot,mpi,store]'
 	@touch $@
 
 test: setup native-test

@@ -173,6 +173,8 @@ _BY_CODE: dict[int, type[Error]] = {
     12: Truncated,
     13: Cancelled,
     14: InternalError,
+    15: LogFull,
+    16: LogCorrupt,
 }
 
 

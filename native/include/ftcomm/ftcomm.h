@@ -30,7 +30,9 @@ enum {
     FT_UNSUPPORTED = 11,
     FT_TRUNCATED = 12,
     FT_CANCELLED = 13,
-    FT_INTERNAL = 14
+    FT_INTERNAL = 14,
+    FT_LOG_FULL = 15,
+    FT_LOG_CORRUPT = 16
 };
 enum {
     FT_ALL_REDUCE,

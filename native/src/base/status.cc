@@ -19,6 +19,8 @@ const char* to_string(Code code) {
         case Code::Truncated: return "truncated";
         case Code::Cancelled: return "cancelled";
         case Code::Internal: return "internal error";
+        case Code::LogFull: return "log full";
+        case Code::LogCorrupt: return "log corrupt";
     }
     return "unknown";
 }

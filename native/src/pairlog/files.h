@@ -1,0 +1,77 @@
+// The few things that the log wants of the file system.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/status.h"
+
+namespace ftcomm::pairlog {
+
+class Fd {
+public:
+    Fd() = default;
+    explicit Fd(int fd) : fd_(fd) {}
+    Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Fd& operator=(Fd&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    ~Fd();
+    int get() const { return fd_; }
+    explicit operator bool() const { return fd_ >= 0; }
+
+private:
+    int fd_ = -1;
+};
+
+Status system_error(const std::string& what);  // with errno's text
+std::string size_text(std::uint64_t bytes);    // "4.0 GiB"
+
+// Opens a folder of ours, after making it (0700) if it is absent. Others' folders, and those that others may write, are refused.
+Status open_folder(int at, const std::string& path, bool make, Fd* out);
+std::vector<std::string> list_folder(int folder);  // without . and ..
+Status write_all(int fd, const void* data, std::size_t size);
+bool read_file(int at, const std::string& name, std::string* out);
+
+// Takes the blocks of a new file now: a write into its mapping can't fail for want of space later. LogFull if there are none.
+Status reserve(int fd, std::uint64_t bytes, const std::string& shown);
+
+// A file in memory, unmapped with the last user.
+struct Mapping {
+    std::byte* base = nullptr;
+    std::uint64_t size = 0;
+    std::uint64_t device = 0;
+    std::uint64_t inode = 0;
+    Mapping() = default;
+    Mapping(const Mapping&) = delete;
+    Mapping& operator=(const Mapping&) = delete;
+    ~Mapping();
+};
+enum class Access { Read, Write };
+Status map_file(int fd, Access access, const std::string& shown, std::shared_ptr<Mapping>* out);
+void fault_in(const Mapping& mapping, Access access);  // all pages at once; a hint
+
+// A lock that ends with the process, and that a forked child does not have (a lock by flock it would keep alive).
+class FileLock {
+public:
+    FileLock() = default;
+    FileLock(const FileLock&) = delete;
+    FileLock& operator=(const FileLock&) = delete;
+    ~FileLock();
+    // false: somebody else holds it; *holder is then a process id, 0 if unknown.
+    bool take(int folder, const std::string& name, int* holder);
+
+private:
+    Fd fd_;
+    std::pair<std::uint64_t, std::uint64_t> inode_{};
+};
+
+// Of the text given, else of the host's boot id. The same within one boot, never 0.
+std::uint64_t boot_hash(const std::string& text);
+
+}  // namespace ftcomm::pairlog

@@ -1,0 +1,210 @@
+#include "pairlog/writer.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "base/failpoint.h"
+#include "base/random.h"
+
+namespace ftcomm::pairlog {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+constexpr auto kRelease = std::memory_order_release;
+constexpr std::uint64_t kLongest = 128ull << 30;   // a segment notes places in 32 bits
+constexpr std::uint64_t kChunk = 128u << 10;   // stays in the second-level cache between copy and checksum
+
+}  // namespace
+
+StreamWriter::~StreamWriter() {
+    if (payload_ != nullptr) abandon();
+    std::lock_guard lock(dir_.mutex_);
+    std::erase(dir_.writers_, this);
+    // The segments stay on disk, but they are no longer this process's to spill or to count.
+    for (const auto& segment : segments_) {
+        if (segment->spilled) dir_.spilled_ -= segment->file_size;
+        else dir_.resident_ -= segment->file_size;
+    }
+}
+
+Status StreamWriter::begin(const RecordInfo& info, std::byte** payload) {
+    FT_CHECK(payload_ == nullptr, "record %llu of a log is begun while one is open", static_cast<unsigned long long>(last_ + 1));
+    if (segments_.empty() || !segments_.back()->fits(info.length))
+        if (auto status = roll(info.length); !status) return status;
+    info_ = info;
+    info_.seq = last_ + 1;
+    info_.crc = 0;
+    published_ = 0;
+    Segment& segment = *segments_.back();
+    std::byte* at = segment.at(segment.end());
+    // A reader that sees any of this sees the generation of the last abandon as well.
+    std::atomic_thread_fence(kRelease);
+    write_words(at, header_of(info_, RecordState::Open, segment.header().nonce));
+    index_->open_ordinal.store(segment.ordinal(), kRelaxed);
+    index_->open_offset.store(segment.end(), kRelaxed);
+    index_->published.store(0, kRelaxed);
+    index_->open_seq.store(info_.seq, kRelease);
+    *payload = payload_ = at + sizeof(RecordHeader);
+    FT_POINT("log.payload.before");
+    return {};
+}
+
+void StreamWriter::publish(std::uint64_t bytes) {
+    FT_CHECK(payload_ != nullptr && bytes <= info_.length, "%llu bytes of a log record are published, of %llu",
+             static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(info_.length));
+    if (bytes <= published_) return;
+    info_.crc = crc32c(payload_ + published_, bytes - published_, info_.crc);
+    published_ = bytes;
+    index_->published.store(bytes, kRelease);
+}
+
+Status StreamWriter::commit() {
+    FT_CHECK(payload_ != nullptr, "a log record is committed that was not begun");
+    publish(info_.length);
+    if (FT_POINT("log.payload.after").action == fault::Action::Corrupt && info_.length > 0)
+        payload_[info_.length / 2] ^= std::byte{1};
+    FT_POINT("log.header.before");
+    Segment& segment = *segments_.back();
+    write_words(payload_ - sizeof(RecordHeader), header_of(info_, RecordState::Committed, segment.header().nonce));
+    FT_POINT("log.header.after");
+    payload_ = nullptr;
+    {
+        std::lock_guard lock(dir_.mutex_);  // flush looks at it
+        segment.added(info_.length);
+        last_ = info_.seq;
+    }
+    FT_POINT("log.watermark.before");
+    index_->sent.store(last_, kRelease);
+    index_->open_seq.store(0, kRelaxed);
+    FT_POINT("log.watermark.after");
+    return {};
+}
+
+void StreamWriter::abandon() {
+    FT_CHECK(payload_ != nullptr, "a log record is abandoned that was not begun");
+    payload_ = nullptr;
+    index_->generation.fetch_add(1, kRelaxed);
+    index_->open_seq.store(0, kRelease);
+}
+
+Status StreamWriter::append(const RecordInfo& info, ByteView payload) {
+    RecordInfo whole = info;
+    whole.length = payload.size();
+    std::byte* to = nullptr;
+    if (auto status = begin(whole, &to); !status) return status;
+    for (std::uint64_t done = 0; done < payload.size();) {
+        const auto n = std::min<std::uint64_t>(kChunk, payload.size() - done);
+        std::memcpy(to + done, payload.data() + done, n);
+        publish(done += n);
+    }
+    return commit();
+}
+
+Status StreamWriter::find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify) {
+    if (seq <= collected_ || seq > last_)
+        return Status::error(Code::Invalid, "the log " + text_of(key_) + " has records " + std::to_string(first_seq()) + " to " +
+                                                std::to_string(last_) + ", not " + std::to_string(seq));
+    auto it = std::upper_bound(segments_.begin(), segments_.end(), seq,
+                               [](std::uint64_t s, const auto& segment) { return s < segment->first_seq(); });
+    FT_CHECK(it != segments_.begin(), "record %llu of a log is before its first segment", static_cast<unsigned long long>(seq));
+    Segment& segment = **--it;
+    if (segment.file() == nullptr)
+        if (auto status = map_spilled(&segment); !status) return status;
+    if (!segment.scan(seq)) return damaged(key_, segment.next_seq(), "its header does not match its checksum");
+    return segment.read(key_, seq, verify, info, payload);
+}
+
+// A new segment for a record of that length. Only when it is there does anything change.
+Status StreamWriter::roll(std::uint64_t length) {
+    std::lock_guard lock(dir_.mutex_);
+    if (wanted_ > collected_)
+        if (auto status = collect_now(); !status) return status;
+    if (length > kLongest || length > dir_.config_.limit)
+        return dir_.full(length, "a record can't be larger").within("the log " + text_of(key_));
+    const auto bytes = segment_size_for(length, dir_.config_.segment_bytes);
+    FreeSegment free;
+    if (auto status = dir_.take(bytes, &free); !status) return std::move(status).within("the log " + text_of(key_));
+    SegmentHeader header{.comm = key_.comm,
+                         .src = key_.src,
+                         .dst = key_.dst,
+                         .ordinal = next_ordinal_,
+                         .first_seq = last_ + 1,
+                         .size = bytes,
+                         .nonce = os_random64(),
+                         .boot = dir_.boot()};
+    header.crc = crc_of(header);
+    std::memcpy(free.file->base, &header, sizeof header);
+    FT_POINT("log.roll.before");
+    // In place before it has its name, also after a crash of the host.
+    const bool refused = dir_.host_durable() && ::msync(free.file->base, kPage, MS_SYNC) != 0;
+    const std::string name = segment_name(header.ordinal);
+    if (refused || ::renameat(dir_.pool_.folder(), free.name.c_str(), folder_.get(), name.c_str()) != 0) {
+        auto status = system_error("beginning segment " + name + " of the log " + text_of(key_));
+        dir_.give_back(std::move(free));
+        return status;
+    }
+    segments_.push_back(std::make_shared<Segment>(std::move(free.file), header));
+    segments_.back()->age = ++dir_.ages_;
+    ++next_ordinal_;
+    FT_POINT("log.roll.after");
+    return {};
+}
+
+Status StreamWriter::collect(std::uint64_t through) {
+    std::lock_guard lock(dir_.mutex_);
+    wanted_ = std::max(wanted_, std::min(through, last_));
+    auto status = collect_now();
+    dir_.trim();
+    return status;
+}
+
+Status StreamWriter::collect_now() {
+    std::uint64_t through = wanted_;
+    // A consumer still looks at what it has not acknowledged.
+    if (index_->consumer.load(std::memory_order_acquire) != 0)
+        through = std::min(through, index_->acknowledged.load(std::memory_order_acquire));
+    if (through <= collected_) return {};
+    FT_POINT("log.collect.before");
+    collected_ = through;
+    // Before the memory is written again: a reader that copies something looks at it afterwards.
+    index_->collected.store(through, kRelease);
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    // The disk must not have forgotten this when the segments are gone.
+    if (dir_.host_durable())
+        if (auto status = index_.sync(); !status) return status;
+    while (segments_.size() > 1 && segments_[1]->first_seq() <= through + 1)
+        if (auto status = release_front(); !status) return status;
+    // The last segment too, when all in it is given up: but for its header it is as good as new.
+    if (segments_.size() == 1 && last_ == through && payload_ == nullptr && segments_[0]->next_seq() == last_ + 1 &&
+        segments_[0]->end() > kFirstRecord)
+        if (auto status = release_front(); !status) return status;
+    FT_POINT("log.collect.after");
+    return {};
+}
+
+Status StreamWriter::release_front() {
+    Segment& segment = *segments_.front();
+    if (segment.spilled) {
+        drop_spilled(segment.ordinal());
+        dir_.spilled_ -= segment.file_size;
+    } else {
+        FreeSegment free{dir_.pool_.new_name(), segment.file()};
+        const std::string name = segment_name(segment.ordinal());
+        if (::renameat(folder_.get(), name.c_str(), dir_.pool_.folder(), free.name.c_str()) != 0)
+            return system_error("recycling segment " + name + " of the log " + text_of(key_));
+        dir_.give_back(std::move(free));
+    }
+    segments_.pop_front();
+    return {};
+}
+
+std::uint64_t StreamWriter::synced() const { return index_->synced.load(std::memory_order_acquire); }
+
+}  // namespace ftcomm::pairlog

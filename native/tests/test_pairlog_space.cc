@@ -1,0 +1,188 @@
+// Limits, spilling, recycling, and file systems that are full.
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+#include <thread>
+
+#include "tests/pairlog_rig.h"
+
+namespace ftcomm::pairlog {
+
+FT_TEST(pairlog_full_leaves_everything_as_it_was) {
+    Folder folder;
+    auto config = folder.config();
+    config.limit = 4 * kSmall;
+    auto dir = open_log(config);
+    auto writer = open_writer(*dir);
+    Status status;
+    while ((status = add(*writer, 10000))) {}
+    EXPECT_EQ(status.code, Code::LogFull);
+    EXPECT(contains(status.message, "256.0 KiB of 256.0 KiB (log_limit) are taken, and 64.0 KiB more are needed"));
+    EXPECT(contains(status.message, "Raise log_limit, commit_checkpoint more often, or give a folder on disk"));
+    const auto last = writer->last_seq();
+    EXPECT_EQ(dir->resident(), config.limit);
+    EXPECT_EQ(add(*writer, 10000).code, Code::LogFull);
+    EXPECT_EQ(add(*writer, 100 * kSmall).code, Code::LogFull);  // never fits
+    EXPECT(add(*writer, 100).ok());                             // this does
+    EXPECT_EQ(writer->last_seq(), last + 1);
+    EXPECT(holds_all(*writer));
+    REQUIRE(writer->collect(10).ok());
+    EXPECT(add(*writer, 10000).ok());
+    EXPECT(holds_all(*writer));
+}
+
+FT_TEST(pairlog_spills_the_oldest_segments) {
+    Folder folder, disk("/tmp");
+    auto config = folder.config();
+    config.limit = 4 * kSmall;
+    config.spill_path = disk.path + "/spill";
+    config.spill_limit = 10 * kSmall;
+    auto dir = open_log(config);
+    auto first = open_writer(*dir, {1, 0, 1});
+    auto second = open_writer(*dir, {1, 0, 2});
+    auto reader = open_reader(*dir, Role::Consumer, {1, 0, 1});
+    Status status;
+    RecordInfo info;
+    ByteView held;
+    std::uint64_t n = 0;
+    while ((status = add(n % 2 == 0 ? *first : *second, n % 11 == 10 ? 2 * kSmall : 10000))) {
+        if (++n == 4) {
+            reader->refresh();
+            REQUIRE(reader->find(1, &info, &held).ok());
+        }
+        EXPECT(dir->resident() <= config.limit);
+    }
+    EXPECT_EQ(status.code, Code::LogFull);
+    EXPECT(contains(status.message, "the spill folder has reached its limit of 640.0 KiB"));
+    EXPECT(contains(status.message, "give more room to spill to"));
+    EXPECT(dir->spilled() > 5 * kSmall && dir->spilled() <= config.spill_limit);
+    EXPECT(access(folder.segment(1).c_str(), F_OK) != 0);
+    EXPECT(same(held, content(1, 10000)));  // spilled meanwhile; the view holds until refresh
+    EXPECT(holds_all(*first));
+    EXPECT(holds_all(*second));
+    reader->refresh();
+    EXPECT(holds_all(*reader));
+    const auto last = first->last_seq();
+    first.reset();
+    first = open_writer(*dir, {1, 0, 1});
+    EXPECT_EQ(first->last_seq(), last);
+    EXPECT(holds_all(*first));
+    reader->acknowledge(last);
+    REQUIRE(first->collect(last).ok());
+    REQUIRE(second->collect(second->last_seq()).ok());
+    EXPECT_EQ(dir->spilled(), 0u);
+    EXPECT(add(*first, 10000).ok());
+}
+
+// It knows an old segment and a new one, has let go of those between, and the one after the old one is collected.
+FT_TEST(pairlog_reader_finds_its_way_after_spills_and_collects) {
+    Folder folder;
+    auto config = folder.config();
+    config.limit = 4 * kSmall;
+    config.spill_path = folder.path + "/spill";
+    auto dir = open_log(config);
+    auto writer = open_writer(*dir);
+    auto reader = open_reader(*dir, Role::Observer);
+    for (int i = 0; i < 24; ++i) REQUIRE(add(*writer, 10000).ok());   // six to a segment
+    reader->refresh();
+    EXPECT(holds_all(*reader));
+    for (int i = 0; i < 18; ++i) REQUIRE(add(*writer, 10000).ok());
+    reader->refresh();
+    EXPECT(holds(*reader, 1));
+    EXPECT(holds(*reader, 42));
+    REQUIRE(writer->collect(13).ok());
+    reader->refresh();
+    EXPECT(holds(*reader, 17));
+    EXPECT(holds_all(*reader));
+}
+
+FT_TEST(pairlog_spills_what_it_is_not_writing_to) {
+    Folder folder;
+    auto config = folder.config();
+    config.limit = 5 * kSmall;
+    config.spill_path = folder.path + "/spill";
+    auto dir = open_log(config);
+    auto writer = open_writer(*dir);
+    for (int i = 0; i < 4; ++i) REQUIRE(add(*writer, 4 * kSmall - kPage).ok());  // one record fills nearly all of the limit
+    EXPECT(holds_all(*writer));
+}
+
+FT_TEST(pairlog_free_segments_do_not_stay_for_ever) {
+    Folder folder;
+    auto config = folder.config();
+    config.keep_free_ns = 0;
+    auto dir = open_log(config);
+    auto writer = open_writer(*dir);
+    for (int i = 0; i < 100; ++i) REQUIRE(add(*writer, 10000).ok());
+    const auto peak = dir->resident();
+    REQUIRE(writer->collect(99).ok());
+    EXPECT(dir->resident() <= 2 * kSmall);
+    EXPECT(peak > 10 * kSmall);
+    EXPECT(holds_all(*writer));
+}
+
+FT_TEST(pairlog_prepares_and_takes_over_free_segments) {
+    Folder folder;
+    EXPECT(killed(child_with("", [&] {
+        auto dir = open_log(folder.config());
+        if (!dir->prepare(5) || dir->free_bytes() != 5 * kSmall) _exit(1);
+        kill(getpid(), SIGKILL);
+    })));
+    auto dir = open_log(folder.config());
+    EXPECT_EQ(dir->free_bytes(), 5 * kSmall);  // the dead one's
+    EXPECT(dir->prepare(6).ok());
+    EXPECT_EQ(dir->resident(), 6 * kSmall);
+    auto other = open_log(folder.config());
+    EXPECT_EQ(other->free_bytes(), 0u);  // the first is alive
+    auto writer = open_writer(*dir);
+    for (int i = 0; i < 30; ++i) REQUIRE(add(*writer, 10000).ok());
+    EXPECT_EQ(dir->resident(), 6 * kSmall);
+    EXPECT(holds_all(*writer));
+    auto config = folder.config();
+    config.limit = 2 * kSmall;
+    EXPECT_EQ(open_log(config)->prepare(3).code, Code::LogFull);
+}
+
+FT_TEST(pairlog_file_size_limit) {
+    Folder folder;
+    EXPECT_EQ(WEXITSTATUS(child_with("",
+                                     [&] {
+                                         auto dir = open_log(folder.config());
+                                         auto writer = open_writer(*dir);
+                                         const rlimit limit{kSmall + kPage, kSmall + kPage};
+                                         setrlimit(RLIMIT_FSIZE, &limit);
+                                         const bool small = add(*writer, 1000).ok(),
+                                                    large = add(*writer, 3 * kSmall).code == Code::LogFull;
+                                         _exit(small && large && add(*writer, 1000).ok() && writer->last_seq() == 2 ? 42 : 1);
+                                     })),
+              42);
+}
+
+// A file system that is really full: a tmpfs of 1 MiB in a mount namespace of a child's own.
+FT_TEST(pairlog_file_system_is_full) {
+    Folder folder;
+    const int status = child_with("", [&] {
+        if (unshare(CLONE_NEWNS) != 0) _exit(77);
+        if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) _exit(77);
+        if (mount("none", folder.path.c_str(), "tmpfs", 0, "size=1m,mode=700") != 0) _exit(77);
+        auto dir = open_log(folder.config());
+        auto writer = open_writer(*dir);
+        Status full;
+        while ((full = add(*writer, 10000))) {}
+        const auto last = writer->last_seq();
+        if (full.code != Code::LogFull || full.message.find("No space left") == std::string::npos) _exit(1);
+        if (last < 60 || !holds_all(*writer)) _exit(2);
+        if (add(*writer, 10000).code != Code::LogFull || writer->last_seq() != last) _exit(3);
+        if (!writer->collect(30) || !add(*writer, 10000) || !holds_all(*writer)) _exit(4);
+        writer.reset();
+        writer = open_writer(*dir);
+        if (writer->last_seq() != last + 1 || !holds_all(*writer)) _exit(5);
+        _exit(42);
+    });
+    if (WEXITSTATUS(status) == 77) return;  // not allowed here
+    EXPECT_EQ(WEXITSTATUS(status), 42);
+}
+
+}  // namespace ftcomm::pairlog

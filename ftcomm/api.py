@@ -134,13 +134,13 @@ def irecv(tensor: Any, src: int | None = None, tag: int = 0) -> Request:
 
 
 def ft_send(tensor: Any, dst: int, tag: int = 0) -> None:
-    """:meth:`Communicator.ft_send`: not in this version."""
+    """:meth:`Communicator.ft_send` on the default communicator."""
     default_communicator().ft_send(tensor, dst, tag)
 
 
-def ft_recv(tensor: Any, src: int, tag: int = 0) -> int:
-    """:meth:`Communicator.ft_recv`: not in this version."""
-    return default_communicator().ft_recv(tensor, src, tag)
+def ft_recv(tensor: Any, src: int | None = None, tag: int = 0) -> int:
+    """:meth:`Communicator.ft_recv` on the default communicator; ``src`` None receives from any rank."""
+    return default_communicator().ft_recv(tensor, -1 if src is None else src, tag)
 
 
 def all_reduce(tensor: Any, op: Any = "sum", async_op: bool = False) -> Outcome | Request:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ftcomm import __version__
 from ftcomm._lib import lib, native_path
@@ -26,6 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, text) in _COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
+        if name == "clean":
+            command.add_argument(
+                "folder", nargs="*", help="where ftrun --pair-log DIR made logs; /dev/shm is looked at anyway"
+            )
         if name in ("info", "faults"):
             command.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("sim", help="run the protocol's simulator: ftcomm sim --seeds N [--seed N] [--mutate RULE]")
@@ -102,12 +107,16 @@ def _timeline(arguments: Sequence[str]) -> int:
     return int(draw(arguments))
 
 
-def _clean(_: argparse.Namespace) -> None:
-    """Shared memory has no names, so that only ftrun's run folders can be left behind by SIGKILL."""
+def _clean(chosen: argparse.Namespace) -> None:
+    """Shared memory has no names, so that only ftrun's folders can be left behind by SIGKILL."""
     from ftcomm.launch.folder import remove_abandoned
+    from ftcomm.launch.pair_log import default_place, remove_abandoned_logs
 
     removed: list[str] = []
     remove_abandoned(removed.append)
+    given = [os.environ["FTCOMM_LOG_DIR"]] if os.environ.get("FTCOMM_LOG_DIR") else []
+    for place in dict.fromkeys(map(os.path.realpath, [default_place(), *given, *chosen.folder])):
+        remove_abandoned_logs(Path(place), removed.append)
     print("\n".join(f"removed {path}" for path in removed) or "Nothing was left behind.")
 
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ftcomm._lib import check, lib
+from ftcomm.checkpoints import Checkpoints
 from ftcomm.collectives import Collectives
 from ftcomm.errors import Closed, ConfigError
 from ftcomm.job import Job
@@ -26,7 +27,7 @@ def communicator_id(job: str, *parts: object) -> int:
     return int.from_bytes(digest, "little") or 1
 
 
-class Communicator(Collectives, PointToPoint):
+class Communicator(Collectives, PointToPoint, Checkpoints):
     """A group of ranks. May be used from one thread at a time; different communicators from different threads.
 
     Buffers are C-contiguous NumPy arrays, torch CPU tensors or objects with the buffer protocol, of any shape: only the number of

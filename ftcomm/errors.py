@@ -175,6 +175,7 @@ _BY_CODE: dict[int, type[Error]] = {
     14: InternalError,
     15: LogFull,
     16: LogCorrupt,
+    17: ReplayDiverged,
 }
 
 

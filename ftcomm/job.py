@@ -12,10 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from ftcomm._lib import check, lib
-from ftcomm.errors import Closed
+from ftcomm.errors import Closed, ConfigError, Error
 from ftcomm.events import EventFile
 from ftcomm.options import Options
 from ftcomm.request import Request
@@ -33,7 +33,10 @@ class Job:
     """Owns an ``ft_job``. ``start_job`` returns it started.
 
     Attributes:
-        name: unique per job, part of every store key.
+        name: unique per job.
+        instance: the name with the generation (policy replay: all ranks may have died and started again); part of every
+            store key.
+        finished: ranks that had ended well before this generation started.
         rank, world_size, incarnation: this process's slot; incarnation 0 is the first process of a slot.
         options: the job's :class:`Options`.
         joining: True for a replacement, until a join point admits it.
@@ -53,6 +56,9 @@ class Job:
         ffi, C = lib()
         self.name, self.rank, self.world_size, self.incarnation = name, rank, world_size, incarnation
         self.options, self.store, self.joining = options, store, False
+        generation, finished = generation_from_environment() if options.policy == "replay" else (0, ())
+        self.instance = f"{name}~{generation}" if generation else name
+        self.finished = frozenset(finished)
         self._pid = os.getpid()
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self._events = EventFile(options.events, rank, incarnation) if options.events else None
@@ -61,7 +67,7 @@ class Job:
 
         secret = options.secret.encode() if options.secret else b""
         config = ffi.new("ft_job_config*")
-        config.job = self._text(name)
+        config.job = self._text(self.instance)
         config.rank, config.world_size, config.incarnation = rank, world_size, incarnation
         config.heartbeat, config.timeout = options.heartbeat, options.operation_timeout
         config.transport, config.authority = self._text(options.transport), self._text(options.authority)
@@ -71,6 +77,8 @@ class Job:
         config.faults = self._text(os.environ.get("FTCOMM_FAULTS") if faults is None else faults)
         if store is not None and getattr(store, "durable", True):
             config.store = self._held(StoreCallbacks(store)).struct
+        if options.policy == "replay":
+            self._log_in(config)
         self._on_event = ffi.callback("void(void*, const char*)", self._native_event)
         config.on_event = self._on_event
         out = ffi.new("ft_job**")
@@ -78,6 +86,20 @@ class Job:
         self._handle = out[0]
         with _registry_lock:
             _jobs[name] = self
+
+    def _log_in(self, config: Any) -> None:
+        """Policy replay: where the logs are, and whose it is to remove them."""
+        _note_exit_code()
+        ffi, _ = lib()
+        folder = self.options.log_dir or f"/dev/shm/ftcomm-log-{os.getuid()}-{self.name}"
+        config.log_dir, config.log_job = self._text(os.path.abspath(folder)), self._text(self.name)
+        config.log_limit = self.options.log_limit
+        if self.options.log_spill:
+            config.log_spill = self._text(os.path.abspath(self.options.log_spill))
+        config.log_durability = int(self.options.durability == "host")
+        config.log_remove = int(os.environ.get("FTCOMM_LOG_OWNER") != "launcher")
+        flags = [int(rank in self.finished) for rank in range(self.world_size)]
+        config.finished = self._held(ffi.new("uint8_t[]", flags))
 
     def _held(self, thing: Any) -> Any:
         self._keep.append(thing)
@@ -212,6 +234,19 @@ class Job:
         finally:
             self.close()
 
+    def leave_at_exit(self) -> None:
+        """:meth:`leave`, or :meth:`close` for a process that fails under ``replay``."""
+        if self.options.policy != "replay":
+            self.leave()
+        elif _exit_code[0] not in (None, 0) or getattr(sys, "last_type", None) is not None:
+            self.close()
+        else:
+            try:
+                self.leave()
+            except Error as error:  # its replacement has to do it again: this process has not succeeded
+                print(f"ftcomm: rank {self.rank}: {error}", file=sys.stderr, flush=True)
+                os._exit(1)
+
     def close(self) -> None:
         """Frees everything, without a goodbye: to the others it looks like a death. Use leave() for a planned end."""
         handle, self._handle = self._handle, None
@@ -237,6 +272,17 @@ class Job:
                 print(f"ftcomm: {text}", file=sys.stderr, flush=True)
 
 
+def generation_from_environment() -> tuple[int, tuple[int, ...]]:
+    """``FTCOMM_GENERATION`` and ``FTCOMM_FINISHED``: set by the launcher when all ranks had to start again (policy replay)."""
+    text = os.environ.get("FTCOMM_GENERATION", "0")
+    ranks = os.environ.get("FTCOMM_FINISHED", "")
+    if not text.isdigit() or not all(part.isdigit() for part in ranks.split(",") if ranks):
+        raise ConfigError(
+            f"FTCOMM_GENERATION={text!r} and FTCOMM_FINISHED={ranks!r} must be a number and a list of ranks."
+        )
+    return int(text), tuple(int(part) for part in ranks.split(",") if part)
+
+
 def missed_fault(event: Mapping[str, Any]) -> str:
     """The event ``fault-missed`` in words."""
     since = f" from step {event['step']} on" if "step" in event else ""
@@ -251,12 +297,33 @@ def current(name: str | None = None) -> Job | None:
 
 
 def leave_all() -> None:
-    """What happens at exit: a goodbye of every job that is still open."""
+    """What happens at exit: a goodbye of every job that is still open.
+
+    Under ``replay`` a process that fails says none: it would wait for the others, who need what it has not done. To them it
+    dies, and is started again.
+    """
     for job in tuple(_jobs.values()):
         try:
-            job.leave()
+            job.leave_at_exit()
         except Exception:  # noqa: BLE001 - at exit there is nobody to tell; close() has run in leave's finally
             continue
+
+
+_exit_code: list[Any] = [None]
+
+
+def _note_exit_code() -> None:
+    """atexit does not tell how the process ends. Only in a process that has a job under ``replay``."""
+    wrapped = sys.exit
+    if getattr(wrapped, "_ftcomm", False):
+        return
+
+    def exit(status: Any = None, /) -> NoReturn:
+        _exit_code[0] = status
+        wrapped(status)
+
+    exit._ftcomm = True  # type: ignore[attr-defined]
+    sys.exit = exit
 
 
 def _forget_in_child() -> None:

@@ -61,9 +61,7 @@ class Options:
     Every field has an environment variable ``FTCOMM_<NAME>``; an argument given here wins over it.
     """
 
-    policy: str = _option(
-        "policy", "raise", "what a death does to a pending operation: raise, lossy (replay: not in this version)"
-    )
+    policy: str = _option("policy", "raise", "what a death does to a pending operation: raise, lossy, replay")
     heartbeat: float = _option(
         "heartbeat",
         1.0,
@@ -88,9 +86,16 @@ class Options:
     secret: str | None = _option(
         "secret", None, "per-job secret; without one only loopback and shared memory are accepted"
     )
-    log: str = _option("log", "off", "pair log: off (the only value in this version)")
-    log_dir: str | None = _option("log_dir", None, "folder of the pair log (None: tmpfs)")
-    log_limit: int = _option("log_limit", 4 << 30, "bytes that the pair log may take", _size)
+    log: str = _option(
+        "log",
+        "off",
+        "messages logged under other policies than replay (which logs all): off (the only value in this version)",
+    )
+    log_dir: str | None = _option("log_dir", None, "policy replay: folder of the pair log (None: tmpfs)")
+    log_limit: int = _option("log_limit", 4 << 30, "bytes of memory that the pair log of a rank may take", _size)
+    log_spill: str | None = _option(
+        "log_spill", None, "folder on disk for what is above log_limit (None: LogFull is raised then)"
+    )
     durability: str = _option("durability", "process", "what a logged message survives: process, host")
     events: str | None = _option("events", None, "folder for events-RANK-INCARNATION.jsonl (None: no file)")
 
@@ -112,10 +117,9 @@ class Options:
                 "authority='store'."
             )
         _one_of("authority", self.authority, ("auto", "shm", "store"))
-        if self.policy == "replay" or self.log != "off":
-            wrong = "policy='replay'" if self.policy == "replay" else f"log={self.log!r}"
+        if self.log != "off":
             raise ConfigError(
-                f"{wrong} needs the pair log, which this version does not have. Use policy 'raise' or 'lossy' and log 'off'."
+                f"log={self.log!r} is not in this version. Use policy 'replay', which logs everything, or log 'off'."
             )
         if self.secret is not None and len(self.secret) < 16:
             raise ConfigError(

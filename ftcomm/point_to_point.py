@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import check, lib
 from ftcomm.buffers import buffer_of
-from ftcomm.errors import ConfigError, Unsupported
+from ftcomm.errors import ConfigError
 from ftcomm.request import Request
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class PointToPoint:
     name: str
     rank: int
     size: int
+    policy: str
     _native: tuple[Any, int]  # job and id; raises Closed after close()
 
     def isend(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> Request:
@@ -69,21 +70,36 @@ class PointToPoint:
         request.wait()
         return request.source
 
-    def ft_send(self, buf: Any, dst: int, tag: int = 0) -> None:
-        """A send that is delivered exactly once across restarts. Not in this version: it needs the pair log."""
-        raise Unsupported(_NO_LOG.format("ft_send", "send"))
+    def ft_send(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> None:
+        """Sends the buffer to ``dst``, exactly once across any number of restarts of either side (policy ``replay``).
 
-    def ft_recv(self, buf: Any, src: int = ANY, tag: int = 0) -> int:
-        """A receive that is delivered exactly once across restarts. Not in this version: it needs the pair log."""
-        raise Unsupported(_NO_LOG.format("ft_recv", "recv"))
+        Returns when the message is in the pair's log, from where the receiver, or its replacement, takes it. A process that
+        runs again after its predecessor died sends nothing twice: what it sends is compared with the log. (Pairwise commit
+        logs: Grover and Rajagopal 2022.) Under ``replay`` :meth:`send` does the same.
 
-    def commit_checkpoint(self, tag: Any) -> None:
-        """Not in this version: there is no pair log that could be shortened."""
-        raise Unsupported(_NO_LOG.format("commit_checkpoint", "no checkpoint commit"))
+        Raises:
+            ConfigError: the communicator has another policy.
+            LogFull: the log has reached its limit; the message is not sent, and nothing is lost.
+            ReplayDiverged: this run sends something else than the one before did.
+        """
+        self._check_logged("ft_send", "send")
+        self.isend(buf, dst, tag, dtype).wait()
 
-    def resume(self, tag: Any) -> None:
-        """Not in this version: there is no pair log to replay."""
-        raise Unsupported(_NO_LOG.format("resume", "the join point"))
+    def ft_recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
+        """Receives into the buffer what :meth:`ft_send` sent, exactly once and in order; returns who sent it.
+
+        Waits while the sender is dead: its replacement sends the same. A process that runs again receives the same messages
+        in the same order; a receive from ANY gives the same source as before. Under ``replay`` :meth:`recv` does the same.
+
+        Raises:
+            ConfigError: the communicator has another policy.
+            PeerFailure: the sender has left for good, or no replacement came within the communicator's timeout.
+            Timeout: no message came within the communicator's timeout.
+            Truncated: the message is longer than the buffer.
+            LogCorrupt: the message's record in the log is damaged.
+        """
+        self._check_logged("ft_recv", "recv")
+        return self.recv(buf, src, tag, dtype)
 
     def _receive(self, buf: Any, src: int, tag: int, dtype: Any) -> Request:
         data = buffer_of(buf, writable=True, dtype=dtype)
@@ -93,11 +109,15 @@ class PointToPoint:
         source = "any rank" if src < 0 else f"rank {src}"
         return Request(self._job, out[0], self.size, data, f"recv from {source} on {self.name}")
 
+    def _check_logged(self, call: str, other: str) -> None:
+        if self.policy != "replay":
+            raise ConfigError(
+                f"{call} needs the pair log: start the job with policy='replay' (FTCOMM_POLICY, ftrun --policy replay), "
+                f"or use {other}, which loses what a dead process held."
+            )
+
     def _check_peer(self, what: str, rank: int, any_allowed: bool) -> None:
         if isinstance(rank, int) and (0 <= rank < self.size or (any_allowed and rank == ANY)):
             return
         more = ", or ftcomm.ANY" if any_allowed else ""
         raise ConfigError(f"{what}={rank!r} must be a rank of {self.name}, 0 to {self.size - 1}{more}.")
-
-
-_NO_LOG = "{} needs the pair log, which this version does not have. Use {}, which loses what a dead process held."

@@ -84,6 +84,7 @@ def start_job(
     except BaseException:
         made.close()
         raise
+    made.emit("started", joining=made.joining)
     return made
 
 
@@ -112,7 +113,7 @@ class _Start:
     def __init__(self, job: Job, deadline: float) -> None:
         self.job, self.deadline = job, deadline
         self.store: Store = job.store
-        self.everybody = range(job.world_size)
+        self.everybody = [rank for rank in range(job.world_size) if rank not in job.finished]
 
     def run(self) -> None:
         try:
@@ -128,13 +129,13 @@ class _Start:
     # -- a founding member ---------------------------------------------------------------------------------------
 
     def _found(self) -> None:
-        if self.job.rank == 0:
+        if self.job.rank == self.everybody[0]:
             self._choose_boot()
         _failpoint("rendezvous.publish")
         self._claim(self._key("address", 0, self.job.rank), _GOOD + self._address())
         _failpoint("rendezvous.gather")
         addresses = self._gather("address", "came to the start of the job")
-        boot = self._read(f"{self.job.name}/rdv/boot")
+        boot = self._read(f"{self.job.instance}/rdv/boot")
         try:
             self._link(addresses, int.from_bytes(boot, "little"), joining=False)
         except Error:
@@ -151,7 +152,7 @@ class _Start:
             return b""  # the store may be what has gone
 
     def _choose_boot(self) -> None:
-        key = f"{self.job.name}/rdv/boot"
+        key = f"{self.job.instance}/rdv/boot"
         mine = _GOOD + secrets.token_bytes(7) + b"\x01"  # never zero
         found = self.store.compare_set(key, b"", mine)
         if found != mine and self.job.incarnation == 0:  # a rank 0 that died right here has left a good one
@@ -181,19 +182,19 @@ class _Start:
     def _join(self) -> None:
         job = self.job
         self._gather("ready", "finished the start of the job")  # its founders; an error of theirs is ours
-        boot = self._read(f"{job.name}/rdv/boot")
+        boot = self._read(f"{job.instance}/rdv/boot")
         _failpoint("rendezvous.publish")
         self._claim(self._key("address", job.incarnation, job.rank), _GOOD + self._address())
         self._announce_newest()
         _failpoint("rendezvous.gather")
-        addresses = [b"" if rank == job.rank else self._newest_address(rank) for rank in self.everybody]
+        addresses = {rank: self._newest_address(rank) for rank in self.everybody if rank != job.rank}
         addresses[job.rank] = self._address()
         job.joining = True
         self._link(addresses, int.from_bytes(boot, "little"), joining=True)
 
     def _announce_newest(self) -> None:
         """``newest/RANK`` only goes up: two replacements of one slot may be on their way."""
-        key = f"{self.job.name}/rdv/newest/{self.job.rank}"
+        key = f"{self.job.instance}/rdv/newest/{self.job.rank}"
         mine = b"%d" % self.job.incarnation
         seen = self.store.get(key) or b""
         while int(seen or b"0") < self.job.incarnation:
@@ -207,14 +208,14 @@ class _Start:
         )
 
     def _newest_address(self, rank: int) -> bytes:
-        incarnation = int(self.store.get(f"{self.job.name}/rdv/newest/{rank}") or b"0")
+        incarnation = int(self.store.get(f"{self.job.instance}/rdv/newest/{rank}") or b"0")
         value = self.store.get(self._key("address", incarnation, rank)) or b""
         return value[1:] if value.startswith(_GOOD) else b""
 
     # -- both ----------------------------------------------------------------------------------------------------
 
     def _key(self, phase: str, incarnation: int, rank: int) -> str:
-        return _key(self.job.name, phase, incarnation, rank)
+        return _key(self.job.instance, phase, incarnation, rank)
 
     def _left(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
@@ -234,7 +235,7 @@ class _Start:
         _raise_if_error(value)
         return value[1:]
 
-    def _gather(self, phase: str, what: str) -> list[bytes]:
+    def _gather(self, phase: str, what: str) -> dict[int, bytes]:
         keys = {self._key(phase, 0, rank): rank for rank in self.everybody}
         missing = [keys[key] for key in self.store.wait(list(keys), self._left())]
         if missing:
@@ -245,13 +246,14 @@ class _Start:
                 ranks=missing,
                 operation="rendezvous",
             )
-        return [self._read(key) for key in keys]
+        return {rank: self._read(key) for key, rank in keys.items()}
 
-    def _link(self, addresses: list[bytes], boot: int, joining: bool) -> None:
+    def _link(self, addresses: dict[int, bytes], boot: int, joining: bool) -> None:
         ffi, C = lib()
-        held = [ffi.new("uint8_t[]", address) if address else ffi.NULL for address in addresses]
+        known = [addresses.get(rank, b"") for rank in range(self.job.world_size)]
+        held = [ffi.new("uint8_t[]", address) if address else ffi.NULL for address in known]
         pointers = ffi.new("const uint8_t*[]", held)
-        lengths = ffi.new("size_t[]", [len(address) for address in addresses])
+        lengths = ffi.new("size_t[]", [len(address) for address in known])
         code = FT_INTERRUPTED
         while code == FT_INTERRUPTED:  # a signal came; its Python handler runs here, and may raise
             code = C.ft_job_start(self.job.handle, pointers, lengths, boot, int(joining), self._left())
@@ -259,7 +261,7 @@ class _Start:
 
     def _tell_others(self, error: Error) -> None:
         if not self.job.joining:
-            fail_start(self.store, self.job.name, self.job.world_size, error, self.job.rank)
+            fail_start(self.store, self.job.instance, self.job.world_size, error, self.job.rank)
 
 
 def fail_start(store: Store, job: str, world_size: int, error: Error, rank: int | None = None) -> None:

@@ -16,6 +16,7 @@ import os
 import pickle
 import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -65,10 +66,12 @@ class Context:
 
     def __init__(self, rank: int, incarnation: int, channel: Connection) -> None:
         self.rank, self.incarnation, self._channel = rank, incarnation, channel
+        self.lock = threading.Lock()  # a mark may come from a listener's thread
 
     def mark(self, name: str, value: Any = None) -> None:
         """Tells the test that this point is reached (Group.wait_for)."""
-        self._channel.send(("mark", name, value))
+        with self.lock:
+            self._channel.send(("mark", name, value))
 
     def hold(self) -> Any:
         """Waits for Group.release; returns its value. The job's threads go on meanwhile."""
@@ -225,10 +228,12 @@ class Group:
             context = Context(rank, incarnation, channel)
             try:
                 value = self._run(context, fn)
-                channel.send(("result", value))
+                with context.lock:
+                    channel.send(("result", value))
                 status = 0
             except BaseException as error:
-                channel.send(("error", _pickled(error), traceback.format_exc()))
+                with context.lock:
+                    channel.send(("error", _pickled(error), traceback.format_exc()))
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
@@ -238,21 +243,23 @@ class Group:
         arguments: list[Any] = [context] if len(inspect.signature(fn).parameters) > 1 else []
         if not self._direct:
             return fn(self, *arguments)
-        options = self.options
-        if self._on_a_host is not None and options.host is None:
-            options = dataclasses.replace(options, host=f"host-{context.rank // self._on_a_host}")
         comm = ftcomm.init(
             context.rank,
             self.size,
             store=self.store(),
             job=self.job,
             incarnation=context.incarnation,
-            options=options,
+            options=self.options_of(context.rank),
             timeout=30.0,
         )
         value = fn(comm, *arguments)
         comm.leave()
         return value
+
+    def options_of(self, rank: int) -> ftcomm.Options:
+        if self._on_a_host is None or self.options.host is not None:
+            return self.options
+        return dataclasses.replace(self.options, host=f"host-{rank // self._on_a_host}")
 
     def store(self) -> TcpStore:
         return TcpStore(*self._store)

@@ -23,7 +23,15 @@ Comm = ftcomm.Communicator
 TRANSPORTS = ("shm", "tcp", "hosts")  # hosts: two ranks on each, tcp between them
 HEARTBEAT = 2.0  # no death here is noticed by silence, and eight ranks on two busy processors are not to be suspected
 # Points of one transport; over "hosts" go those that exist nowhere else.
-ONLY = {"shm.": "shm", "pull.": "shm", "tcp.": "tcp", "handshake.": "tcp", "group.": "hosts"}
+ONLY = {
+    "shm.": "shm",
+    "pull.": "shm",
+    "tcp.": "tcp",
+    "handshake.": "tcp",
+    "group.": "hosts",
+    "channel.piece": "tcp",
+    "channel.arrived": "tcp",
+}
 START = ("rendezvous.", "start.", "handshake.", "comm.create")
 JOIN = ("join.request", "join.admit", "join.before", "join.after")
 TRAINING = ("step", "join.transfer.")  # passed by torch's join point only
@@ -31,7 +39,7 @@ LEAVE = ("leave.",)
 VIEW = ("vote.", "decide.", "view.")  # after a death, under both policies
 AFTER_A_DEATH = (*VIEW, "agree.", "shrink.")
 REPAIR = ("repair.",)  # under lossy
-LATER = ("log.",)  # no job writes the pair log yet: native/tests/test_pairlog_kill.cc kills there, the table of replay will
+LATER = ("checkpoint.", "log.collect.", "log.ack")  # tests/replay/test_checkpoints.py kills there
 OPERATION = ("ring.", "pull.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
 
 

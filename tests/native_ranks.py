@@ -43,6 +43,14 @@ class JobConfig(ctypes.Structure):
         ("authority", ctypes.c_char_p),
         ("on_event", EventFn),
         ("event_context", ctypes.c_void_p),
+        ("log_dir", ctypes.c_char_p),
+        ("log_job", ctypes.c_char_p),
+        ("log_limit", ctypes.c_uint64),
+        ("log_spill", ctypes.c_char_p),
+        ("log_spill_limit", ctypes.c_uint64),
+        ("log_durability", ctypes.c_int32),
+        ("log_remove", ctypes.c_int32),
+        ("finished", ctypes.c_void_p),
     ]
 
 

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalExce
 
 from ftcomm.launch.folder import Event, RunFolder
 from ftcomm.launch.narrator import Narrator
+from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.signals import Signals
 from ftcomm.launch.worker import describe_exit
 from ftcomm.launch.workers import Exit, Slot, SlotState, WorkerContext, start_workers
@@ -31,6 +32,7 @@ class Setting:
     folder: RunFolder
     narrator: Narrator
     signals: Signals
+    pair_log: PairLog | None = None  # under the policy replay
 
 
 @contextlib.contextmanager
@@ -74,7 +76,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._setting.signals.collect()  # before there is a worker that could be left alone by an exception
         with replaced(local_elastic_agent, "start_processes", start_workers):
             pids: dict[int, Any] = super()._start_workers(worker_group)
-        self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY"))
+        self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY") or None)
         for slot in self._context.slots.values():
             self._log("spawn", rank=slot.rank, incarnation=0, pid=pids[slot.local_rank])
         return pids
@@ -136,7 +138,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                     self._read_events()  # what a worker wrote before its end comes before the news of its end
                 for one in ended:
                     self._on_exit(one)
-                self._end_those_with_nobody_to_join()
+                if not self._ending:
+                    self._look_for_members()
                 if not self._context.running():
                     break
                 selector.select(self._time_left())
@@ -147,18 +150,36 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     def _read_events(self) -> None:
         for event in self._setting.folder.new_events():
             self._speaks_ftcomm = True
-            if event["event"] == "joined":
-                slot, incarnation = event.get("slot"), event.get("slot_incarnation")
-                if isinstance(slot, int) and isinstance(incarnation, int):
-                    self._admitted.add((slot, incarnation))
+            slot, incarnation = event.get("slot"), event.get("slot_incarnation")
+            if event["event"] == "joined" and isinstance(slot, int) and isinstance(incarnation, int):
+                self._admitted.add((slot, incarnation))
             self._setting.narrator.hear(event)
+            self._on_event(event)
+
+    def _on_event(self, event: Event) -> None:
+        """A worker's event, for more than being told."""
 
     def _on_exit(self, ended: Exit) -> None:
         slot = ended.slot
         how = describe_exit(ended.code)
-        self._log("exit", rank=slot.rank, incarnation=ended.incarnation, pid=ended.pid, code=ended.code, how=how)
-        if ended.failure is None or self._interrupt is not None:
-            return
+        facts = {"rank": slot.rank, "incarnation": ended.incarnation, "pid": ended.pid, "code": ended.code, "how": how}
+        self._log("exit", **facts, **self._about(ended))
+        if ended.failure is not None and not self._ending:
+            self._on_failure(ended)
+
+    def _about(self, ended: Exit) -> dict[str, Any]:
+        """What else is to be told of a worker's end."""
+        return {}
+
+    @property
+    def _ending(self) -> bool:
+        """Nobody is replaced any more."""
+        return self._interrupt is not None
+
+    def _on_failure(self, ended: Exit) -> None:
+        assert ended.failure is not None
+        slot = ended.slot
+        slot.failures += 1
         restarts = self._worker_group.spec.max_restarts
         if self._nobody_to_join():
             self._give_up(ended, "no worker is left that it could join")
@@ -169,9 +190,12 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         else:
             self._replaced[slot.rank] = ended.failure
             self._context.replace(slot)
-            pid = self._context.worker(slot).pid
-            self._worker_group.workers[slot.local_rank].id = pid
-            self._log("spawn", rank=slot.rank, incarnation=slot.incarnation, pid=pid)
+            self._spawned(slot)
+
+    def _spawned(self, slot: Slot, **more: Any) -> None:
+        pid = self._context.worker(slot).pid
+        self._worker_group.workers[slot.local_rank].id = pid
+        self._log("spawn", rank=slot.rank, incarnation=slot.incarnation, pid=pid, **more)
 
     def _give_up(self, ended: Exit, why: str) -> None:
         assert ended.failure is not None
@@ -185,7 +209,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     # -- when nobody holds the training state any more -------------------------------------------------------------
 
     def _holds_state(self, slot: Slot) -> bool:
-        return slot.incarnation == 0 or (slot.rank, slot.incarnation) in self._admitted
+        return slot.incarnation == slot.founder or (slot.rank, slot.incarnation) in self._admitted
 
     def _nobody_to_join(self) -> bool:
         """True when no running worker holds the training state. Known only where all workers are this node's.
@@ -200,8 +224,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             return False
         return not any(self._holds_state(slot) for slot in self._context.running())
 
-    def _end_those_with_nobody_to_join(self) -> None:
-        if self._interrupt is not None or not self._nobody_to_join():
+    def _look_for_members(self) -> None:
+        """Ends replacements that have nobody to join."""
+        if not self._nobody_to_join():
             return
         for slot in self._context.running():
             if (slot.rank, slot.incarnation) in self._orphaned:
@@ -218,7 +243,10 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if self._interrupt is not None:
             self._kill(f"got {sig.name} again")
             return
-        self._interrupt = sig
+        ending, self._interrupt = self._ending, sig
+        if ending:
+            self._kill(f"got {sig.name}")
+            return
         self._kill_at = time.monotonic() + self._shutdown_timeout
         self._log("interrupted", signal=sig.name, patience=self._shutdown_timeout)
         self._context.signal_all(sig)

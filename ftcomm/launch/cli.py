@@ -18,6 +18,8 @@ from ftcomm.errors import ConfigError
 from ftcomm.launch.agent import FtAgent, Setting, replaced
 from ftcomm.launch.folder import RunFolder
 from ftcomm.launch.narrator import Narrator
+from ftcomm.launch.pair_log import PairLog
+from ftcomm.launch.replay import ReplayAgent
 from ftcomm.launch.signals import Signals, parse_signals
 from ftcomm.launch.worker import describe_exit
 from ftcomm.options import Options
@@ -25,7 +27,7 @@ from ftcomm.options import Options
 DEFAULT_MAX_RESTARTS = 3
 # Flag -> environment variable of the workers. Each is an Options field; a flag wins over a variable that is set already.
 OPTION_FLAGS = {
-    "policy": "what a death does to a pending operation: raise (default), lossy",
+    "policy": "what a death does to a pending operation: raise (default), lossy, replay (its replacement goes on out of a log)",
     "heartbeat": "seconds of silence before a rank is suspected (default 1)",
     "timeout": "seconds for an operation that a live rank never enters",
     "transport": "auto (default), shm, tcp",
@@ -55,6 +57,11 @@ def parser() -> argparse.ArgumentParser:
     group = result.add_argument_group("ftcomm")
     for name, meaning in OPTION_FLAGS.items():
         group.add_argument(f"--{name}", metavar=name.upper(), help=f"{meaning}; sets FTCOMM_{name.upper()}")
+    group.add_argument(
+        "--pair-log",
+        metavar="DIR",
+        help="under --policy replay: where the pair log's folder is made (default: FTCOMM_LOG_DIR, else /dev/shm)",
+    )
     group.add_argument("--events", metavar="DIR", help="run folder for events.jsonl (default: none is kept)")
     return result
 
@@ -66,14 +73,21 @@ def main(argv: list[str] | None = None) -> int:
         value = getattr(args, name)
         if value is not None:
             os.environ[f"FTCOMM_{name.upper()}"] = value
+    pair_log = None
     try:
-        Options()  # a wrong value is told once, here, instead of by every worker
+        options = Options()  # a wrong value is told once, here, instead of by every worker
         check(
             lib()[1].ft_fault_configure(os.environ.get("FTCOMM_FAULTS", "").encode(), -1, 0)
         )  # no rank: only reads it
         handled = parse_signals(args.signals_to_handle)
+        if options.policy == "replay":
+            pair_log = PairLog(args.pair_log or options.log_dir)
+        elif args.pair_log:
+            raise ConfigError("--pair-log is for --policy replay")
         folder = RunFolder(args.events or os.environ.get("FTCOMM_EVENTS") or None)
     except (ConfigError, ValueError, OSError) as error:
+        if pair_log is not None:
+            pair_log.remove()
         print(f"ftrun: {error}", file=sys.stderr)
         return 2
     # torch's agent says there that it shuts the workers down on a signal, which is not what happens here.
@@ -84,8 +98,11 @@ def main(argv: list[str] | None = None) -> int:
     narrator = Narrator()
     signals = Signals(handled)
     try:
-        return _run(args, Setting(folder, narrator, signals))
+        return _run(args, Setting(folder, narrator, signals, pair_log))
     finally:
+        signals.collect()  # one that comes now interrupts nothing
+        if pair_log is not None:
+            pair_log.remove()
         signals.close()
         merged = folder.merge()
         if merged is not None:
@@ -95,8 +112,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run(args: argparse.Namespace, setting: Setting) -> int:
     say = setting.narrator.say
+    agent = FtAgent if setting.pair_log is None else ReplayAgent
     try:
-        with replaced(launcher, "LocalElasticAgent", functools.partial(FtAgent, setting=setting)):
+        with replaced(launcher, "LocalElasticAgent", functools.partial(agent, setting=setting)):
             torchrun.run(args)
     except SignalException as error:
         say(f"interrupted by {error.sigval.name}")

@@ -15,8 +15,19 @@ class State(Enum):
     STARTING = "starting: imports, data, meeting the others"
     TRAINING = "training"
     WAITING = "waiting for a newcomer, or as one to come in"
+    REPLAYING = "applying the log"
     RECOVERING = "recovering: vote, repair; a newcomer: getting the state"
     GONE = "gone; later, its replacement is starting"
+
+
+SILENT = "dead or silent"
+# Under the policy replay nobody goes on without the others.
+REPLAY_TEXTS = {
+    State.STARTING: "starting: imports, data, meeting the others",
+    State.TRAINING: "normal operation",
+    State.WAITING: "waiting for the one that is down",
+    State.GONE: "down; later, its replacement is starting",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +53,10 @@ class Lane:
     state: State | None = None
     since: float = 0.0
     step: int | None = None
+    # Under the policy replay:
+    unheard: bool = False  # its worker was started and has given no sign yet
+    started: float = 0.0
+    frozen: set[object] = field(default_factory=set)  # its communicators that wait for a decision
 
     def enter(self, state: State | None, time: float) -> None:
         """From ``time`` on the slot is in ``state`` (None: its worker has ended well)."""
@@ -78,6 +93,10 @@ class Timeline:
     end: float
     policy: str | None = None
 
+    def text(self, state: State) -> str:
+        """What the legend says."""
+        return REPLAY_TEXTS.get(state, state.value) if self.policy == "replay" else state.value
+
 
 class _Reader:
     def __init__(self, ranks: Iterable[int]) -> None:
@@ -91,6 +110,8 @@ class _Reader:
     def read(self, event: Event) -> None:
         rank, time = event.get("rank"), event["time"]
         lane = self.lanes.get(rank) if isinstance(rank, int) else None
+        if self.policy == "replay" and lane is not None and self._replay(lane, event):
+            return
         match event["event"]:
             case "job":
                 self.policy = event.get("policy")
@@ -106,6 +127,8 @@ class _Reader:
             case "exit" if lane is not None:
                 if event.get("code") == 0:
                     lane.enter(None, time)
+                    if self.policy == "replay":
+                        self._all_go_on(time)
                 elif event.get("incarnation", 0) == self.incarnation.get(lane.rank, 0):
                     self._death(lane, time, known=False, text=str(event.get("how", "failed")))
             case "suspected" if lane is not None:
@@ -123,22 +146,79 @@ class _Reader:
             case "given-up" if lane is not None:
                 lane.marks.append(Mark(time, "given up"))
 
+    def _replay(self, lane: Lane, event: Event) -> bool:
+        """What means something of its own under the policy replay; True where that was all."""
+        kind, time, incarnation = event["event"], event["time"], event.get("incarnation", 0)
+        ours = event.get("source") == "ftrun"
+        if not ours and incarnation != self.incarnation.get(lane.rank, incarnation):
+            return True  # of a worker that has been replaced
+        if not ours and lane.unheard:
+            lane.unheard = False
+            lane.enter(State.REPLAYING if incarnation else State.TRAINING, time)
+        match kind:
+            case "frozen":
+                lane.frozen.add(event.get("comm"))
+                if lane.state is State.TRAINING:
+                    lane.enter(State.WAITING, time)
+            case "decided":
+                lane.frozen.discard(event.get("comm"))
+                if not self._somebody_is_missing():
+                    self._go_on(lane, time)
+            case "repaired" | "step":
+                lane.step = event.get("step", lane.step)
+                self._go_on(lane, time)
+            case "caught-up":
+                if lane.state is State.REPLAYING:
+                    lane.frozen.clear()
+                    lane.enter(State.WAITING, time)  # for others that have not, if any
+                    lane.marks.append(Mark(time, "caught up"))
+                    self._all_go_on(time)
+            case "exit" if event.get("code") != 0 and "waiting" not in event:
+                lane.enter(State.GONE, time)  # ftrun's doing
+                lane.marks = [mark for mark in lane.marks if mark.time != lane.started]
+            case "joined" | "join-waiting" | "rejoined":
+                pass
+            case _:
+                return False
+        return True
+
+    def _somebody_is_missing(self) -> bool:
+        return any(lane.state in (State.GONE, State.REPLAYING) for lane in self.lanes.values())
+
+    def _go_on(self, lane: Lane, time: float) -> None:
+        if lane.state is State.WAITING and not lane.frozen:
+            lane.enter(State.TRAINING, time)
+            for failure in self.unrepaired.pop(lane.rank, ()):
+                failure.repaired[lane.rank] = time
+
+    def _all_go_on(self, time: float) -> None:
+        if not self._somebody_is_missing():
+            for lane in self.lanes.values():
+                self._go_on(lane, time)
+
     def _spawn(self, lane: Lane, event: Event) -> None:
         incarnation = event.get("incarnation", 0)
         self.incarnation[lane.rank] = incarnation
         self.open.pop(lane.rank, None)
+        lane.frozen.clear()
+        lane.unheard, lane.started = True, event["time"]
         if not incarnation:
             lane.enter(State.STARTING, event["time"])
-        else:
+        if "generation" in event:
+            lane.marks.append(Mark(event["time"], f"generation {event['generation']}"))
+        elif incarnation:
             lane.marks.append(
                 Mark(event["time"], "replacement started" if incarnation == 1 else f"replacement {incarnation}")
             )
 
     def _death(self, lane: Lane, time: float, known: bool, text: str) -> None:
-        if lane.rank in self.open:
-            return
         if lane.step is not None:
             text += f" at step {lane.step}"
+        if (earlier := self.open.get(lane.rank)) is not None:
+            if not earlier.known and earlier.text.startswith(SILENT):  # what the others could not know
+                lane.marks = [Mark(m.time, text) if m.text == earlier.text else m for m in lane.marks]
+                earlier.text = text
+            return
         failure = Failure(lane.rank, time, known, text)
         self.failures.append(failure)
         self.open[lane.rank] = failure
@@ -149,15 +229,17 @@ class _Reader:
         victim = self.lanes.get(event.get("slot", -1))
         if victim is None or victim is lane or event.get("evidence") == "left":
             return
-        if victim.state in (State.TRAINING, State.WAITING, State.RECOVERING):
-            self._death(victim, event["time"], known=False, text="dead or silent")
+        alive = victim.state in (State.TRAINING, State.WAITING, State.RECOVERING, State.REPLAYING)
+        latest = self.incarnation.get(victim.rank, 0)
+        if alive and event.get("slot_incarnation", latest) >= latest:
+            self._death(victim, event["time"], known=False, text=SILENT)
         failure = next((f for f in reversed(self.failures) if f.rank == victim.rank), None)
         if failure is None:
             return
         failure.noticed.setdefault(lane.rank, event["time"])
         self.unrepaired.setdefault(lane.rank, []).append(failure)
         failure.evidence = failure.evidence or str(event.get("evidence", ""))
-        if lane.state is State.TRAINING:
+        if lane.state is State.TRAINING and self.policy != "replay":
             lane.enter(State.RECOVERING, event["time"])
 
     def _recovered(self, lane: Lane, event: Event) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 from ftcomm.job import missed_fault
@@ -20,6 +20,7 @@ class Narrator:
         self._out = out if out is not None else sys.stderr
         self._start = time.time()
         self._world = 0
+        self._replay = False
         self._told: set[Key] = set()
         self._incarnation: dict[int, int] = {}  # of each slot's latest worker
         self._died: dict[tuple[int, int], float] = {}  # (rank, incarnation) -> when, by its own last words
@@ -29,6 +30,8 @@ class Narrator:
             "exit": self._exit,
             "given-up": self._given_up,
             "orphaned": self._orphaned,
+            "voted-out": self._voted_out,
+            "generation": self._generation,
             "interrupted": self._interrupted,
             "killing": self._killing,
             "fault": self._fault,
@@ -40,6 +43,7 @@ class Narrator:
             "authority-lost": self._authority_lost,
             "joined": self._joined,
             "rejoined": self._rejoined,
+            "caught-up": self._caught_up,
             "left": self._left,
         }
 
@@ -70,26 +74,49 @@ class Narrator:
     def _job(self, event: Event) -> None:
         ranks = event["ranks"]
         where = "" if len(ranks) == self._world else f", ranks {_list(ranks)} on this node"
+        self._replay = event.get("policy") == "replay"
         policy = f", policy {event['policy']}" if event.get("policy") else ""  # else it is the script's
         self.say(f"{self._world} workers{where}{policy}", event["time"])
 
     def _spawn(self, event: Event) -> None:
         rank, incarnation = event["rank"], event["incarnation"]
         self._incarnation[rank] = incarnation
-        if incarnation:
+        if incarnation and "generation" not in event:
             self.say(f"slot {rank}: replacement {incarnation} started (pid {event['pid']})", event["time"])
 
     def _exit(self, event: Event) -> None:
         if event["code"] == 0:
             return
+        if "waiting" in event:  # under replay, for its replacement or the next generation
+            others = "; the others wait" if event["waiting"] else ""
+            how = event["how"].removeprefix("killed by ")
+            self.say(f"rank {event['rank']} died ({how}){others}", event["time"])
+            return
         self.say(f"rank {event['rank']} ended: {event['how']} (pid {event['pid']})", event["time"])
 
     def _given_up(self, event: Event) -> None:
         others = " The others go on." if event["others"] else ""
+        if event.get("ended"):  # under replay
+            others = f" Nobody can go on without it: ranks {_list(event['ended'])} are ended."
         self.say(f"slot {event['rank']} is given up: {event['why']}.{others}", event["time"])
 
     def _orphaned(self, event: Event) -> None:
         self.say(f"slot {event['rank']}: the replacement is ended: {event['why']}", event["time"])
+
+    def _voted_out(self, event: Event) -> None:
+        self.say(
+            f"rank {event['rank']} was voted out by the others and still runs: it is killed (pid {event['pid']})",
+            event["time"],
+        )
+
+    def _generation(self, event: Event) -> None:
+        ranks, finished = event["ranks"], event["finished"]
+        done = f"; {_ranks(finished)} had finished" if finished else ""
+        self.say(
+            f"nobody is left to wait: {_ranks(ranks)} start{'s' if len(ranks) == 1 else ''} again out of "
+            f"{'its log' if len(ranks) == 1 else 'their logs'} (generation {event['generation']}){done}",
+            event["time"],
+        )
 
     def _interrupted(self, event: Event) -> None:
         name = event["signal"]
@@ -147,7 +174,8 @@ class Narrator:
 
     def _joined(self, event: Event) -> None:
         slot = event["slot"]
-        self._once(("joined", slot, event["slot_incarnation"]), f"slot {slot} is a member again", event["time"])
+        text = f"rank {slot} replays" if self._replay else f"slot {slot} is a member again"
+        self._once(("joined", slot, event["slot_incarnation"]), text, event["time"])
 
     def _rejoined(self, event: Event) -> None:
         rate = event["bytes"] / max(event["seconds"], 1e-9)
@@ -155,6 +183,13 @@ class Narrator:
             ("rejoined", event["slot"], event["incarnation"]),
             f"slot {event['slot']} rejoined at step {event['step']}: {_size(event['bytes'])} of state moved at {_size(rate)}/s",
             event["time"],
+        )
+
+    def _caught_up(self, event: Event) -> None:
+        # Once: each of its communicators tells it, and the first one is at the first operation that is in no log.
+        rank = event["rank"]
+        self._once(
+            ("caught-up", rank, event["incarnation"]), f"rank {rank} has caught up: {event['text']}", event["time"]
         )
 
     def _left(self, event: Event) -> None:
@@ -166,6 +201,10 @@ class Narrator:
 
 def _list(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, ranks))
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {_list(ranks)}"
 
 
 def _size(count: float) -> str:

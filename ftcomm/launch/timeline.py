@@ -15,6 +15,7 @@ COLORS = {
     State.STARTING: "#c9d3e0",
     State.TRAINING: "#5aa469",
     State.WAITING: "#efc050",
+    State.REPLAYING: "#7b5ea7",
     State.RECOVERING: "#d1495b",
     State.GONE: "#3b3b3b",
 }
@@ -50,7 +51,8 @@ def draw(timeline: Timeline, path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    zoomed = _first_to_show(timeline)
+    # Under replay the others wait until a process has started and run: nothing that needs enlarging.
+    zoomed = None if timeline.policy == "replay" else _first_to_show(timeline)
     height = 0.62 * len(timeline.lanes)
     ratios = [height + 1.0] + ([height + 0.6] if zoomed else [])
     figure, axes = plt.subplots(
@@ -191,7 +193,7 @@ def _legend(figure: Any, timeline: Timeline) -> None:
 
     used = {span.state for lane in timeline.lanes for span in lane.spans}
     figure.legend(
-        handles=[Patch(color=COLORS[state], label=state.value) for state in State if state in used],
+        handles=[Patch(color=COLORS[state], label=timeline.text(state)) for state in State if state in used],
         loc="outside lower center",
         ncols=3,
         frameon=False,

@@ -70,6 +70,12 @@ class Worker(SubprocessHandler):  # type: ignore[misc]
                 log.close()
         return code
 
+    def has_ended(self) -> bool:
+        """Whether it is dead, reaped or not."""
+        return self.proc.returncode is not None or (
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        )
+
     def kill(self) -> None:
         """SIGKILL to the worker and everything it forked."""
         if self.proc.returncode is None:

@@ -16,7 +16,7 @@ from ftcomm.launch.worker import Worker
 class SlotState(Enum):
     RUNNING = "running"
     SUCCEEDED = "succeeded"
-    GIVEN_UP = "given up"
+    FAILED = "failed"
 
 
 @dataclass
@@ -26,6 +26,8 @@ class Slot:
     local_rank: int
     rank: int
     incarnation: int = 0
+    founder: int = 0  # the incarnation that was there at the start of the job, or of its present generation
+    failures: int = 0  # of its workers by themselves
     state: SlotState = SlotState.RUNNING
 
 
@@ -92,7 +94,7 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
                 continue
             failure = None if code == 0 else self._failure(slot, worker.pid, code)
             exits.append(Exit(slot, worker.pid, slot.incarnation, code, failure))
-            slot.state = SlotState.SUCCEEDED if code == 0 else SlotState.GIVEN_UP
+            slot.state = SlotState.SUCCEEDED if code == 0 else SlotState.FAILED
         return exits
 
     def replace(self, slot: Slot) -> None:
@@ -101,6 +103,11 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
         slot.incarnation += 1
         slot.state = SlotState.RUNNING
         self._launch(slot.local_rank)
+
+    def found(self, slot: Slot) -> None:
+        """As :meth:`replace`, as a founder of a new generation."""
+        slot.founder = slot.incarnation + 1
+        self.replace(slot)
 
     def signal_all(self, sig: signal.Signals) -> None:
         for slot in self.running():

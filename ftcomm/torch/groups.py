@@ -106,12 +106,12 @@ def _start(dist_opts: Any, ranks: list[int], options: Options | None) -> _Entry:
     return entry
 
 
-def _leave(entry: _Entry) -> None:
+def _leave(entry: _Entry, at_exit: bool = False) -> None:
     """The last group was destroyed: the others need not wait for this process any more."""
     pointer = entry.ref.pointer
     entry.ref.retire()
     try:
-        entry.job.leave()
+        entry.job.leave_at_exit() if at_exit else entry.job.leave()
     finally:
         with _lock:
             if _entries.get(pointer) is entry:
@@ -185,7 +185,7 @@ def _leave_all() -> None:
     """Before Python's own end: the extension's threads must find no half-gone job."""
     for entry in list(_entries.values()):
         try:
-            _leave(entry)
+            _leave(entry, at_exit=True)
         except Exception:  # noqa: BLE001 - at exit there is nobody to tell
             continue
 

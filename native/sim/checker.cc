@@ -40,6 +40,10 @@ void Checker::check_codes(Instance& who, const OpenCall& call) {
     const Status& status = call.request->status;
     if (status.ok()) return;
     world_.counters().add((std::string("result ") + to_string(call.call) + ": " + to_string(status.code)).c_str());
+    if (world_.scenario().replay && status.code != Code::StaleEpoch &&
+        !(status.code == Code::PeerFailure && who.node->comm_solo(call.comm)))
+        world_.violate("X", "slot %d: %s: %s: %s", who.slot, describe(call).c_str(), to_string(status.code),
+                       status.message.c_str());
     if (world_.scenario().quiet)
         world_.violate("Q", "slot %d: %s failed without a fault: %s: %s", who.slot, describe(call).c_str(),
                        to_string(status.code), status.message.c_str());
@@ -62,6 +66,10 @@ void Checker::completed(Instance& who, OpenCall& call) {
                         to_string(q.status.code), q.outcome.contributors.text().c_str());
     check_codes(who, call);
     if (world_.violation().found()) return;
+    if (world_.scenario().replay) {
+        check_replay(who, call);
+        return;
+    }
     if (call.call == Call::Recv) {
         if (q.status.ok()) check_message(who, call);
         else no_leave_is_a_failure(who, call, q.status);
@@ -201,6 +209,10 @@ void Checker::progress_of(Instance& who, const OpenCall& call) {
 }
 
 void Checker::finish() {
+    if (world_.scenario().replay) {
+        finish_replay();
+        return;
+    }
     const auto survivor = [&](const Result& r) {
         const Instance& i = world_.instance(r.instance);
         return !i.was_stale && (i.left || i.running() || i.program->finished()) && !(i.crashed && !i.left);

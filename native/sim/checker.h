@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "channel/log.h"
 #include "communicator/node.h"
+#include "sim/memory_log.h"
 #include "sim/program.h"
 #include "sim/scenario.h"
 
@@ -14,6 +16,19 @@ namespace ftcomm::sim {
 
 class World;
 struct Instance;
+
+// What an undisturbed run of a replay scenario has given, or another incarnation of the same rank.
+class History {
+public:
+    enum class What : std::uint8_t { Result, Sent, Source };
+    struct Key {
+        What what{};
+        int slot = 0, step = 0, peer = -1, number = 0;
+        auto operator<=>(const Key&) const = default;
+    };
+    std::map<Key, std::uint64_t> digests;
+    std::map<LogKey, std::vector<std::uint64_t>> logs;  // a digest of each record
+};
 
 class Checker {
 public:
@@ -24,6 +39,13 @@ public:
     void touched(Instance& who);                       // B
     void event(Instance& who, const NodeEvent& event); // V, Q
     void finish();                                     // U over the survivors
+    // Replay, check_replay.cc
+    void sends(Instance& who, OpenCall& call, int of);  // before it does: X, L1
+    void logged(const LogKey& key, const LogRecord& record);
+    void logs_are_as_written(LogFiles& files);
+    void compare_with(const History* undisturbed) { undisturbed_ = undisturbed; }
+    History&& take_history() { return std::move(history_); }
+    void new_generation() { views_.clear(); }
     int admit_step_of(int slot, std::uint32_t incarnation) const;  // where it was admitted, -1 unknown
 
 private:
@@ -54,11 +76,16 @@ private:
     void check_message(Instance& who, OpenCall& call);
     const Bytes& reference(Record& rec, const Step& step, int step_index, const std::vector<int>& members,
                            const RankSet& contributors, std::uint64_t total);
+    void check_replay(Instance& who, OpenCall& call);
+    void same(const History::Key& key, std::uint64_t digest, bool in_time, const std::string& what);
+    void finish_replay();
     void check_codes(Instance& who, const OpenCall& call);
     void progress_of(Instance& who, const OpenCall& call);
 
     World& world_;
     std::map<Key, Record> records_;
+    History history_;
+    const History* undisturbed_ = nullptr;
     std::map<std::uint64_t, RankSet> views_;           // epoch -> alive slots
     std::map<std::pair<int, std::uint32_t>, int> admitted_;
 };

@@ -84,6 +84,44 @@ std::uint64_t piece(const Step& step, int from, int to) {
     return step.count == 0 ? 0 : (step.count + static_cast<std::uint64_t>(from * 7 + to * 3)) % 20;
 }
 
+std::uint64_t mixed(std::uint64_t a, std::uint64_t b) {
+    std::uint64_t x = a * 0x9e3779b97f4a7c15ULL ^ (b + 0x632be59bd9b4e019ULL);
+    x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9ULL;
+    x = (x ^ (x >> 32)) * 0x94d049bb133111ebULL;
+    return x ^ (x >> 29);
+}
+
+void fill_rough(DType dtype, std::uint64_t state, std::uint64_t count, std::byte* out) {
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const auto v = mixed(state, i);
+        const double value = static_cast<double>((v >> 8) % 100'003) / 3.0 / static_cast<double>(std::uint64_t{1} << (v & 15));
+        switch (dtype) {
+            case DType::Float64: put(out, i, value); break;
+            case DType::Float32: put(out, i, static_cast<float>(value)); break;
+            case DType::Float16: put(out, i, static_cast<std::uint16_t>(((4 + (v & 15)) << 10) | ((v >> 8) & 0x3ff))); break;
+            case DType::BFloat16:
+                put(out, i, static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(static_cast<float>(value)) >> 16));
+                break;
+            case DType::Int32: put(out, i, static_cast<std::uint32_t>(v)); break;
+            case DType::UInt8: put(out, i, static_cast<std::uint8_t>(v)); break;
+            default: FT_CHECK(false, "type %d is not drawn for replay", static_cast<int>(dtype));
+        }
+    }
+}
+
+int message_count(const Step& step, int step_index, int from, int to) {
+    if (step.kind == StepKind::FanIn || step.kind == StepKind::Answer) return from == to ? step_index % 2 : step.each;
+    const auto v = mix(static_cast<std::uint32_t>(from * 64 + to), static_cast<std::uint32_t>(step_index), 1);
+    return static_cast<int>(v % (static_cast<std::uint32_t>(step.each) + 1));
+}
+
+std::uint64_t message_bytes(int step_index, int from, int to, int number) {
+    static constexpr std::uint64_t sizes[] = {0, 1, 8, 30, 64, 65, 300, 300, 5000, 9000};
+    return sizes[mix(static_cast<std::uint32_t>(from * 64 + to), static_cast<std::uint32_t>(step_index),
+                     static_cast<std::uint64_t>(number) + 2) %
+                 std::size(sizes)];
+}
+
 void fill_message(int step_index, int from_slot, int number, std::uint64_t bytes, std::byte* out) {
     for (std::uint64_t i = 0; i < bytes; ++i)
         out[i] = static_cast<std::byte>(

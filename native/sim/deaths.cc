@@ -6,7 +6,7 @@ namespace ftcomm::sim {
 bool World::may_send(Instance& who) {
     if (who.crashed) return false;
     if (who.crash_after == 0) {
-        if (running_count() < 2) {
+        if (is_last(who)) {
             who.crash_after = -1;  // the last one stays, and only stops for a while
             who.hold_until = who.stopped_until = now() + kHeartbeat;
             ++injected_;
@@ -36,12 +36,13 @@ void World::died(Instance& who) {
     who.node.reset();
     tell_of_exit(who, who.lost_host >= 0);
     detection_.died(who);
+    look_for_survivors();
 }
 
 // Its ranks stop one after another, and nobody on it is left to say so.
 void World::host_death(Instance& who, int lost_host) {
     if (!who.running()) return;
-    if (running_count() < 2) {
+    if (is_last(who)) {
         detection_.disturbed();
         return;
     }
@@ -65,8 +66,11 @@ void World::exited(Instance& who) {
     trace_.text(now(), "%d.%u exits%s", who.slot, who.incarnation, who.left ? " after leave" : "");
     counters_.add(who.left ? "inject leave and exit" : "inject exit of a voted-out rank");
     who.crashed = !who.left;
+    // All have come to the end of their programs. What goes wrong from here on is the launcher's to judge: it starts nobody again.
+    if (scenario_.replay && who.left && !safety_over_) end_safety();
     who.node.reset();
     tell_of_exit(who, false);
+    look_for_survivors();
 }
 
 void World::tell_of_exit(Instance& who, bool host_gone) {
@@ -93,7 +97,8 @@ void World::tell_of_exit(Instance& who, bool host_gone) {
         }
     }
     if (scenario_.joinable[static_cast<std::size_t>(who.slot)] && !who.left && newest(who.slot) == &who)
-        queue_.push(now() + random_.between(10 * kMs, 3 * kHeartbeat), EventKind::Spawn, who.slot);
+        queue_.push(now() + random_.between(10 * kMs, 3 * kHeartbeat), EventKind::Spawn, who.slot,
+                    static_cast<int>(who.incarnation));
 }
 
 void World::evidence(Instance& observer, Instance& about, Evidence kind) {

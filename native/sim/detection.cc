@@ -11,7 +11,7 @@ constexpr Time kBound = kHeartbeat * 19 / 10;
 
 Detection::Detection(World& world) : world_(world) {
     const auto& s = world.scenario();
-    calm_ = s.network.spike_high <= kHeartbeat / 20 && s.network.cell_high <= 3 * kMs && !s.joins;
+    calm_ = s.network.spike_high <= kHeartbeat / 20 && s.network.cell_high <= 3 * kMs && !s.joins && !s.replay;
 }
 
 void Detection::disturbed() {

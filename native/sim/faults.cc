@@ -20,14 +20,18 @@ void World::on_event(Instance& who, const NodeEvent& e) {
             happens(Trigger::ViewChanged, who, -1);
             who.program->somebody_is_gone();
             break;
+        case NodeEvent::Kind::CaughtUp: happens(Trigger::CaughtUp, who, who.slot); break;
         case NodeEvent::Kind::JoinWaiting: happens(Trigger::JoinWaiting, who, e.slot); break;
         case NodeEvent::Kind::Joined: happens(Trigger::Joined, who, e.slot); break;
         case NodeEvent::Kind::Removed: {
             detection_.removed(who, e);
             // Voted out while it only sleeps: its replacement starts all the same (M9).
             Instance* out = newest(e.slot);
-            if (scenario_.joinable[static_cast<std::size_t>(e.slot)] && out->running() && out->stopped_until > now() &&
-                out->incarnation == e.incarnation && random_.chance(0.3))
+            if (scenario_.replay && out->running() && out->incarnation == e.incarnation)
+                queue_.push(now() + random_.between(10 * kMs, kHeartbeat), EventKind::Spawn, e.slot,
+                            static_cast<int>(e.incarnation));
+            else if (scenario_.joinable[static_cast<std::size_t>(e.slot)] && out->running() && out->stopped_until > now() &&
+                     out->incarnation == e.incarnation && random_.chance(0.3))
                 queue_.push(now() + random_.between(10 * kMs, kHeartbeat), EventKind::Spawn, e.slot);
             break;
         }
@@ -102,7 +106,7 @@ void World::carry_out(const Fault& f, Instance& victim) {
     }
     if ((kind == FaultKind::Isolate || kind == FaultKind::Firewall) && one_host) kind = FaultKind::Stop;
     if (kind == FaultKind::CrashHost && one_host) kind = FaultKind::Crash;
-    if (kind == FaultKind::Crash && running_count() < 2) kind = FaultKind::Stop;
+    if (kind == FaultKind::Crash && is_last(victim)) kind = FaultKind::Stop;
     if (kind != FaultKind::Crash) {
         counters_.add((std::string("inject ") + to_string(kind)).c_str());
         ++injected_;
@@ -114,6 +118,10 @@ void World::carry_out(const Fault& f, Instance& victim) {
             if (victim.crash_after < 0) victim.crash_after = f.commits;
             break;
         case FaultKind::CrashHost: lose_host(victim); break;
+        case FaultKind::CrashAll:
+            for (auto& i : instances_)
+                if (i->running()) queue_.push(now() + random_.between(0, 2 * kMs), EventKind::Killed, i->id);
+            break;
         case FaultKind::Stop:
             victim.stop_after = f.commits;
             victim.stop_for = f.duration;

@@ -18,7 +18,8 @@ using namespace ftcomm::sim;
 int usage() {
     std::fprintf(
         stderr,
-        "usage: ftcomm-sim [--seeds N] [--first S] [--jobs J] [--mutate RULE]... [--stop-at-first] [--expect NAME]...\n"
+        "usage: ftcomm-sim [--seeds N] [--first S] [--jobs J] [--mutate RULE]... [--stop-at-first] [--only-replay] [--expect "
+        "NAME]...\n"
         "       ftcomm-sim --seed S [--mutate RULE] [--trace]     one seed, exactly as in a long run\n"
         "       ftcomm-sim --mutations [--seeds N]                each rule taken away: after how many seeds it is caught\n");
     return 2;
@@ -83,6 +84,7 @@ int main(int argc, char** argv) {
         else if (a == "--mutate") plan.mutations.push_back(value());
         else if (a == "--mutations") mutations = true;
         else if (a == "--trace") trace = true;
+        else if (a == "--only-replay") plan.only_replay = true;
         else if (a == "--stop-at-first") plan.stop_at_first = true;
         else if (a == "--expect") expected.push_back(value());
         else return usage();

@@ -33,6 +33,11 @@ constexpr Rule kRules[] = {
     {"M11", "suspicions are not added up"},
     {"M12", "suspect per host"},
     {"M13", "join at a join point"},
+    {"L1", "replay skips sending, never logging"},
+    {"L5", "answers from ANY are on record"},
+    {"L7", "what is done again is done by the same owners"},
+    {"L11", "a result is logged before its fence begins"},
+    {"L12", "the last logged result counts when the vote says so"},
 };
 
 // The first seed of [plan.first, plan.first + plan.count) that breaks without the rule and holds with it.

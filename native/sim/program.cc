@@ -113,6 +113,8 @@ void Program::add(std::unique_ptr<OpenCall> call, RequestPtr request) {
 // Checked, and from now on the memory is the user's again, who writes over it at once.
 void Program::completed(OpenCall& call) {
     call.checked = true;
+    if (world_.scenario().replay && call.call == Call::Recv && call.peer < 0 && call.request->status.ok())
+        heard_[call.step][static_cast<std::size_t>(call.number)] = call.request->source;
     for (Bytes* b : {call.send, call.recv})
         if (b != nullptr) std::fill(b->begin(), b->end(), std::byte{0xa5});
     world_.progress();
@@ -157,7 +159,7 @@ void Program::run() {
             case Phase::Begin: {
                 create_comms(0);
                 if (!self_.running()) return;
-                if (self_.incarnation == 0) {
+                if (self_.incarnation == 0 || s.replay) {
                     phase_ = Phase::Post;
                     break;
                 }
@@ -202,7 +204,7 @@ void Program::run() {
                 break;
             case Phase::Leaving:
                 if (!wait_done()) return;
-                self_.left = true;
+                self_.left = !stop_;
                 phase_ = Phase::Finished;
                 world_.exited(self_);
                 return;

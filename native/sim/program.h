@@ -2,7 +2,9 @@
 #pragma once
 
 #include <deque>
+#include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "communicator/node.h"
@@ -31,6 +33,8 @@ struct OpenCall {
     Bytes before;                 // all_reduce: the input
     Bytes seen;                   // all_reduce: the buffer when last looked at
     int peer = -1, number = 0;    // point-to-point
+    std::uint64_t digest = 0;     // replay: of what was received
+    std::uint64_t sent = 0;       // replay: of what was given to it
     Time posted = 0;
     bool checked = false;
 };
@@ -52,6 +56,7 @@ public:
     void completed(OpenCall& call);
     int group() const { return group_; }
     bool finished() const { return phase_ == Phase::Finished; }
+    const std::vector<int>& heard(int step) { return heard_[step]; }
     bool joining() const { return phase_ == Phase::Joining; }
     int admit_step() const;       // of an open admit, -1
     std::string where() const;
@@ -80,6 +85,14 @@ private:
     void adopt(OpenCall& call);
     void add(std::unique_ptr<OpenCall> call, RequestPtr request);
     Bytes* memory(std::uint64_t bytes);
+    // program_replay.cc
+    void post_messages(int step);
+    void post_send(int step, int of, int peer, int number, std::uint64_t state);
+    void post_receive(int step, int of, int peer, int number);
+    void post_fan_in(int step);
+    void post_answers(int step);
+    bool ends_replay(const OpenCall& call);
+    void end_of_replay_group();
     std::unique_ptr<OpenCall> make(Call kind, int step, int comm_index);
 
     World& world_;
@@ -87,6 +100,9 @@ private:
     Phase phase_ = Phase::Begin;
     int group_ = 0, next_step_ = 0;
     bool napped_ = false, stop_ = false;
+    std::uint64_t state_ = 1;     // replay: a hash of all that this rank has received, groups before this one
+    std::map<std::pair<int, int>, std::uint64_t> received_;  // replay: in this group; what does not depend on time
+    std::map<int, std::vector<int>> heard_;  // replay: step of a fan-in -> sources in the order of its receives
     std::vector<Handle> handles_;
     std::vector<OpenCall*> open_;                   // posted and not yet handled
     std::deque<std::unique_ptr<OpenCall>> calls_;   // all, for late writes

@@ -60,13 +60,17 @@ bool Program::wait_done() {
                 self_.node->ack_failed(call.comm, -1);
                 world_.counters().add("program: alarm acknowledged");
             }
-            if (call.call == Call::Recv && call.peer < 0 && stop_waiting_for_anyone(call)) continue;
+            if (call.call == Call::Recv && call.peer < 0 && !world_.scenario().replay && stop_waiting_for_anyone(call)) continue;
             ++i;
             continue;
         }
         open_.erase(open_.begin() + static_cast<std::ptrdiff_t>(i));
         i = 0;
         const Code code = call.request->status.code;
+        if (world_.scenario().replay) {
+            ends_replay(call);
+            continue;
+        }
         if (code == Code::StaleEpoch || code == Code::NoAuthority) {
             stop_ = true;
             any_.over = true;
@@ -132,6 +136,7 @@ void Program::after_group() {
         world_.exited(self_);
         return;
     }
+    if (world_.scenario().replay) end_of_replay_group();
     if (!to_shrink_.empty()) {
         std::sort(to_shrink_.begin(), to_shrink_.end());
         const int comm = to_shrink_.front();

@@ -85,6 +85,11 @@ void Program::post(int index) {
             add(std::move(call), request);
             return;
         }
+        case StepKind::Web:
+        case StepKind::WebSend:
+        case StepKind::WebReceive: post_messages(index); return;
+        case StepKind::FanIn: post_fan_in(index); return;
+        case StepKind::Answer: post_answers(index); return;
         case StepKind::Admit: return;
     }
 }
@@ -124,7 +129,9 @@ void Program::post_collective(OpenCall& call, const Step& step) {
     };
     const auto input = [&](std::uint64_t count) {
         Bytes* b = memory(count * item);
-        fill(drawn, call.step, self_.slot, 0, count, b->data());
+        if (world_.scenario().replay)
+            fill_rough(d.dtype, mixed(state_, static_cast<std::uint64_t>(call.step * 64 + me)), count, b->data());
+        else fill(drawn, call.step, self_.slot, 0, count, b->data());
         return b;
     };
     switch (d.kind) {
@@ -178,7 +185,7 @@ void Program::post_collective(OpenCall& call, const Step& step) {
         }
         case OpKind::Barrier: break;
     }
-    if (call.send != nullptr) d.send = call.send->data();
+    if (call.send != nullptr) d.send = call.send->data(), call.sent = hash64(*call.send);
     if (call.recv != nullptr) d.recv = call.recv->data();
 }
 

@@ -20,10 +20,12 @@ enum class EventKind : std::uint8_t {
     Revoke,        // a = instance, b = comm index
     Evidence,      // a = observer instance, b = instance concerned, c = Evidence
     Heard,         // a = observer instance, b = instance: a broken connection between them is back
-    Spawn,         // a = slot: a replacement starts
+    Spawn,         // a = slot, b = incarnation: its replacement starts
     EndSafety,
     Detected,      // a = dead instance: by now everybody must know
     Work,          // a = instance: a piece of work that waits for no input
+    Killed,        // a = instance
+    Generation,    // a = generation of which nobody is left
     HostDeath,     // a = instance, b = lost host: it goes silent with its host
 };
 

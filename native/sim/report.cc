@@ -55,6 +55,9 @@ const char* to_string(FrameKind kind) {
         case FrameKind::Rts: return "Rts";
         case FrameKind::Cts: return "Cts";
         case FrameKind::Data: return "Data";
+        case FrameKind::LogMark: return "LogMark";
+        case FrameKind::LogWant: return "LogWant";
+        case FrameKind::LogPiece: return "LogPiece";
     }
     return "?";
 }

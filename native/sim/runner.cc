@@ -43,23 +43,39 @@ void arm_timer(int seconds) {
     setitimer(ITIMER_REAL, &timer, nullptr);
 }
 
-Finding run_one(std::uint64_t seed, const std::vector<std::string>& mutations, Counters& counters, bool live) {
-    const Scenario scenario = draw_scenario(seed);
-    if (live) std::printf("%s", describe(scenario).c_str());
-    World world(scenario, mutations, counters, live);
+void run_world(World& world, const Scenario& scenario, Finding& finding) {
     current_world = &world;
     world.run();
     current_world = nullptr;
+    if (!world.violation().found()) return;
+    const auto& v = world.violation();
+
+    char head[96];
+    std::snprintf(head, sizeof head, "seed %llu at %.6f s: ", static_cast<unsigned long long>(finding.seed),
+                  static_cast<double>(v.at) * 1e-9);
+    finding.invariant = v.invariant;
+    finding.text = head + v.what + "\n" + describe(scenario) + "  last events:\n" + world.trace().last(40);
+}
+
+Finding run_one(std::uint64_t seed, const std::vector<std::string>& mutations, Counters& counters, bool live) {
+    const Scenario scenario = draw_scenario(seed);
+    if (live) std::printf("%s", describe(scenario).c_str());
+    History undisturbed;
     Finding finding;
     finding.seed = seed;
-    if (world.violation().found()) {
-        const auto& v = world.violation();
-        char head[96];
-        std::snprintf(head, sizeof head, "seed %llu at %.6f s: ", static_cast<unsigned long long>(seed),
-                      static_cast<double>(v.at) * 1e-9);
-        finding.invariant = v.invariant;
-        finding.text = head + v.what + "\n" + describe(scenario) + "  last events:\n" + world.trace().last(40);
+    if (scenario.replay) {
+        static Counters::Cell ignored[Counters::kSlots];
+        Counters none;
+        none.attach(ignored);
+        const Scenario calm = ftcomm::sim::undisturbed(scenario);
+        World world(calm, mutations, none, false);
+        run_world(world, calm, finding);
+        if (!finding.invariant.empty()) return finding;
+        undisturbed = world.checker().take_history();
     }
+    World world(scenario, mutations, counters, live);
+    if (scenario.replay) world.compare_with(&undisturbed);
+    run_world(world, scenario, finding);
     return finding;
 }
 
@@ -80,6 +96,7 @@ void send_text(int fd, const std::string& text) {
     Counters counters;
     counters.attach(shared.cells);
     for (std::uint64_t seed = first; seed < first + count; ++seed) {
+        if (plan.only_replay && !is_replay(seed)) continue;
         shared.current = seed;
         arm_timer(kSecondsPerSeed);
         const Finding f = run_one(seed, plan.mutations, counters, false);

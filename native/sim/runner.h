@@ -19,6 +19,7 @@ struct RunPlan {
     std::uint64_t first = 0, count = 0;
     int jobs = 2;
     bool stop_at_first = false;
+    bool only_replay = false;                        // seeds of other kinds are left out
     std::vector<std::string> mutations;
 };
 

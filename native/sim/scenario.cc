@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/reduce.h"
+#include "sim/scenario_draw.h"
 
 namespace ftcomm::sim {
 
@@ -27,6 +28,8 @@ void draw_ranks(Scenario& s, Random& r) {
         for (int i = 0; i < s.ranks; ++i) s.joinable[static_cast<std::size_t>(i)] = r.chance(0.6);
     s.leave_at.assign(static_cast<std::size_t>(s.ranks), -1);
 }
+
+}  // namespace
 
 void draw_network(Scenario& s, Random& r) {
     static const std::vector<std::uint64_t> segments{16, 24, 32, 64, 128};
@@ -61,6 +64,8 @@ void draw_network(Scenario& s, Random& r) {
     static const std::vector<Time> thinks{0, 50 * kUs, 2 * kMs};
     n.think = r.pick(thinks);
 }
+
+namespace {
 
 void draw_comms(Scenario& s, Random& r) {
     const auto all = [&] {
@@ -236,6 +241,7 @@ Scenario checked(Scenario s) {
 }  // namespace
 
 Scenario draw_scenario(std::uint64_t seed) {
+    if (is_replay(seed)) return draw_replay(seed);
     Random r(seed);
     Scenario s;
     s.seed = seed;

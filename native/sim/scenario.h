@@ -24,7 +24,19 @@ struct CommPlan {
 bool is_uniform(OpKind kind);   // the same result on every rank
 bool is_reduction(OpKind kind);
 
-enum class StepKind : std::uint8_t { Collective, Ring, Any, Agree, Admit };
+enum class StepKind : std::uint8_t {
+    Collective,
+    Ring,
+    Any,
+    Agree,
+    Admit,
+    // Replay only (program_replay.cc):
+    Web,         // several messages between many pairs, also to oneself
+    WebSend,     // only sent here,
+    WebReceive,  // and received here, of step `of`
+    FanIn,       // all send to the root, which receives from anyone
+    Answer,      // the root tells each of them in which order it heard the fan-in `of`
+};
 
 struct Step {
     StepKind kind = StepKind::Collective;
@@ -42,11 +54,14 @@ struct Step {
     int quitting_slot = -1;     // this rank does not call it: it revokes the communicator and goes to shrink
     int sleeping_slot = -1;     // this rank is late by `nap`
     Time nap = 0;
+    int of = -1;                // WebReceive, Answer: the step that this one goes on from
+    int each = 1;               // Web, FanIn: messages from one rank to another, at most
 };
 
 enum class FaultKind : std::uint8_t {
     Crash,
     CrashHost,
+    CrashAll,       // replay: nobody is left; the launcher starts all of them again
     Stop,
     CutLink,
     Isolate,
@@ -71,6 +86,7 @@ enum class Trigger : std::uint8_t {
     AdmitVote,
     AdmitDecide,
     Joined,
+    CaughtUp,
 };
 
 struct Fault {
@@ -116,10 +132,14 @@ struct Scenario {
     std::vector<Fault> faults;
     Network network;
     bool has_naps = false;
+    bool replay = false;               // policy replay: every dead rank is replaced, and nobody may tell from the results
+    bool may_lose_all = false;         // replay: also the last one may die
     int group_count() const { return static_cast<int>(groups.size()) - 1; }
 };
 
 Scenario draw_scenario(std::uint64_t seed);
+Scenario undisturbed(Scenario s);    // replay: the same without a fault, for reference
+inline bool is_replay(std::uint64_t seed) { return seed % 3 == 2; }
 std::string describe(const Scenario& s);
 
 }  // namespace ftcomm::sim

@@ -8,6 +8,7 @@ const char* to_string(FaultKind kind) {
     switch (kind) {
         case FaultKind::Crash: return "crash";
         case FaultKind::CrashHost: return "crash-host";
+        case FaultKind::CrashAll: return "crash-all";
         case FaultKind::Stop: return "stop";
         case FaultKind::CutLink: return "cut-link";
         case FaultKind::Isolate: return "partition";
@@ -28,16 +29,23 @@ std::string describe(const Scenario& s) {
                   "seed %llu: %d ranks, %d communicators, %zu steps, segment %llu B, flat limit %llu B, link %d frames%s%s%s\n",
                   static_cast<unsigned long long>(s.seed), s.ranks, static_cast<int>(s.comms.size()), s.steps.size(),
                   static_cast<unsigned long long>(s.segment_bytes), static_cast<unsigned long long>(s.flat_limit),
-                  s.network.frames, s.quiet ? ", quiet" : "", s.joins ? ", joins" : "", s.peer_memory ? ", peer memory" : "");
+                  s.network.frames, s.quiet ? ", quiet" : "",
+                  s.replay  ? ", replay"
+                  : s.joins ? ", joins"
+                            : "",
+                  s.peer_memory ? ", peer memory" : "");
     std::string out = line;
     out += "  hosts";
     for (auto h : s.hosts) out += " " + std::to_string(h);
     out += "\n";
     for (const auto& c : s.comms)
-        out += "  " + c.name + " " + RankSet::of(c.members).text() + (c.policy == Policy::Raise ? " raise" : " lossy") +
+        out += "  " + c.name + " " + RankSet::of(c.members).text() +
+               (c.policy == Policy::Raise   ? " raise"
+                : c.policy == Policy::Lossy ? " lossy"
+                                            : " replay") +
                " from group " + std::to_string(c.created_at) + "\n";
     static const char* const triggers[] = {"group",        "frozen",     "decided",      "suspected", "view-changed",
-                                           "join-waiting", "admit-vote", "admit-decide", "joined"};
+                                           "join-waiting", "admit-vote", "admit-decide", "joined",    "caught-up"};
     for (const auto& f : s.faults) {
         std::snprintf(line, sizeof line, "  fault %s slot %d other %d at %s %d%s after %d frames for %.3f s%s\n",
                       to_string(f.kind), f.slot, f.other, triggers[static_cast<int>(f.trigger)],

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdarg>
 
+#include "membership/view.h"
 #include "sim/expected.h"
 
 namespace ftcomm::sim {
@@ -34,10 +35,9 @@ World::World(const Scenario& scenario, const std::vector<std::string>& mutations
       checker_(*this),
       detection_(*this),
       event_counts_(32, 0) {
-    const std::string job = "sim";
     initial_view_ =
-        Node::make_initial_view(job, store_.boot, std::vector<std::uint32_t>(static_cast<std::size_t>(scenario.ranks), 0));
-    store_.create(Node::view_key(job), initial_view_);
+        Node::make_initial_view(job(), store_.boot, std::vector<std::uint32_t>(static_cast<std::size_t>(scenario.ranks), 0));
+    store_.create(Node::view_key(job()), initial_view_);
     agents_ = random_.chance(0.5);
     for (int slot = 0; slot < scenario.ranks; ++slot) start(slot, 0);
     queue_.push(now() + 60 * kHeartbeat, EventKind::EndSafety);
@@ -65,11 +65,13 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
         who.known_incarnations.push_back(other == nullptr ? 0 : other->incarnation);
     }
     NodeConfig c;
-    c.job = "sim";
+    c.job = job();
     c.slot = slot;
     c.incarnation = incarnation;
     c.world_size = scenario_.ranks;
-    c.joining = incarnation > 0;
+    c.joining = scenario_.replay
+                    ? JobView::decode(initial_view_)->members[static_cast<std::size_t>(slot)].incarnation != incarnation
+                    : incarnation > 0;
     c.boot = 77;
     c.seed = scenario_.seed * 1000 + static_cast<std::uint64_t>(who.id);
     c.heartbeat = kHeartbeat;
@@ -81,6 +83,11 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.eager_limit = scenario_.eager_limit;
     c.mutations = mutations_;
     c.initial_view = initial_view_;
+    if (scenario_.replay) {
+        who.log = std::make_unique<SimLog>(*this, who, logs_[scenario_.hosts[static_cast<std::size_t>(slot)]]);
+        c.log = who.log.get();
+        c.again = incarnation > 0;
+    }
     who.program = std::make_unique<Program>(*this, who);
     who.view = RankSet::first(scenario_.ranks);
     who.node = std::make_unique<Node>(c, who.transport, who.authority, who, now());
@@ -99,9 +106,10 @@ void World::run() {
         }
         dispatch(queue_.pop());
     }
+    for (auto& [host, files] : logs_) checker_.logs_are_as_written(files);
     if (!violation_.found()) checker_.finish();
     // What every seed promises; without a rule a run may go any way.
-    if (injected_ < 2 && mutations_.empty()) violate("FAULTS", "only %d faults happened", injected_);
+    if (injected_ < 2 && mutations_.empty() && !scenario_.faults.empty()) violate("FAULTS", "only %d faults happened", injected_);
     if (in_recovery_) counters_.add(kInRecovery);
     counters_.add("events", events_);
     counters_.add("virtual milliseconds", static_cast<std::uint64_t>(now() / kMs));
@@ -127,7 +135,15 @@ void World::dispatch(const Event& e) {
             input(instance(e.a), [&other](Node& node, Time at) { node.on_heard(at, other.slot, other.incarnation); });
             break;
         }
+        case EventKind::Killed:
+            if (instance(e.a).running() && !is_last(instance(e.a))) died(instance(e.a));
+            break;
+        case EventKind::Generation: start_again(e.a); break;
         case EventKind::Spawn: {
+            if (scenario_.replay) {
+                replace(e.a, static_cast<std::uint32_t>(e.b));
+                break;
+            }
             const Instance* old = newest(e.a);
             bool anybody = false;
             for (auto& i : instances_) anybody = anybody || (i->running() && !i->was_stale && !i->program->joining());
@@ -244,11 +260,16 @@ void World::check_stall() {
 int World::running_count() {
     int n = 0;
     for (auto& i : instances_)
-        if (i->running() && !i->was_stale && !i->program->joining()) ++n;
+        if (i->running() && !i->was_stale && !i->program->joining() && (!scenario_.replay || is_member(*i))) ++n;
     return n;
 }
 
 bool World::all_done() {
+    if (scenario_.replay) {
+        for (int slot = 0; slot < scenario_.ranks; ++slot)
+            if (!newest(slot)->left) return false;
+        return true;
+    }
     for (auto& i : instances_)
         if (i->running() && !i->program->joining()) return false;
     return true;  // a replacement that nobody is left to admit may wait

@@ -1,6 +1,7 @@
 // One simulated run: the ranks, the links and the store between them, the faults, and the clock that drives them all.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "sim/report.h"
 #include "sim/scenario.h"
 #include "sim/sim_authority.h"
+#include "sim/sim_log.h"
 #include "sim/sim_transport.h"
 
 namespace ftcomm::sim {
@@ -36,6 +38,7 @@ struct Instance final : NodeHost {
     SimAuthority authority;
     std::vector<std::uint32_t> known_incarnations;  // at its start, per slot
     std::unique_ptr<Program> program;
+    std::unique_ptr<SimLog> log;     // replay
     std::unique_ptr<Node> node;      // destroyed before the program, whose buffers it uses
     std::vector<RequestPtr> just_completed;
     bool crashed = false;            // dead; set in the middle of an input when its frames have run out
@@ -57,6 +60,7 @@ class World {
 public:
     World(const Scenario& scenario, const std::vector<std::string>& mutations, Counters& counters, bool live_trace);
 
+    void compare_with(const History* undisturbed) { checker_.compare_with(undisturbed); }
     void run();                      // until all is done or an invariant broke
 
     Time now() const { return queue_.now(); }
@@ -121,6 +125,14 @@ private:
     bool all_done();
     std::string stuck();
     int running_count();
+    // replay.cc: the launcher
+    std::string job() const { return generation_ == 0 ? "sim" : "sim/" + std::to_string(generation_); }
+    bool is_member(const Instance& who);  // by the head cell
+    bool is_last(const Instance& who);    // who is to stay, or nobody would be left
+    bool somebody_left();
+    void replace(int slot, std::uint32_t incarnation);
+    void look_for_survivors();
+    void start_again(int generation);
 
     const Scenario& scenario_;
     std::vector<Fault> faults_;      // with what has happened of them
@@ -144,6 +156,8 @@ private:
     std::uint64_t events_ = 0;
     int injected_ = 0;               // faults that have really happened
     bool in_recovery_ = false;       // one of them during a recovery
+    std::map<std::uint64_t, LogFiles> logs_;  // by host
+    int generation_ = 0;             // replay: how often all ranks have been started again
     bool agents_ = false;            // hosts have an agent that reports exits
 };
 

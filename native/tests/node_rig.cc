@@ -57,6 +57,7 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
     std::vector<NodeEvent> events;
     std::set<std::string> transitions;
     RequestPtr join;
+    std::unique_ptr<MemoryLog> log;
     std::unique_ptr<Node> node;
 };
 
@@ -84,6 +85,11 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     for (std::size_t i = 0; i < peers_.size(); ++i) c.hosts.push_back(setup_.one_host ? 1 : i + 1);
     c.initial_view = Node::make_initial_view(kJob, kBoot, std::vector<std::uint32_t>(peers_.size(), 0));  // what formation wrote
     auto& p = *fresh;
+    if (setup_.replay) {
+        p.log = std::make_unique<MemoryLog>(log(slot), [this, slot](int other) { return setup_.one_host || other == slot; });
+        c.log = p.log.get();
+        c.again = incarnation > 0;
+    }
     peers_[static_cast<std::size_t>(slot)] = std::move(fresh);
     p.node = std::make_unique<Node>(c, p, p, p, now_);
 }

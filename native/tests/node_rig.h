@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "communicator/node.h"
+#include "sim/memory_log.h"
 
 namespace ftcomm::unit {
 
@@ -23,6 +24,7 @@ public:
         std::uint64_t eager_limit = 64;
         Time timeout = 1000 * kHeartbeat;
         bool one_host = true;
+        bool replay = false;  // one log for each host
     };
     explicit Rig(int slots) : Rig(slots, Setup()) {}
     Rig(int slots, Setup setup);
@@ -48,6 +50,7 @@ public:
     bool answer(int slot);  // its oldest answer arrives
     std::size_t asked(int slot);  // requests that have not reached the cells
     void hold_cells(int slot, bool on = true);  // settle() answers nothing to it
+    LogFiles& log(int slot) { return logs_[setup_.one_host ? 0 : slot]; }
     const Bytes& cell(const std::string& key) { return cells_[key]; }
 
     // Time: everybody ticks every heartbeat/20; `silent` ones hear nobody and are not heard.
@@ -89,6 +92,7 @@ private:
     Link& link(int from, int to) { return links_[{from, to}]; }
 
     Setup setup_;
+    std::map<int, LogFiles> logs_;  // by host
     Time now_ = 0;
     std::vector<std::unique_ptr<Peer>> peers_;
     std::vector<std::unique_ptr<Peer>> dead_;

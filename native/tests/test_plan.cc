@@ -51,4 +51,35 @@ FT_TEST(recorded_failure_outlives_those_who_had_entered_the_operation) {
     EXPECT(make_decision({spec, previous, votes, RankSet::of({2}), {{2, Evidence::Pidfd}}, 3}).plan_for(2) == nullptr);
 }
 
+// Rank 0 had returned and was handing its result out when it died; its replacement has it in the log. Rank 1 holds a final already: the
+// rest is handed out, too, and not reduced again, which might give other bits (a small all-reduce adds in another order than its repair).
+FT_TEST(replay_hands_out_what_the_decision_before_knew_to_be_complete) {
+    CommSpec spec;
+    spec.id = 100;
+    spec.name = "world";
+    spec.members = {0, 1};
+    spec.policy = Policy::Replay;
+    Decision previous;
+    previous.attempt = 4096;
+    previous.alive = RankSet::first(2);
+    std::map<int, Vote> votes;
+    votes[0].logged = 1;
+    OpVote op;
+    op.seq = 1;
+    op.shape.kind = OpKind::AllReduce;
+    op.shape.algorithm = Algorithm::Flat;
+    op.shape.blocks = 1;
+    op.shape.per_block = 2;
+    op.labels = {{1, LabelKind::Final, RankSet::first(2)}, {1, LabelKind::Input, {}}};
+    votes[1].ops.push_back(op);
+    votes[1].known_done = 1;
+    const auto decision = make_decision({spec, previous, votes, {}, {}, 3});
+    EXPECT_EQ(decision.done_through, std::uint64_t{1});
+    const auto* plan = decision.plan_for(1);
+    REQUIRE(plan != nullptr && plan->runs.size() == 1);
+    EXPECT(plan->verdict == OpPlan::Verdict::Repair && plan->runs[0].mode == SegmentMode::Gather);
+    EXPECT_EQ(plan->runs[0].rank, 0);
+    EXPECT_EQ(plan->runs[0].count, 2u);
+}
+
 }  // namespace ftcomm::unit

@@ -38,7 +38,7 @@ CASES: list[tuple[str, Callable[[ftcomm.Communicator], Any]]] = [
     ("positive number of seconds", lambda c: c.barrier(timeout=0)),
     ("pair log", lambda c: c.ft_send(np.zeros(2), 0)),
     ("pair log", lambda c: c.ft_recv(np.zeros(2), 0)),
-    ("pair log", lambda c: c.commit_checkpoint("a")),
+    ("policy replay", lambda c: c.commit_checkpoint("a")),
     (
         "is not one of raise",
         lambda c: c.dup(policy="ignore") if c.size == 1 else ftcomm.Communicator.create(c.job, policy="x"),

@@ -70,9 +70,9 @@ def test_each_listed_failpoint_is_in_the_code_and_the_reverse() -> None:
     for path in (ROOT / "native" / "src").rglob("*.cc"):
         if not path.name.startswith("failpoint"):
             for call in re.findall(r"FT_POINT\(([^;]*?)\)", path.read_text()):
-                used.update(re.findall(r'"([a-z0-9.]+)"', call))
+                used.update(re.findall(r'"([a-z0-9._]+)"', call))
     for path in (ROOT / "ftcomm").rglob("*.py"):
-        used.update(re.findall(r'(?:_failpoint\(|ft_fault_hit\(b)"([a-z0-9.]+)"', path.read_text()))
+        used.update(re.findall(r'(?:_failpoint\(|ft_fault_hit\(b)"([a-z0-9._]+)"', path.read_text()))
     assert used == listed
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch.story import DEATH, START, story
+from launch.story import DEATH, REPLAY_DEATHS, START, replay_story, story
 
+from ftcomm.launch.folder import Event
 from ftcomm.launch.lanes import State, read_timeline
 from ftcomm.launch.timeline import main
 
@@ -62,10 +64,74 @@ def test_a_slot_that_stays_vacant_is_gone_to_the_end() -> None:
     assert timeline.lanes[2].spans[-1].end == timeline.end == START + 21
 
 
-def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_replay_the_others_wait_until_the_replacement_has_caught_up() -> None:
+    timeline = read_timeline(replay_story())
+    first, second = REPLAY_DEATHS
+    lane = timeline.lanes[3]
+    assert [span.state for span in lane.spans] == [
+        State.STARTING, State.TRAINING, State.WAITING, State.TRAINING, State.WAITING, State.TRAINING,
+    ]  # fmt: skip
+    assert [(span.start, span.end) for span in lane.spans if span.state is State.WAITING] == [
+        (first + 0.002, first + 6),
+        (second + 0.002, second + 6),
+    ]
+    assert timeline.text(State.WAITING) == "waiting for the one that is down"
+
+
+def test_replay_a_slot_is_down_applies_the_log_and_is_back() -> None:
+    lane = read_timeline(replay_story()).lanes[2]
+    down = [State.GONE, State.REPLAYING, State.TRAINING]
+    assert [span.state for span in lane.spans] == [
+        State.STARTING, State.TRAINING, *down, State.WAITING, State.TRAINING, *down,
+    ]  # fmt: skip
+    gone, replaying = lane.spans[2:4]
+    assert (gone.start, replaying.start, replaying.end) == (
+        REPLAY_DEATHS[0] + 0.001,
+        REPLAY_DEATHS[0] + 4,
+        REPLAY_DEATHS[0] + 6,
+    )
+    assert [mark.text for mark in lane.marks] == [
+        "killed by SIGKILL", "replacement started", "caught up", "killed by SIGKILL", "generation 1", "caught up",
+    ]  # fmt: skip
+
+
+def test_replay_who_has_caught_up_waits_for_who_has_not() -> None:
+    lane = read_timeline(replay_story()).lanes[0]
+    assert [(span.state, span.start, span.end) for span in lane.spans[-3:]] == [
+        (State.REPLAYING, START + 40, START + 43),
+        (State.WAITING, START + 43, START + 43.2),
+        (State.TRAINING, START + 43.2, START + 50),
+    ]
+
+
+def test_replay_what_ftrun_ended_is_no_failure() -> None:
+    events = [{k: v for k, v in event.items() if k != "waiting"} for event in replay_story()]
+    assert len(read_timeline(replay_story()).failures) == 5
+    timeline = read_timeline(events)
+    assert len(timeline.failures) == 2  # those that others have noticed
+    assert "replacement started" not in [mark.text for mark in timeline.lanes[2].marks]
+
+
+def test_replay_a_repaired_operation_ends_the_wait() -> None:
+    """Also where the replacement's program has nothing to catch up with: no collective, or it ends before."""
+    back = {
+        "time": DEATH + 5,
+        "event": "repaired",
+        "rank": 0,
+        "incarnation": 0,
+        "comm": "7",
+        "seq": 13,
+        "ranks": [0, 1],
+    }
+    waits = read_timeline([*replay_story(), back]).lanes[0].spans[2]
+    assert (waits.state, waits.end) == (State.WAITING, DEATH + 5)
+
+
+@pytest.mark.parametrize("told", [story, replay_story])
+def test_a_picture_is_drawn(tmp_path: Path, told: Callable[[], list[Event]]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "events.jsonl"
-    path.write_text("".join(json.dumps(event) + "\n" for event in story()) + '{"torn')
+    path.write_text("".join(json.dumps(event) + "\n" for event in told()) + '{"torn')
     assert main([str(path), "-o", str(tmp_path / "run.png")]) == 0
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 
-from launch.story import WHAT, story
+from launch.story import WHAT, replay_story, story
 
 from ftcomm.launch.narrator import Narrator
 
@@ -28,6 +28,29 @@ def test_the_story_of_one_death() -> None:
         "slot 2: replacement 1 started (pid 110)",
         "slot 2 is a member again",
         "slot 2 rejoined at step 33: 1.2 MB of state moved at 300 MB/s",
+    ]
+
+
+def test_the_story_under_replay() -> None:
+    assert told(replay_story()) == [
+        "4 workers, policy replay",
+        "rank 2 is gone: detected by rank 0, by pidfd",
+        "rank 2 died (SIGKILL); the others wait",
+        "slot 2: replacement 1 started (pid 112)",
+        "rank 2 replays",
+        "rank 2 has caught up: 12 results and 30 sends were in the log",
+        "rank 1 is gone: detected by rank 0, by pidfd",
+        "rank 1 died (SIGKILL); the others wait",
+        "slot 1: replacement 1 started (pid 111)",
+        "rank 1 replays",
+        "rank 1 has caught up: 12 results and 30 sends were in the log",
+        "rank 0 died (SIGKILL); the others wait",
+        "rank 1 died (SIGKILL); the others wait",
+        "rank 2 died (SIGKILL)",
+        "nobody is left to wait: ranks 0, 1, 2 start again out of their logs (generation 1); rank 3 had finished",
+        "rank 0 has caught up: 40 results and 90 sends were in the log",
+        "rank 1 has caught up: 40 results and 90 sends were in the log",
+        "rank 2 has caught up: 40 results and 90 sends were in the log",
     ]
 
 

@@ -79,7 +79,11 @@ def s3_url(s3: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://{bucket}/a/prefix"
 
 
-@pytest.fixture(params=["directory", "file", "local", "memory", "s3"])
+# A server of its own for each: the whole of it with the tables, its basics (the last tests here) with every run.
+S3 = pytest.param("s3", marks=pytest.mark.table)
+
+
+@pytest.fixture(params=["directory", "file", "local", pytest.param("memory", marks=pytest.mark.table), S3])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The same tests on each: no fsspec for the first two; the third is one of its file systems that need a rename."""
     if request.param == "s3":
@@ -90,7 +94,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return {"directory": str(folder), "memory": f"memory://{folder}"}.get(request.param, f"{request.param}://{folder}")
 
 
-@pytest.fixture(params=["directory", "s3"])
+@pytest.fixture(params=["directory", S3])
 def shared_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """One that several processes see."""
     return str(request.getfixturevalue("s3_url")) if request.param == "s3" else str(tmp_path / "logs")

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import signal
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -27,30 +23,15 @@ import torch.distributed.optim
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import torch.nn.parallel
+import torch_store as torch_store_process
 
 import ftcomm.torch
 from ftcomm.torch import groups  # noqa: F401  loads what children would otherwise load one by one
 
-_PR_SET_PDEATHSIG = 1
-
 
 @pytest.fixture(scope="session")
 def torch_store() -> Iterator[tuple[str, int]]:
-    """torch's own TCPStore in a process that outlives every rank, as torchrun's agent does."""
-    here, there = Pipe()
-    pid = os.fork()
-    if pid == 0:
-        here.close()
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        there.send(store.port)
-        with contextlib.suppress(EOFError):
-            there.recv()
-        os._exit(0)
-    there.close()
-    yield "127.0.0.1", here.recv()
-    here.close()
-    os.waitpid(pid, 0)
+    yield from torch_store_process.serve()
 
 
 class World:

@@ -32,7 +32,8 @@ enum {
     FT_CANCELLED = 13,
     FT_INTERNAL = 14,
     FT_LOG_FULL = 15,
-    FT_LOG_CORRUPT = 16
+    FT_LOG_CORRUPT = 16,
+    FT_REPLAY_DIVERGED = 17
 };
 enum {
     FT_ALL_REDUCE,
@@ -77,6 +78,15 @@ typedef struct {
     const char* authority;       /* "auto", "shm", "store" */
     void (*on_event)(void* context, const char* json);  /* from a library thread; may be NULL */
     void* event_context;
+    /* Policy replay, NULL: any other. A folder of this job; what a slot's earlier processes have logged is found there. */
+    const char* log_dir;
+    const char* log_job;         /* the job's name in all its generations, NULL: job */
+    uint64_t log_limit;          /* bytes in memory, per rank */
+    const char* log_spill;       /* a folder on disk for what is above the limit, NULL: FT_LOG_FULL then */
+    uint64_t log_spill_limit;    /* 0: none */
+    int32_t log_durability;      /* 0: survives the process, 1: the host */
+    int32_t log_remove;          /* 1: the last rank of the host that leaves removes the folder */
+    const uint8_t* finished;     /* world_size flags: slots that have left for good before this start; NULL: none */
 } ft_job_config;
 
 /* Start-up: create, publish ft_job_address() to the others, gather theirs, ft_job_start(). */
@@ -106,6 +116,14 @@ FT_API int ft_comm_failed(ft_job* job, ft_comm comm, uint8_t* flags /* size */);
 FT_API int ft_comm_ack_failed(ft_job* job, ft_comm comm, int32_t n);
 FT_API int ft_comm_solo(ft_job* job, ft_comm comm);     /* 1: a replacement before its admission */
 FT_API uint64_t ft_comm_seq(ft_job* job, ft_comm comm);
+
+/* Policy replay. resume: what every process does again ends here; go on at the checkpoint `tag`, NULL: here. position: how many messages
+ * went to and came from each rank (size each); quiet: 1 when nothing is open, + 2 after resume. mark: all ranks have agreed on a checkpoint.
+ * checkpoints: JSON list of tags, the newest first; *needed is its length, written where it fits. */
+FT_API int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag);
+FT_API int ft_comm_position(ft_job* job, ft_comm comm, uint64_t* sent, uint64_t* received, int32_t* quiet);
+FT_API int ft_comm_mark(ft_job* job, ft_comm comm, const char* tag);
+FT_API int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);
 
 typedef struct {
     int32_t kind, dtype, op, algorithm, root;

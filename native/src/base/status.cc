@@ -21,6 +21,7 @@ const char* to_string(Code code) {
         case Code::Internal: return "internal error";
         case Code::LogFull: return "log full";
         case Code::LogCorrupt: return "log corrupt";
+        case Code::ReplayDiverged: return "replay diverged";
     }
     return "unknown";
 }

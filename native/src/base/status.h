@@ -25,8 +25,9 @@ enum class Code : std::uint8_t {
     Truncated = 12,    // an incoming message is larger than the receive buffer
     Cancelled = 13,
     Internal = 14,
-    LogFull = 15,      // the pair log has reached its limit, or the file system is full
-    LogCorrupt = 16,   // a record of the pair log failed its check, or the log is not this job's
+    LogFull = 15,
+    LogCorrupt = 16,
+    ReplayDiverged = 17,
 };
 
 enum class Evidence : std::uint8_t {

@@ -1,7 +1,10 @@
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 
 #include "base/failpoint.h"
 #include "capi/handle.h"
+#include "runtime/json.h"
 
 using namespace ftcomm;
 using namespace ftcomm::capi;
@@ -104,6 +107,45 @@ uint64_t ft_comm_seq(ft_job* job, ft_comm comm) {
     uint64_t seq = 0;
     with_node(job, [&](Node& node) { return seq = node.comm_seq(comm), int{FT_OK}; });
     return seq;
+}
+
+int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag) {
+    return with_node(job, [&](Node& node) {
+        auto s = node.comm_resume(IoLoop::now(), comm, tag != nullptr ? tag : "");
+        return s ? int{FT_OK} : fail(s);
+    });
+}
+
+int ft_comm_position(ft_job* job, ft_comm comm, uint64_t* sent, uint64_t* received, int32_t* quiet) {
+    return with_node(job, [&](Node& node) {
+        Node::LogPosition position;
+        if (auto s = node.comm_position(IoLoop::now(), comm, &position); !s) return fail(s);
+        std::copy(position.sent.begin(), position.sent.end(), sent);
+        std::copy(position.received.begin(), position.received.end(), received);
+        *quiet = (position.quiet ? 1 : 0) | (position.resumed ? 2 : 0);
+        return int{FT_OK};
+    });
+}
+
+int ft_comm_mark(ft_job* job, ft_comm comm, const char* tag) {
+    if (tag == nullptr || *tag == 0) return fail(Code::Invalid, "a checkpoint needs a tag");
+    return with_node(job, [&](Node& node) {
+        auto s = node.comm_mark(IoLoop::now(), comm, tag);
+        return s ? int{FT_OK} : fail(s);
+    });
+}
+
+int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed) {
+    return with_node(job, [&](Node& node) {
+        Json j;
+        j.begin_list();
+        for (const auto& tag : node.comm_checkpoints(comm)) j.text(tag);
+        j.end_list();
+        const auto& text = j.str();
+        *needed = text.size();
+        if (text.size() < cap) std::memcpy(out, text.c_str(), text.size() + 1);
+        return int{FT_OK};
+    });
 }
 
 int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) {

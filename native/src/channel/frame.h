@@ -40,10 +40,14 @@ enum class FrameKind : std::uint8_t {
     Rts = 65,
     Cts = 66,
     Data = 67,
+    // logged messages
+    LogMark = 68,    // seq = how far the sender's stream to the receiver goes
+    LogWant = 69,    // seq = the record that the receiver, on another host, needs next
+    LogPiece = 70,   // of record seq; aux = tag, aux2 = bytes of the whole
 };
 
 inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::GroupReady; }
-inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::Data; }
+inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::LogPiece; }
 
 struct FrameHeader {
     std::uint32_t length = 0;   // payload bytes that follow

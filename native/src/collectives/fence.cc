@@ -4,6 +4,7 @@
 namespace ftcomm {
 
 void Fence::begin() {
+    if (env_.log != nullptr && env_.rules.l11 && !env_.log->log_result(op_)) return;
     begun_ = true;
     FT_POINT("fence.before");
     if (env_.size() == 1) {

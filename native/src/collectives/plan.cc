@@ -29,6 +29,7 @@ struct Standing {
     enum class State { NotEntered, Open, Complete, Failed } state = State::NotEntered;
     const OpVote* op = nullptr;
     bool retained = false;
+    bool logged = false;  // replay: its log has the result, which counts once it is known that the operation was completed
 
     LabelRun at(const Shape& shape, std::uint32_t segment) const {
         if (state == State::Open || (state == State::Complete && op != nullptr && !op->labels.empty())) {
@@ -50,10 +51,12 @@ private:
 
 class OpPlanner {
 public:
-    OpPlanner(const PlanInput& in, const RankSet& voters, bool revoke)
-        : in_(in), voters_(voters), living_(voters.list()), revoke_(revoke) {
+    OpPlanner(const PlanInput& in, const RankSet& voters, bool revoke, std::uint64_t known_done)
+        : in_(in), voters_(voters), living_(voters.list()), revoke_(revoke), known_done_(known_done) {
         newly_dead_ = in.previous.alive - voters;
     }
+
+    std::uint64_t done_through() const { return done_through_; }  // of what has been planned
 
     // nullopt: nobody has entered, nothing to plan. fails_rest: under raise, this and all later operations fail.
     std::optional<OpPlan> plan(std::uint64_t seq, bool* fails_rest) {
@@ -68,6 +71,7 @@ public:
         for (const auto& [rank, vote] : in_.votes) {
             Standing s;
             s.rank = rank;
+            s.logged = vote.logged >= seq;
             for (const auto& o : vote.ops) {
                 if (o.seq != seq) continue;
                 s.op = &o;
@@ -91,6 +95,11 @@ public:
             standings.push_back(s);
         }
         if (!entered) return std::nullopt;
+        // Replay: who had returned from it is dead, but its replacement has the result. Segments of it may have been handed out: then
+        // reducing the others again, not as it was done the first time, would give other bits.
+        if (!complete && seq <= known_done_)
+            for (const auto& s : standings) complete |= s.logged;
+        if (complete) done_through_ = std::max(done_through_, seq);
         if (failed) {
             // It failed at once everywhere it was entered (a dead root): the same for those who come later.
             p.verdict = OpPlan::Verdict::Fail;
@@ -117,6 +126,9 @@ public:
             return std::nullopt;
         }
         if (revoke_) return fail(p, revoked());
+        // Replay: who has left comes back for nothing. A sum without it is no result of this program.
+        if (in_.spec.policy == Policy::Replay && voters_.count() < static_cast<int>(in_.spec.members.size()))
+            return fail(p, peer_failure(in_.dead, in_.evidence, in_.epoch, "it left before this operation"));
         return repair(p, standings);
     }
 
@@ -130,11 +142,16 @@ private:
     // C7: somebody returned. Then everyone has the data (fence), or it can be handed out of what was kept (C6).
     OpPlan finish_as_completed(OpPlan p, const std::vector<Standing>& standings) {
         const Standing* holder = nullptr;
+        const Standing* has_log = nullptr;
         bool all_have = true;
         const std::uint32_t n = p.shape.blocks * p.shape.per_block;
         for (const auto& s : standings) {
             if (s.state == Standing::State::Complete) {
                 if (s.retained && holder == nullptr) holder = &s;
+                continue;
+            }
+            if (s.logged) {
+                if (has_log == nullptr) has_log = &s;
                 continue;
             }
             if (p.shape.is_direct() || p.shape.kind == OpKind::Reduce || p.shape.kind == OpKind::ReduceScatter) continue;
@@ -146,10 +163,17 @@ private:
             p.verdict = OpPlan::Verdict::Complete;
             return p;
         }
-        FT_CHECK(holder != nullptr, "operation %llu was completed by a rank, another lacks data, and nobody kept the result",
+        FT_CHECK(holder != nullptr || has_log != nullptr,
+                 "operation %llu was completed by a rank, another lacks data, and nobody kept the result",
                  static_cast<unsigned long long>(p.seq));
         p.verdict = OpPlan::Verdict::Repair;
         p.settled = true;
+        if (holder == nullptr) {
+            const auto size = static_cast<int>(in_.spec.members.size());
+            for (const auto& r : default_plan(p.shape, size, RankSet::first(size), {}, {}, 0).runs)
+                append(p.runs, SegmentMode::Gather, has_log->rank, r.contributors, r.count);
+            return p;
+        }
         for (std::uint32_t g = 0; g < n; ++g) append(p.runs, SegmentMode::Gather, holder->rank, carried(holder->at(p.shape, g)));
         return p;
     }
@@ -215,6 +239,18 @@ private:
             for (auto r : c.ranks) c.message += " " + std::to_string(r);
             return c;
         }
+        if (c.code == Code::ReplayDiverged || c.code == Code::LogCorrupt) {
+            c.message = c.code == Code::LogCorrupt ? "an earlier result in the log is damaged on rank"
+                                                   : "it gave another result than when it was done before, on rank";
+            for (auto r : c.ranks) c.message += " " + std::to_string(r);
+            return c;
+        }
+        if (c.code == Code::LogFull) {
+            c.message = "its result could not be logged (the log is full) on rank";
+            for (auto r : c.ranks) c.message += " " + std::to_string(r);
+            c.message += "; raise log_limit, commit a checkpoint more often, or give a folder to spill to";
+            return c;
+        }
         if (c.code == Code::Interrupted) c.code = Code::Cancelled;
         c.message = "given up (interrupted or cancelled) on rank";
         for (auto r : c.ranks) c.message += " " + std::to_string(r);
@@ -257,8 +293,21 @@ private:
             }
             if (!repair_segment(p, block, holder, set, all)) return fail(p, lost_data(block));
         }
-        if (p.shape.kind == OpKind::AllReduce) spread_reductions(p.runs);
+        if (p.shape.kind == OpKind::AllReduce) {
+            // Replay: as the operation would have gone, or the order of the sums, and with it their bits, would be another.
+            if (in_.spec.policy == Policy::Replay && in_.rules.l7) keep_owners(p.runs, n);
+            else spread_reductions(p.runs);
+        }
         return p;
+    }
+
+    void keep_owners(std::vector<SegmentRun>& runs, std::uint32_t segments) const {
+        std::vector<SegmentRun> out;
+        std::uint32_t g = 0;
+        for (const auto& r : runs)
+            for (std::uint32_t i = 0; i < r.count; ++i, ++g)
+                append(out, r.mode, r.mode == SegmentMode::Reduce ? owner_of(g, segments, living_) : r.rank, r.contributors);
+        runs = std::move(out);
     }
 
     // What is left to reduce may be the share of one dead rank: all take an equal part of it.
@@ -339,13 +388,16 @@ private:
 
     const PlanInput& in_;
     RankSet voters_, newly_dead_;
+    std::uint64_t done_through_ = 0;
     std::vector<int> living_;
     bool revoke_;
+    std::uint64_t known_done_;
 };
 
 }  // namespace
 
 const char* advice_for(Policy policy) {
+    if (policy == Policy::Replay) return "under the policy replay its replacement has to come back; it was given up";
     return policy == Policy::Raise ? "call shrink() to go on without it, or use policy=\"lossy\""
                                    : "this operation needs what only the dead rank had; others go on without it";
 }
@@ -416,15 +468,18 @@ DefaultPlan default_plan(const Shape& shape, int size, const RankSet& alive, con
 Decision make_decision(const PlanInput& in) {
     RankSet voters;
     std::uint64_t lowest = ~std::uint64_t{0}, highest = 0;
+    std::uint64_t known_done = 0;
     bool revoke = in.previous.revoked;
+    Decision d;
     for (const auto& [rank, vote] : in.votes) {
         voters.add(rank);
         lowest = std::min(lowest, vote.done_seq);
+        d.done_through = std::max(d.done_through, vote.done_seq);
+        known_done = std::max(known_done, vote.known_done);
         highest = std::max(highest, vote.done_seq);
         for (const auto& o : vote.ops) highest = std::max(highest, o.seq);
         for (const auto& p : vote.proposals) revoke |= p.seq == 0;
     }
-    Decision d;
     d.attempt = in.previous.attempt + 1;
     d.epoch = in.epoch;
     d.alive = voters;
@@ -435,7 +490,7 @@ Decision make_decision(const PlanInput& in) {
     d.agree_cause = in.previous.agree_cause;
     d.agree_survivors = in.previous.agree_survivors;
 
-    OpPlanner planner(in, voters, revoke);
+    OpPlanner planner(in, voters, revoke, known_done);
     bool timed_out = false;
     bool fails_rest = false;
     // C5: a recorded failure stays recorded until all are past it, also when everybody who had entered the operation is gone.
@@ -450,6 +505,7 @@ Decision make_decision(const PlanInput& in) {
         }
         if (fails_rest) d.fail_from = std::min(d.fail_from, seq);
     }
+    d.done_through = std::max(d.done_through, planner.done_through());
     const auto newly_dead = in.previous.alive - voters;
     if (in.spec.policy == Policy::Raise && !newly_dead.empty()) {
         // Nothing open, or the loop above stopped at the first operation that cannot be completed.

@@ -59,7 +59,7 @@ Shape Shape::decode(ByteReader& r) {
 }
 
 void Vote::encode(ByteWriter& w) const {
-    w.put(attempt).put(done_seq).put(view_epoch);
+    w.put(attempt).put(done_seq).put(logged).put(known_done).put(view_epoch);
     w.put(static_cast<std::uint32_t>(ops.size()));
     for (const auto& o : ops) {
         w.put(o.seq).put(o.state).put(static_cast<std::uint8_t>(o.retained));
@@ -78,6 +78,8 @@ std::optional<Vote> Vote::decode(ByteReader& r) {
     Vote v;
     v.attempt = r.get<std::uint32_t>();
     v.done_seq = r.get<std::uint64_t>();
+    v.logged = r.get<std::uint64_t>();
+    v.known_done = r.get<std::uint64_t>();
     v.view_epoch = r.get<std::uint64_t>();
     v.ops.resize(r.count(10));
     for (auto& o : v.ops) {
@@ -164,7 +166,7 @@ Bytes Decision::encode() const {
         w.put(static_cast<std::uint32_t>(p.runs.size()));
         for (const auto& x : p.runs) w.put(x.count).put(x.mode).put(x.rank).ranks(x.contributors);
     }
-    w.put(agree_seq).put(agree_value);
+    w.put(done_through).put(agree_seq).put(agree_value);
     agree_cause.encode(w);
     w.ranks(agree_survivors);
     return w.take();
@@ -198,6 +200,7 @@ std::optional<Decision> Decision::decode(ByteView data) {
             x.contributors = r.ranks();
         }
     }
+    d.done_through = r.get<std::uint64_t>();
     d.agree_seq = r.get<std::uint64_t>();
     d.agree_value = r.get<std::int64_t>();
     d.agree_cause = Cause::decode(r);

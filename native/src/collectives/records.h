@@ -63,6 +63,8 @@ struct Proposal {
 struct Vote {
     std::uint32_t attempt = 0;   // proposed
     std::uint64_t done_seq = 0;
+    std::uint64_t logged = 0;    // replay: this rank's results up to here are in its log, complete elsewhere or not
+    std::uint64_t known_done = 0;  // replay: by the decision before, somebody has returned from the operations up to here
     std::vector<OpVote> ops;     // last finished, then the open one
     std::vector<Proposal> proposals;
     std::uint64_t view_epoch = 0;
@@ -114,6 +116,7 @@ struct Decision {
     std::uint64_t fail_from = ~std::uint64_t{0};  // operations from here on fail with `cause`
     Cause cause;
     std::vector<OpPlan> plans;
+    std::uint64_t done_through = 0;  // somebody has returned from the operations up to here: what the log has of them holds
     // agree and shrink: the last result
     std::uint64_t agree_seq = 0;
     std::int64_t agree_value = 0;

@@ -12,6 +12,14 @@
 
 namespace ftcomm {
 
+// Replay: told when all of an operation's data is here and the fence has not begun, so that whoever returns knows that every rank's log has
+// its result. False: it could not be logged, and the fence must not begin.
+class ResultLog {
+public:
+    virtual ~ResultLog() = default;
+    virtual bool log_result(const OpState& op) = 0;
+};
+
 // What a run may use. Positions are indices into `living`, ascending communicator ranks; neighbours are by position.
 struct RunEnv {
     Sender& sender;
@@ -25,6 +33,8 @@ struct RunEnv {
     Transport* memory = nullptr;      // pull, groups: reads the memory of peers
     Bytes* scratch = nullptr;         // the same
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
+
+    ResultLog* log = nullptr;         // replay
 
     int size() const { return static_cast<int>(living.size()); }
     int rank_at(int position_in) const { return living[static_cast<std::size_t>((position_in + size()) % size())]; }

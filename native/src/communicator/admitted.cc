@@ -17,9 +17,13 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
         incarnations_[r] = core_.view.members[static_cast<std::size_t>(spec_.members[r])].incarnation;
         came.add(static_cast<int>(r));
         agree_votes_.erase(static_cast<int>(r));  // its predecessor's
-        if (spec_.members[r] != core_.self()) p2p_.replaced(static_cast<int>(r));
+        if (spec_.members[r] != core_.self() && !replays()) p2p_.replaced(static_cast<int>(r));
     }
     if (came.empty()) return;
+    if (replays()) {
+        on_returned(came);
+        return;
+    }
     since_ = nth;
     if (entry == nullptr) {
         // Nobody who is left had it: what an admission before has said of it went with those who had.

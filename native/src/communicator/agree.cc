@@ -12,6 +12,12 @@ RequestPtr Communicator::agree(AgreeKind kind, std::int64_t flag) {
         core_.finish(request, std::move(s));
         return request;
     }
+    if (replays()) {
+        core_.finish(request, Status::error(Code::Unsupported,
+                                            "there is nothing to agree on under the policy replay: a rank that dies comes back. "
+                                            "Use all_reduce to combine flags"));
+        return request;
+    }
     if (agree_.active) {
         core_.finish(request,
                      Status::error(Code::Invalid, "an agree or shrink is already under way on this communicator; wait for it"));

@@ -24,6 +24,7 @@ Communicator::Communicator(Core& core, CommSpec spec, bool claimed)
         incarnations_.push_back(m == core_.self() ? core_.config.incarnation : state.incarnation);
     }
     decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
+    if (spec_.policy == Policy::Replay) begin_replay();
     FT_POINT("comm.create");
 }
 
@@ -92,14 +93,15 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     }
     Grid grid;
     const auto shape = shape_of(desc, &grid);
-    const auto seq = core_.solo ? 0 : next_seq_++;
+    const bool alone = core_.solo && !replays();
+    const auto seq = alone ? 0 : next_seq_++;
     auto op = std::make_unique<OpState>(seq, desc, shape, grid, rank_, core_.rules.c8, request);
     if (desc.kind == OpKind::AllGather && desc.send != nullptr) {
         const auto bytes = desc.count * size_of(desc.dtype);
         auto* own = static_cast<std::byte*>(desc.recv) + static_cast<std::size_t>(rank_) * bytes;
         if (bytes > 0 && own != desc.send) std::memmove(own, desc.send, bytes);
     }
-    if (core_.solo) {
+    if (alone) {
         run_alone(*op, rank_, {}, true);
         RankSet self;
         self.add(rank_);
@@ -124,13 +126,14 @@ RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, st
     if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
     if (s && (dst < 0 || dst >= static_cast<int>(spec_.members.size())))
         s = Status::error(Code::Invalid, "destination " + std::to_string(dst) + " is not a rank of communicator " + spec_.name);
-    if (s && core_.solo && dst != rank_)
+    if (s && core_.solo && dst != rank_ && !replays())
         s = Status::error(Code::Unsupported, "this replacement is not admitted yet: no messages before its first join point");
     if (!s) {
         core_.finish(request, std::move(s));
     } else {
         const Time timeout = spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
-        p2p_.send(request, data, bytes, dst, tag, core_.now + timeout);
+        if (replays()) pairs_->send(request, data, bytes, dst, tag);
+        else p2p_.send(request, data, bytes, dst, tag, core_.now + timeout);
     }
     return request;
 }
@@ -141,13 +144,14 @@ RequestPtr Communicator::recv(void* data, std::uint64_t bytes, int src, std::int
     if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
     if (s && src >= static_cast<int>(spec_.members.size()))
         s = Status::error(Code::Invalid, "source " + std::to_string(src) + " is not a rank of communicator " + spec_.name);
-    if (s && core_.solo && src != rank_)
+    if (s && core_.solo && src != rank_ && !replays())
         s = Status::error(Code::Unsupported, "this replacement is not admitted yet: no messages before its first join point");
     if (!s) {
         core_.finish(request, std::move(s));
     } else {
         const Time timeout = spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
-        p2p_.recv(request, data, bytes, src == kAnyOrFail || src >= 0 ? src : kAny, tag, core_.now + timeout);
+        if (replays()) pairs_->recv(request, data, bytes, src, tag, core_.now + timeout);
+        else p2p_.recv(request, data, bytes, src == kAnyOrFail || src >= 0 ? src : kAny, tag, core_.now + timeout);
     }
     return request;
 }
@@ -158,6 +162,7 @@ std::string Communicator::name_of(const OpState& op) const {
 
 void Communicator::on_writable(int slot) {
     p2p_.on_writable(slot);
+    if (replays()) pairs_->on_writable(slot);
     if (run_ != nullptr && !frozen_) {
         run_->on_writable(slot);
         after_progress();
@@ -166,6 +171,7 @@ void Communicator::on_writable(int slot) {
 
 void Communicator::on_tick() {
     p2p_.on_tick(core_.now);
+    if (replays()) pairs_->on_tick(core_.now);
     if (open_.empty()) return;
     auto& op = *open_.front();
     if (op.started && !op.timeout_proposed && core_.now > op.deadline) {
@@ -182,7 +188,7 @@ bool Communicator::fail_request(const RequestPtr& request, Code why) {
         return true;
     }
     if (agree_.active && agree_.request == request) return true;  // ends with the vote, never privately
-    return p2p_.cancel(request);
+    return p2p_.cancel(request) || (replays() && pairs_->cancel(request));
 }
 
 void Communicator::fail_everything(const Status& status) {
@@ -191,6 +197,7 @@ void Communicator::fail_everything(const Status& status) {
     core_.sender.drop_collectives(spec_.id);
     while (!open_.empty()) finish_current(status);
     p2p_.fail_all(status);
+    if (replays()) pairs_->fail_all(status);
     if (agree_.active) {
         agree_.active = false;
         core_.finish(agree_.request, status);
@@ -201,7 +208,9 @@ void Communicator::on_dead_end() { fail_everything(core_.dead_end()); }
 
 void Communicator::close() {
     closed_ = true;
-    p2p_.fail_all(Status::error(Code::Closed, "communicator " + spec_.name + " was closed"));
+    const auto closed = Status::error(Code::Closed, "communicator " + spec_.name + " was closed");
+    p2p_.fail_all(closed);
+    if (replays()) pairs_->fail_all(closed);
 }
 
 RankSet Communicator::failed() const {
@@ -223,7 +232,7 @@ void Communicator::ack_failed(int n) {
 bool Communicator::blocked_on(int slot) const {
     const int r = rank_of_slot(slot);
     if (r < 0 || !decision_.alive.has(r)) return false;
-    return frozen_ || !open_.empty() || agree_.active || p2p_.waits_for(r);
+    return frozen_ || !open_.empty() || agree_.active || p2p_.waits_for(r) || (replays() && pairs_->waits_for(r));
 }
 
 }  // namespace ftcomm

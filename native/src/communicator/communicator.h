@@ -14,11 +14,12 @@
 #include "collectives/plan.h"
 #include "collectives/run.h"
 #include "communicator/core.h"
+#include "communicator/logged_pairs.h"
 #include "communicator/p2p.h"
 
 namespace ftcomm {
 
-class Communicator {
+class Communicator final : private ResultLog {
 public:
     // claimed: made by the user's call; otherwise by a peer's vote, so that a rank that has not called yet can vote, too.
     Communicator(Core& core, CommSpec spec, bool claimed);
@@ -55,10 +56,19 @@ public:
 
     // Queries.
     // Nothing is under way that began before the join point.
+    // checkpoints.cc: the policy replay. resume says where the prologue ends, and where this process goes on (empty: right there); mark is
+    // called by every rank after all have agreed on a checkpoint.
+    Status resume(const std::string& tag);
+    Status position(LoggedPairs::Position* out);
+    bool resumed() const { return marks_ > 0; }
+    Status mark(const std::string& tag);
+    std::vector<std::string> checkpoints() const;  // the newest first
     bool quiescent() const {
         return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ && !agree_.active;
     }
-    bool idle() const { return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle(); }
+    bool idle() const {
+        return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle() && (pairs_ == nullptr || pairs_->idle());
+    }
     bool blocked_on(int slot) const;  // an open operation, agree or message that needs this slot
     AdmitEntry standing() const;
     bool revoked() const { return decision_.revoked; }
@@ -83,6 +93,7 @@ private:
         Grid grid;
         std::vector<LabelRun> labels;
         std::shared_ptr<Bytes> kept;
+        bool logged = false;  // replay: kept in the log
     };
     struct AgreeVote {
         std::uint64_t seq = 0;
@@ -138,6 +149,27 @@ private:
     FrameHeader control(FrameKind kind) const;
     std::string cell_key() const;
 
+    // replay.cc: the policy replay
+    bool replays() const { return pairs_ != nullptr; }
+    void begin_replay();
+    struct Mark;
+    void find_resume_point();
+    std::optional<Mark> read_mark(std::uint64_t number) const;
+    bool log_result(const OpState& op) override;
+    void log_failure(const OpState& op, const Status& status);
+    void learn_complete(std::uint64_t through);
+    void serve_logged();
+    Status serve(OpState& op);
+    Last last_from_log(std::uint64_t seq);
+    std::shared_ptr<Bytes> kept_in_log(std::uint64_t seq);
+    bool present() const;  // every member is in the view, or has left for good
+    bool anybody_left() const;
+    bool failed_for_all(std::uint64_t seq);
+    void on_view_replay();
+    void start_after_admissions();
+    void on_returned(const RankSet& came);
+    void caught_up();
+
     // agree.cc
     void send_agree_vote();
     void on_agree_vote(int rank, const AgreeVote& vote);
@@ -153,6 +185,8 @@ private:
     int rank_;
     std::vector<std::uint32_t> incarnations_;
     PointToPoint p2p_;
+    std::unique_ptr<PhasedLog> log_;  // replay
+    std::unique_ptr<LoggedPairs> pairs_;  // replay: in its place
     RankSet acked_;  // failures the user knows of
 
     std::uint64_t next_seq_ = 1, done_seq_ = 0;
@@ -180,6 +214,15 @@ private:
     std::vector<Proposal> proposals_;
     MyAgree agree_;
     std::map<int, AgreeVote> agree_votes_;
+
+    // replay
+    std::uint64_t logged_ = 0;  // the last of this rank's results in the log, of this process or one before it
+    std::uint64_t served_ = 0;  // operations up to here are complete everywhere: a process that runs again gets them from the log
+    std::optional<LoggedPairs::Position> to_mark_;
+    std::uint64_t marks_ = 0;  // the program has passed so many, the resume point included
+    std::uint64_t replayed_ = 0;  // so many were
+    bool catching_up_ = false;  // until the first operation that is not in the log
+    Status log_error_;  // a result that could not be logged
 };
 
 }  // namespace ftcomm

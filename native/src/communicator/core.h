@@ -43,6 +43,7 @@ struct Core {
     bool wants_view = false;   // something arrived from after a view change that has not come here
     Bytes scratch;             // of runs, within one input
     bool has_work = false;     // some run may have work that waits for no frame
+    Status abandoned;          // replay: a replacement that nobody is left to let in
     RankSet left;              // slots that said goodbye (not necessarily out of the view yet)
 
     int self() const { return config.slot; }
@@ -59,6 +60,7 @@ struct Core {
                 Code::NoAuthority,
                 "the job's authority (the store that holds the head cell) is lost, so no failure can be decided; "
                 "restart the job, and keep the store where it outlives the ranks");
+        if (!abandoned) return abandoned;
         return {};
     }
     void finish(const RequestPtr& request, Status status) {

@@ -6,7 +6,7 @@
 namespace ftcomm {
 
 void Communicator::try_decide() {
-    if (!frozen_ || cas_busy_ || leader() != rank_ || !core_.dead_end()) return;
+    if (!frozen_ || cas_busy_ || leader() != rank_ || !core_.dead_end() || (replays() && !present())) return;
     const auto want = voters();
     std::map<int, Vote> votes;
     for (int r : want.list()) {
@@ -156,11 +156,13 @@ void Communicator::apply(const Decision& d) {
     core_.event(std::move(e));
     for (const auto& p : d.plans)
         if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
+    if (replays()) { learn_complete(d.done_through); }
     apply_plans();
     if (d.revoked) {
         auto s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
         s.epoch = d.epoch;
         p2p_.fail_all(s);
+        if (replays()) pairs_->fail_all(s);
         std::erase_if(proposals_, [](const Proposal& p) { return p.seq == 0; });
     }
     if (agreed) finish_agree();
@@ -185,10 +187,18 @@ void Communicator::apply_plans() {
             const auto kind = open_.front()->shape.kind;
             FT_CHECK(kind == OpKind::Reduce || kind == OpKind::ReduceScatter || open_.front()->all_final(),
                      "operation %llu is complete elsewhere but not here", static_cast<unsigned long long>(p.seq));
+            // One without data is all final from the start, and may not have come to its fence here. (If it cannot be logged, the next
+            // operation says so: this one is complete elsewhere.)
+            if (replays() && p.seq > logged_) log_result(*open_.front());
             finish_current({});
             if (!open_.empty()) open_.front()->started = false;
-        } else if (p.verdict == OpPlan::Verdict::Repair && p.seq == last_.seq && p.seq <= done_seq_ && last_.kept != nullptr) {
+        } else if (p.verdict == OpPlan::Verdict::Repair && p.seq == last_.seq && p.seq <= std::max(done_seq_, served_) &&
+                   (last_.kept != nullptr || last_.logged)) {
             core_.host.trace("hand_out.kept");
+            if (last_.logged) {
+                last_.kept = kept_in_log(p.seq);
+                last_.desc.recv = last_.kept->data();
+            }
             auto helper = std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);
             helper->kept = last_.kept;
             std::uint32_t s = 0;

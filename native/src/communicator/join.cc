@@ -63,6 +63,7 @@ void NodeImpl::give_up_joining() {
     s.epoch = core.view.epoch;
     auto request = std::move(join_request_);
     join_request_ = nullptr;
+    if (core.config.log != nullptr) core.abandoned = s;
     core.finish(request, std::move(s));
 }
 
@@ -178,12 +179,37 @@ void NodeImpl::try_admit() {
         auto& m = next.members[static_cast<std::size_t>(slot)];
         if (m.alive || m.incarnation >= incarnation) continue;
         if (const auto it = dead_early_.find(slot); it != dead_early_.end() && it->second.incarnation >= incarnation) continue;
-        m = MemberState{incarnation, true, Evidence::None};
+        m = MemberState{incarnation, true, Evidence::None, next.admissions};
         next.admitted.add(slot);
     }
     for (const auto& [id, e] : table) next.admit.push_back(e);
     next.admit_alive = next.alive();
     core.host.trace("admit.decide");
+    FT_POINT("join.before");
+    compare_and_set_view(next);
+}
+
+// Replay: a replacement takes part again as soon as anybody has heard of it. It needs no join point: what it has to know is in its log, and
+// where the communicators stand is voted on once it is in.
+void NodeImpl::admit_returned() {
+    if (view_busy_ || core.solo || (core.view.alive() - core.left).lowest() != core.self()) return;
+    JobView next = core.view;
+    next.admitted = {};
+    next.admit.clear();
+    for (const auto& [slot, incarnation] : waiting) {
+        auto& m = next.members[static_cast<std::size_t>(slot)];
+        if (m.alive || m.incarnation >= incarnation) continue;
+        if (const auto it = dead_early_.find(slot); it != dead_early_.end() && it->second.incarnation >= incarnation) continue;
+        m = MemberState{incarnation, true, Evidence::None, core.view.admissions + 1};
+        next.admitted.add(slot);
+    }
+    if (next.admitted.empty()) return;
+    next.epoch += 1;
+    next.parent = core.view.nonce;
+    next.nonce = core.random();
+    next.admissions += 1;
+    next.admit_alive = next.alive();
+    core.host.trace("replay.admit");
     FT_POINT("join.before");
     compare_and_set_view(next);
 }
@@ -219,6 +245,10 @@ void NodeImpl::on_admission(const RankSet& came, bool self_came) {
         join_request_ = nullptr;
         core.finish(request, {});
     }
+    if (leave_request_ != nullptr && replays() && !goodbye_sent_) {
+        if (self_came && !leave_sent_) begin_leave();
+        else if (leave_sent_) send_leave(newcomers & core.view.alive());  // what was said to their predecessors died with them
+    }
     if (admit_request_ != nullptr) {
         admit_request_->survivors = core.view.admit_alive;
         admit_request_->outcome.contributors = core.view.admitted;
@@ -230,12 +260,23 @@ void NodeImpl::on_admission(const RankSet& came, bool self_came) {
 
 RequestPtr NodeImpl::leave() {
     auto request = std::make_shared<Request>();
-    if (!core.dead_end() || core.solo) {
-        core.finish(request, {});
+    if (!core.dead_end() || (core.solo && !replays())) {
+        core.finish(request, replays() ? core.dead_end() : Status{});
         return request;
     }
     leave_request_ = request;
-    leave_deadline_ = core.now + leave_timeout();
+    if (!core.solo) begin_leave();  // replay: else once it is in
+    return request;
+}
+
+void NodeImpl::begin_leave() {
+    leave_deadline_ = core.now + (replays() ? core.config.timeout : leave_timeout());
+    leave_sent_ = true;
+    send_leave(core.view.alive() - core.left);
+    check_leave_done();
+}
+
+void NodeImpl::send_leave(const RankSet& to) {
     ByteWriter w;
     w.put(static_cast<std::uint32_t>(comms.size()));
     for (const auto& [id, comm] : comms) w.put(id).put(comm->done_seq());
@@ -243,14 +284,14 @@ RequestPtr NodeImpl::leave() {
     FrameHeader h;
     h.kind = FrameKind::Leave;
     FT_POINT("leave.send");
-    leave_sent_ = true;
-    for (int s : (core.view.alive() - core.left).list())
+    for (int s : to.list())
         if (s != core.self()) core.sender.send_long(s, h, payload);
-    check_leave_done();
-    return request;
 }
 
 bool NodeImpl::satisfied(const std::vector<std::pair<CommId, std::uint64_t>>& leaver) const {
+    // Replay: whoever still works may die and have to read again what the leaver has sent, which on another host only the leaver can
+    // send. So nobody goes before all are at their end.
+    if (replays() && !leave_sent_) return false;
     for (const auto& [id, seq] : leaver) {
         const auto* comm = find(id);
         if (comm != nullptr && comm->done_seq() < seq) return false;
@@ -271,6 +312,7 @@ void NodeImpl::on_leave(int slot, ByteView payload) {
 }
 
 void NodeImpl::answer_leavers() {
+    if (core.config.log != nullptr && !leave_sent_) return;
     for (auto it = leavers_.begin(); it != leavers_.end();) {
         if (!satisfied(it->second)) {
             ++it;
@@ -297,6 +339,13 @@ void NodeImpl::on_goodbye(int slot) {
     propose_view();
 }
 
+// Replay: who is dead comes back, and needs those who are here. But once somebody has left, all had come to their end.
+bool NodeImpl::nobody_missing() const {
+    const auto has_left = [](const MemberState& m) { return !m.alive && m.evidence == Evidence::Left; };
+    if (!core.left.empty() || std::any_of(core.view.members.begin(), core.view.members.end(), has_left)) return true;
+    return std::all_of(core.view.members.begin(), core.view.members.end(), [](const MemberState& m) { return m.alive; });
+}
+
 // The others have had their time: but not while this rank itself did not run (M11).
 bool NodeImpl::leave_overdue() const {
     const bool woken = core.rules.m11 && core.now - last_tick_ > core.config.heartbeat / 4;
@@ -309,7 +358,8 @@ void NodeImpl::check_leave_done() {
     self.add(core.self());
     const auto others = core.view.alive() - self;
     if (!goodbye_sent_) {
-        if (!(others - (leave_ok_ | core.left)).empty() && !leave_overdue() && core.dead_end()) return;
+        const bool all_agree = (others - (leave_ok_ | core.left)).empty() && (!replays() || nobody_missing());
+        if (!all_agree && !leave_overdue() && core.dead_end()) return;
         goodbye_sent_ = true;
         leave_deadline_ = core.now + leave_timeout();  // it has to get out: an exit without it looks like a death (M10)
         FrameHeader h;

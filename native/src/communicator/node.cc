@@ -17,6 +17,7 @@ const char* to_string(NodeEvent::Kind kind) {
         case NodeEvent::Kind::Joined: return "joined";
         case NodeEvent::Kind::Stale: return "stale";
         case NodeEvent::Kind::AuthorityLost: return "authority_lost";
+        case NodeEvent::Kind::CaughtUp: return "caught_up";
         case NodeEvent::Kind::JoinWaiting: return "join_waiting";
     }
     return "unknown";
@@ -28,13 +29,17 @@ Node::~Node() = default;
 
 std::string Node::view_key(const std::string& job) { return job + "/view"; }
 
-Bytes Node::make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations) {
+Bytes Node::make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations,
+                              const RankSet& finished) {
     JobView v;
     v.job = job;
     v.epoch = 1;
     v.boot = boot;
     v.nonce = boot;
-    for (auto i : incarnations) v.members.push_back({i, true, Evidence::None});
+    for (std::size_t slot = 0; slot < incarnations.size(); ++slot) {
+        const bool left = finished.has(static_cast<int>(slot));
+        v.members.push_back({incarnations[slot], !left, left ? Evidence::Left : Evidence::None});
+    }
     return v.encode();
 }
 
@@ -142,6 +147,36 @@ void Node::close_comm(Time now, CommId comm) {
     Input input(*impl_, now);
     if (auto* c = impl_->find(comm)) c->close();
 }
+namespace {
+Status no_such_communicator() {
+    return Status::error(Code::Closed, "no such communicator on this rank: it was closed or never made");
+}
+}  // namespace
+
+Status Node::comm_resume(Time now, CommId comm, const std::string& tag) {
+    Input input(*impl_, now);
+    auto* c = impl_->find(comm);
+    return c != nullptr ? c->resume(tag) : no_such_communicator();
+}
+Status Node::comm_position(Time now, CommId comm, LogPosition* out) {
+    Input input(*impl_, now);
+    auto* c = impl_->find(comm);
+    if (c == nullptr) return no_such_communicator();
+    LoggedPairs::Position position;
+    auto s = c->position(&position);
+    *out = {std::move(position.sent), std::move(position.received), position.quiet, c->resumed()};
+    return s;
+}
+Status Node::comm_mark(Time now, CommId comm, const std::string& tag) {
+    Input input(*impl_, now);
+    auto* c = impl_->find(comm);
+    return c != nullptr ? c->mark(tag) : no_such_communicator();
+}
+std::vector<std::string> Node::comm_checkpoints(CommId comm) const {
+    const auto* c = impl_->find(comm);
+    return c != nullptr ? c->checkpoints() : std::vector<std::string>{};
+}
+
 RequestPtr Node::join_wait(Time now) {
     Input input(*impl_, now);
     return impl_->join_wait();

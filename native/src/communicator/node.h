@@ -11,6 +11,7 @@
 #include "base/bytes.h"
 #include "base/status.h"
 #include "channel/frame.h"
+#include "channel/log.h"
 #include "communicator/request.h"
 #include "membership/authority.h"
 #include "transport/transport.h"
@@ -30,6 +31,7 @@ struct NodeEvent {
         Joined,        // slot, incarnation, epoch
         Stale,         // this rank was voted out
         AuthorityLost,
+        CaughtUp,      // comm, seq; replay: this process has done again what one before it had done
         JoinWaiting,   // slot, incarnation: a replacement asks to come in
     };
     Kind kind{};
@@ -74,15 +76,18 @@ struct NodeConfig {
     std::uint64_t segment_bytes = 0; // 0: min(64 KiB, transport max)
     std::uint64_t eager_limit = 65536;
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"
-    Bytes initial_view;              // the job cell's content after formation (see View in membership/view.h)
+    // Policy replay: where this rank logs, and finds what processes before it have logged. All communicators of the job are replay then.
+    Log* log = nullptr;
+    bool again = false;  // it is not the slot's first process: what it holds of earlier ones is in the log
+    Bytes initial_view;  // the job cell's content after formation (see View in membership/view.h)
 };
 
 struct CommSpec {
     CommId id = 0;
-    std::string name;                // for messages: "world", "split(0)"
-    std::vector<int> members;        // job slot of each communicator rank; must contain the node's own slot
+    std::string name;  // for messages: "world", "split(0)"
+    std::vector<int> members;  // job slot of each communicator rank; must contain the node's own slot
     Policy policy = Policy::Raise;
-    Time timeout = 0;                // 0: the job's
+    Time timeout = 0;  // 0: the job's
 };
 
 class NodeImpl;
@@ -93,7 +98,9 @@ public:
     ~Node();
 
     // The content that formation writes into the cell "<job>/view" by compare_and_set from empty.
-    static Bytes make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations);
+    // `finished`: slots that have left for good before (replay: a later generation of the job).
+    static Bytes make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations,
+                                   const RankSet& finished = {});
     static std::string view_key(const std::string& job);
 
     // Inputs. `now` never goes back.
@@ -123,25 +130,34 @@ public:
     // Gives up on a request (Ctrl-C, a wait's own timeout): proposes its failure to the vote (C7); it still completes.
     void fail_request(Time now, const RequestPtr& request, Code why);
     void close_comm(Time now, CommId comm);
+    // Replay, see communicator/checkpoints.cc. By communicator rank.
+    struct LogPosition {
+        std::vector<std::uint64_t> sent, received;
+        bool quiet = false, resumed = false;
+    };
+    Status comm_resume(Time now, CommId comm, const std::string& tag);
+    Status comm_position(Time now, CommId comm, LogPosition* out);
+    Status comm_mark(Time now, CommId comm, const std::string& tag);
+    std::vector<std::string> comm_checkpoints(CommId comm) const;
     // Membership of the process. join_wait: a replacement; done when admitted. admit: survivors, collectively (M13): all
     // waiting replacements come in; `survivors` of the request = members afterwards.
     RequestPtr join_wait(Time now);
     RequestPtr admit(Time now);
-    RequestPtr leave(Time now);   // done when nobody needs this rank any more: then exit
+    RequestPtr leave(Time now);  // done when nobody needs this rank any more: then exit
 
     // Queries.
     std::uint64_t epoch() const;
     bool stale() const;
     RankSet alive_slots() const;
-    RankSet waiting_slots() const;                   // replacements asking to come in
+    RankSet waiting_slots() const;  // replacements asking to come in
     std::uint32_t incarnation_of(int slot) const;
-    RankSet comm_alive(CommId comm) const;           // communicator ranks, by its last decision
-    RankSet comm_failed(CommId comm) const;          // dead by the newest view, acknowledged or not
-    void ack_failed(CommId comm, int n);             // -1: all
+    RankSet comm_alive(CommId comm) const;  // communicator ranks, by its last decision
+    RankSet comm_failed(CommId comm) const;  // dead by the newest view, acknowledged or not
+    void ack_failed(CommId comm, int n);  // -1: all
     bool comm_revoked(CommId comm) const;
-    bool comm_solo(CommId comm) const;               // joiner before admission: collectives act on itself
-    std::uint64_t comm_seq(CommId comm) const;       // next operation number
-    int comm_size(CommId comm) const;                // 0: there is no such communicator
+    bool comm_solo(CommId comm) const;  // joiner before admission: collectives act on itself
+    std::uint64_t comm_seq(CommId comm) const;  // next operation number
+    int comm_size(CommId comm) const;  // 0: there is no such communicator
     // True when nothing is open: used by tests and by the quiet invariant.
     bool idle() const;
 

@@ -18,6 +18,7 @@ NodeImpl::NodeImpl(NodeConfig config, Transport& transport, Authority& authority
     core.solo = core.config.joining;
     for (int s : core.view.alive().list())
         if (s != core.self()) transport.attach(s, core.view.members[static_cast<std::size_t>(s)].incarnation);
+    if (core.config.log != nullptr && core.solo) join_wait();  // replay: it comes in as soon as it is there
 }
 
 Communicator* NodeImpl::find(CommId id) const {
@@ -38,6 +39,11 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
         mine |= m == core.self();
     }
     if (!mine) return Status::error(Code::Invalid, "communicator " + spec.name + " does not contain this rank");
+    if ((spec.policy == Policy::Replay) != (core.config.log != nullptr))
+        return Status::error(Code::Unsupported,
+                             "communicator " + spec.name +
+                                 ": the policy replay is the whole job's: give it in the job's "
+                                 "options (FTCOMM_POLICY, ftrun --policy), and to every communicator or to none");
     if (spec.id == 0) return Status::error(Code::Invalid, "communicator id 0 is reserved");
     if (auto* old = find(spec.id)) {
         if (old->claimed()) return Status::error(Code::Invalid, "communicator " + spec.name + " exists already");
@@ -51,6 +57,7 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
     // It may have existed elsewhere when replacements came in: the same steps as there, and none for admissions that let
     // nobody into it (its members kept their attempt then).
     for (const auto& admission : admissions_) {
+        if (spec.policy == Policy::Replay) break;  // it has looked at the view itself
         RankSet into;
         for (int m : spec.members)
             if (admission.newcomers.has(m)) into.add(m);
@@ -149,7 +156,8 @@ void NodeImpl::fail_all() {
         if (*r == nullptr || (r == &leave_request_ && goodbye_sent_)) continue;
         auto request = std::move(*r);
         *r = nullptr;
-        core.finish(request, r == &leave_request_ ? Status{} : why);
+        // Replay: voted out before all had come to their end, it is replaced, and its replacement has to be waited for.
+        core.finish(request, r == &leave_request_ && core.config.log == nullptr ? Status{} : why);
     }
 }
 
@@ -169,6 +177,7 @@ void NodeImpl::settle() {
     }
     const auto at_rest = [](const auto& entry) { return entry.second->quiescent(); };
     if (admit_request_ != nullptr && !admit_voted_ && std::all_of(comms.begin(), comms.end(), at_rest)) send_admit_vote();
+    if (core.config.log != nullptr && !waiting.empty()) admit_returned();
     if (core.wants_view) {
         core.wants_view = false;
         read_view(true);

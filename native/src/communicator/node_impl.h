@@ -75,6 +75,11 @@ private:
     // join.cc
     void send_admit_vote();
     void try_admit();
+    void admit_returned();
+    void begin_leave();
+    void send_leave(const RankSet& to);
+    bool nobody_missing() const;
+    bool replays() const { return core.config.log != nullptr; }
     void send_join_requests();
     bool nobody_left_to_join() const;
     void give_up_joining();

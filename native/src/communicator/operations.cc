@@ -1,4 +1,6 @@
 // A communicator's operations, one after another: start, run, frames, finish.
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "communicator/communicator.h"
@@ -13,6 +15,7 @@ OpState* Communicator::current() const {
 void Communicator::pump() {
     if (pumping_) return;  // finishing an operation inside the loop comes back here
     pumping_ = true;
+    if (replays()) serve_logged();
     // Hand-outs go on during an admission: a rank that needs one cannot come to the join point without it.
     while (!frozen_) {
         auto* op = current();
@@ -66,6 +69,13 @@ bool Communicator::start(OpState& op) {
         return false;
     }
     RankSet dead = RankSet::first(static_cast<int>(spec_.members.size())) - decision_.alive;
+    if (replays()) {
+        if (!dead.empty()) {  // who left has called everything that it wanted to
+            finish_current(peer_failure(dead, evidence(), core_.view.epoch, "it left before this operation").status(name_of(op)));
+            return false;
+        }
+        caught_up();
+    }
     auto fresh =
         default_plan(op.shape, static_cast<int>(spec_.members.size()), decision_.alive, dead, evidence(), core_.view.epoch);
     if (fresh.cause) {
@@ -81,6 +91,7 @@ bool Communicator::start(OpState& op) {
 RunEnv Communicator::env() {
     RunEnv e{core_.sender, spec_.members,    spec_.id,       attempt_, rank_, decision_.alive.list(), 0,
              core_.rules,  &core_.transport, &core_.scratch, &ticket_};
+    e.log = replays() ? this : nullptr;
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());
     return e;
@@ -104,6 +115,12 @@ std::uint64_t Communicator::fresh_ticket() {
     return ticket;
 }
 
+namespace {
+bool reduces_all(const std::vector<SegmentRun>& plan) {
+    return std::all_of(plan.begin(), plan.end(), [](const SegmentRun& r) { return r.mode == SegmentMode::Reduce; });
+}
+}  // namespace
+
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
     op.team = decision_.alive;
     op.ran = true;
@@ -120,7 +137,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     if (op.shape.is_direct()) {
         run_ = make_direct_run(env(), op);
         core_.host.trace("run.direct");
-    } else if (op.shape.algorithm == Algorithm::Flat && !repair) {
+    } else if (op.shape.algorithm == Algorithm::Flat && (!repair || (replays() && core_.rules.l7 && reduces_all(plan)))) {
         run_ = make_flat_run(env(), op);
         core_.host.trace("run.flat");
     } else if (reads_memory(op) && all_share_memory()) {
@@ -209,7 +226,12 @@ void Communicator::after_progress() {
         propose(Code::System, op->seq);
         return;
     }
-    if (!run_->done()) return;
+    if (!run_->done() && log_error_) return;
+    if (log_error_ && replays() && op->request != nullptr && op->seq > logged_) log_result(*op);  // one without a fence
+    if (!log_error_) {
+        propose(log_error_.code, op->seq);
+        return;
+    }
     if (op->repairs > 0) FT_POINT("repair.done");
     finish_current({});
     pump();
@@ -230,7 +252,11 @@ void Communicator::finish_current(Status status) {
     if (status.ok()) {
         op->request->outcome =
             op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
-        if (op->shape.algorithm == Algorithm::Flat && op->repairs == 0 && core_.rules.c6 && decision_.alive.count() > 1) {
+        if (replays()) {
+            last_.labels = op->label_runs();
+            last_.desc = op->desc;
+            last_.logged = logged_ >= op->seq;
+        } else if (op->shape.algorithm == Algorithm::Flat && op->repairs == 0 && core_.rules.c6 && decision_.alive.count() > 1) {
             // C6: nobody waited for the others to have it, so it is kept until the next operation is through.
             const auto bytes = op->desc.count * size_of(op->desc.dtype);
             const auto* p = static_cast<const std::byte*>(op->desc.recv);
@@ -259,6 +285,7 @@ void Communicator::finish_current(Status status) {
         e.text = status.message;
         core_.event(std::move(e));
     }
+    if (replays() && !status.ok()) log_failure(*op, status);
     std::erase_if(proposals_, [&](const Proposal& p) { return p.seq != 0 && p.seq <= done_seq_; });
     bool others_run_it = false;
     if (!op->ran && !status.ok())

@@ -8,6 +8,8 @@ namespace ftcomm {
 
 void NodeImpl::on_evidence(int slot, std::uint32_t incarnation, Evidence evidence) {
     if (slot == core.self() || !core.dead_end()) return;
+    // Replay: a process that closed without a goodbye failed. It comes back, and nothing is decided without it.
+    if (evidence == Evidence::Left && core.config.log != nullptr) evidence = Evidence::Pidfd;
     if (incarnation > core.view.members[static_cast<std::size_t>(slot)].incarnation && is_confirmed(evidence)) {
         // A replacement that is not in yet, as far as this rank knows. Its admission may be on the way, and this is said only once.
         core.host.trace("join.dead_early");
@@ -157,7 +159,9 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
             reset_.erase(slot);
             reported_.remove(slot);
             leavers_.erase(slot);
+            leave_ok_.remove(slot);
             admit_votes_.erase(slot);
+            leave_ok_.remove(slot);
             core.left.remove(slot);
             NodeEvent e;
             e.kind = NodeEvent::Kind::Removed;
@@ -193,6 +197,7 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
         return;
     }
     const bool self_came = core.solo && self_in;
+    if (core.solo && !self_came && join_request_ != nullptr && !came.empty()) send_join_requests();  // they have not heard it
     if (core.view.admissions > before.admissions) on_admission(came, self_came);
     for (auto& [id, comm] : comms) comm->on_view();
     if (admit_request_ != nullptr && admit_voted_) send_admit_vote();

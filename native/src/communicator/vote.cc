@@ -97,13 +97,15 @@ void Communicator::freeze() {
 Vote Communicator::build_vote() const {
     Vote v;
     v.attempt = attempt_ + 1;
-    v.done_seq = done_seq_;
+    v.done_seq = std::max(done_seq_, served_);
+    v.logged = logged_;
+    v.known_done = decision_.done_through;
     v.view_epoch = core_.view.epoch;
     if (last_.seq > 0) {
         OpVote o;
         o.seq = last_.seq;
         o.state = last_.state;
-        o.retained = last_.kept != nullptr;
+        o.retained = last_.kept != nullptr || last_.logged;
         o.shape = last_.shape;
         o.labels = last_.labels;
         v.ops.push_back(std::move(o));
@@ -129,7 +131,7 @@ Vote Communicator::build_vote() const {
 }
 
 void Communicator::send_vote() {
-    if (!frozen_ || !core_.dead_end()) return;
+    if (!frozen_ || !core_.dead_end() || (replays() && !present())) return;
     const auto vote = build_vote();
     votes_[rank_] = vote;
     const int to = leader();
@@ -193,6 +195,10 @@ void Communicator::look_again() {
 
 void Communicator::on_view() {
     if (core_.solo) return;  // not a member yet: nothing to vote on
+    if (replays()) {
+        on_view_replay();
+        return;
+    }
     p2p_.on_failures(failed(), acked_, evidence());
     freeze_sent_ = false;
     if (!(decision_.alive - in_view()).empty()) freeze();
@@ -209,7 +215,9 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
         return;
     }
     if (is_p2p(h.kind)) {
-        if (!decision_.revoked) p2p_.on_frame(from, h, payload);
+        if (decision_.revoked) return;
+        if (replays()) pairs_->on_frame(from, h, payload);
+        else p2p_.on_frame(from, h, payload);
         return;
     }
     switch (h.kind) {

@@ -29,6 +29,11 @@ struct Rules {
     bool m11 = true;  // own silence is not the peers'; complaints wait in proportion
     bool m12 = true;  // suspect per host
     bool m13 = true;  // a newcomer starts where the communicators stand
+    bool l1 = true;   // replay skips what is in the log already, nothing else
+    bool l5 = true;   // answers to receives from ANY are on record
+    bool l7 = true;   // what is done again is done by the same owners with the same algorithm
+    bool l11 = true;  // a result is logged before its fence begins
+    bool l12 = true;  // the last result in the log counts only when the vote says so
 
     static Rules without(const std::vector<std::string>& names) {
         Rules r;
@@ -52,6 +57,11 @@ struct Rules {
                          : n == "M11" ? &r.m11
                          : n == "M12" ? &r.m12
                          : n == "M13" ? &r.m13
+                         : n == "L1"  ? &r.l1
+                         : n == "L5"  ? &r.l5
+                         : n == "L7"  ? &r.l7
+                         : n == "L11" ? &r.l11
+                         : n == "L12" ? &r.l12
                                       : nullptr;
             FT_CHECK(flag != nullptr, "no removable rule named %s", n.c_str());
             *flag = false;

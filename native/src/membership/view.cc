@@ -14,6 +14,7 @@ Bytes JobView::encode() const {
         w.put(m.incarnation);
         w.put(static_cast<std::uint8_t>(m.alive));
         w.put(m.evidence);
+        w.put(m.admission);
     }
     w.put(admissions).ranks(admitted).ranks(admit_alive);
     w.put(static_cast<std::uint32_t>(admit.size()));
@@ -31,12 +32,13 @@ std::optional<JobView> JobView::decode(ByteView data) {
     v.boot = r.get<std::uint64_t>();
     v.parent = r.get<std::uint64_t>();
     v.nonce = r.get<std::uint64_t>();
-    v.members.resize(r.count(6));
+    v.members.resize(r.count(14));
     if (v.members.size() > static_cast<std::size_t>(kMaxRanks)) return std::nullopt;
     for (auto& m : v.members) {
         m.incarnation = r.get<std::uint32_t>();
         m.alive = r.get<std::uint8_t>() != 0;
         m.evidence = r.get<Evidence>();
+        m.admission = r.get<std::uint64_t>();
     }
     v.admissions = r.get<std::uint64_t>();
     v.admitted = r.ranks();

@@ -16,6 +16,7 @@ struct MemberState {
     std::uint32_t incarnation = 0;
     bool alive = true;
     Evidence evidence = Evidence::None;  // why it is out
+    std::uint64_t admission = 0;         // the one that let this incarnation in, 0: there from the start
 };
 
 // Where a communicator stands when replacements come in: they start there (M13).

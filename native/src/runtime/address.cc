@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint32_t kVersion = 4;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -21,7 +21,7 @@ Bytes Address::encode() const {
     ByteWriter w;
     w.put(kMagic).put(kVersion).put(job).put(world_size).put(rank).put(incarnation).put(host).put(domain);
     w.text(socket).put(nonce).put(processes).put(pid).put(transport).put(authority);
-    w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret));
+    w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(static_cast<std::uint8_t>(replay));
     w.put(heartbeat).put(flat_limit).put(pull_limit).put(segment_bytes).put(eager_limit).bytes(tcp);
     return w.take();
 }
@@ -48,6 +48,7 @@ Status Address::decode(ByteView blob, Address* out) {
     auto authority = r.get<std::uint8_t>();
     a.has_store = r.get<std::uint8_t>() != 0;
     a.has_secret = r.get<std::uint8_t>() != 0;
+    a.replay = r.get<std::uint8_t>() != 0;
     a.heartbeat = r.get<Time>();
     a.flat_limit = r.get<std::uint64_t>();
     a.pull_limit = r.get<std::uint64_t>();
@@ -80,6 +81,7 @@ Status Address::check_agrees(const Address& other, int slot) const {
     if (other.has_store != has_store) return differs("store", other.has_store ? "given" : "missing", has_store ? "one" : "none");
     if (other.has_secret != has_secret)
         return differs("secret", other.has_secret ? "set" : "missing", has_secret ? "one" : "none");
+    if (other.replay != replay) return differs("policy", other.replay ? "replay" : "another", replay ? "replay" : "another");
     if (other.heartbeat != heartbeat)
         return differs("heartbeat", number(static_cast<double>(other.heartbeat) / 1e9),
                        number(static_cast<double>(heartbeat) / 1e9));

@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <filesystem>
 
 #include "base/failpoint.h"
 #include "runtime/job.h"
@@ -80,7 +82,7 @@ Status Job::form() {
         if (auto s = write_first_view(); !s) return s;
         if (auto s = link_tcp(); !s) return s;
     } else {
-        bool lowest = config_.rank == 0;
+        bool lowest = config_.rank == this->lowest();
         // Rank 0 writes the first view before anybody can be linked to it; to the others the link says that it is there.
         if (!local.empty() && local.lowest() == config_.rank) {
             if (auto s = give_segment(local); !s) return s;
@@ -96,8 +98,8 @@ Status Job::form() {
         if (!lowest)
             if (auto s = write_first_view(); !s) return s;
     }
-    make_node();
-    return {};
+    if (auto s = open_log(); !s) return s;
+    return make_node();
 }
 
 Status Job::read_addresses() {
@@ -107,7 +109,7 @@ Status Job::read_addresses() {
     blobs_[static_cast<std::size_t>(config_.rank)] = address_blob_;
     for (std::size_t r = 0; r < n; ++r) {
         if (blobs_[r].empty()) {
-            if (joining_) continue;
+            if (joining_ || config_.finished.has(static_cast<int>(r))) continue;
             return Status::error(Code::Invalid, "the address of rank " + std::to_string(r) + " is missing");
         }
         if (auto s = Address::decode(blobs_[r], &addresses_[r]); !s)
@@ -152,7 +154,7 @@ Status Job::give_segment(const RankSet& local) {
     have.add(config_.rank);
     if (auto s = share_memory(have); !s) return s;
     if (auto s = choose_authority(local); !s) return s;
-    if (config_.rank == 0)
+    if (config_.rank == lowest())
         if (auto s = write_first_view(); !s) return s;
     Engine::Hold hold(engine_);
     giver_.go(have);
@@ -221,7 +223,8 @@ Status Job::choose_authority(const RankSet& local) {
     if (joining_) {
         memory = segment_.is_open() && segment_.header().authority == shm::kInMemory;
     } else {
-        bool together = local.count() == config_.world_size && have_.count() == config_.world_size;
+        const auto all = config_.world_size - config_.finished.count();
+        bool together = local.count() == all && have_.count() == all;
         memory = config_.authority != AuthorityChoice::Store && together;
         if (config_.authority == AuthorityChoice::Shm && !together)
             return Status::error(Code::Invalid, "authority \"shm\" needs all ranks on one host with shared memory: use a store");
@@ -248,9 +251,9 @@ Status Job::choose_authority(const RankSet& local) {
 Status Job::write_first_view() {
     std::vector<std::uint32_t> incarnations;
     for (const auto& a : addresses_) incarnations.push_back(a.incarnation);
-    auto view = Node::make_initial_view(config_.job, boot_, incarnations);
+    auto view = Node::make_initial_view(config_.job, boot_, incarnations, config_.finished);
     auto key = Node::view_key(config_.job);
-    bool write = config_.rank == 0 && !joining_;
+    bool write = config_.rank == lowest() && !joining_;
     Bytes now;
     if (cells_) {
         shm::Cells cells(segment_);
@@ -315,8 +318,32 @@ Status Job::link_tcp() {
     return status;
 }
 
-void Job::make_node() {
+// Where a slot's earlier processes have logged what this one will do again.
+Status Job::open_log() {
+    if (!config_.replay) return {};
+    FileLogConfig c;
+    c.files = config_.log;
+    // Hosts that share the folder, or are pretended (option host), keep their halves apart.
+    char host[24];
+    std::snprintf(host, sizeof host, "/%016llx", static_cast<unsigned long long>(id_.host));
+    // Without a launcher, which gives each run a folder of its own: another run of this name has had another nonce.
+    if (config_.log_remove) std::snprintf(host, sizeof host, "/%016llx", static_cast<unsigned long long>(id_.host ^ boot_));
+    if (!c.files.spill_path.empty()) c.files.spill_path += "/" + std::filesystem::path(c.files.path).filename().string() + host;
+    c.files.path += host;
+    c.remove_old = config_.log_remove && config_.incarnation == 0;
+    c.slot = config_.rank;
+    for (const auto& a : addresses_) c.hosts.push_back(a.job != 0 ? a.host : 0);
+    std::unique_ptr<FileLog> log;
+    if (auto s = FileLog::open(c, &log); !s) return s;
+    Engine::Hold hold(engine_);
+    log_ = std::move(log);
+    return {};
+}
+
+Status Job::make_node() {
     NodeConfig c;
+    c.log = log_.get();
+    c.again = config_.replay && config_.incarnation > 0;
     c.job = config_.job;
     c.slot = config_.rank;
     c.incarnation = config_.incarnation;
@@ -355,6 +382,7 @@ void Job::make_node() {
     if (store_) store_->start();
     Authority& authority = cells_ ? static_cast<Authority&>(*cells_) : *store_;
     engine_.set_node(std::make_unique<Node>(std::move(c), *transport_, authority, engine_, IoLoop::now()));
+    return {};
 }
 
 }  // namespace ftcomm

@@ -48,6 +48,7 @@ Status Job::prepare() {
     own_.authority = config_.authority;
     own_.has_store = config_.has_store;
     own_.has_secret = config_.has_secret;
+    own_.replay = config_.replay;
     own_.heartbeat = config_.heartbeat;
     own_.flat_limit = config_.flat_limit;
     own_.pull_limit = config_.pull_limit;
@@ -154,6 +155,7 @@ Status Job::leave(Time timeout) {
     engine_.stop();
     if (progress_.joinable()) progress_.join();
     loop_.stop();
+    if (log_ && config_.log_remove) log_->remove_if_last();
     return {};
 }
 
@@ -178,6 +180,7 @@ void Job::close() {
     {
         Engine::Hold hold(engine_);
         engine_.drop_node();
+        log_.reset();
         engine_.set_parts({});
         if (watch_) watch_->close();
         giver_.close();
@@ -217,6 +220,7 @@ std::string Job::info_json() {
     if (cells_ != nullptr || store_ != nullptr) j.key("authority").text(cells_ != nullptr ? "shm" : "store");
     if (transport_ != nullptr && engine_.has_node()) {
         j.key("epoch").number(engine_.node().epoch()).key("alive").numbers(engine_.node().alive_slots().list());
+        j.key("member").boolean(!engine_.node().comm_solo(0));  // no: a replacement that is not in yet
         j.key("links").begin_list();
         for (int slot = 0; slot < config_.world_size; ++slot)
             j.text(slot == config_.rank ? "self" : transport_->is_shm(slot) ? "shm" : "tcp");
@@ -225,6 +229,9 @@ std::string Job::info_json() {
     if (segment_.is_open()) {
         j.key("shared_memory").begin().key("size").number(segment_.size());
         j.key("used").number(segment_.header().used.load(std::memory_order_relaxed)).end();
+    }
+    if (log_ != nullptr) {
+        j.key("log").begin().key("resident").number(log_->resident()).key("spilled").number(log_->spilled()).end();
     }
     if (tcp_ != nullptr && running()) j.key("tcp").raw(tcp_->stats_json());
     j.key("robust_futex_wait").text(has_futex_waitv() ? "futex_waitv" : "bell only");

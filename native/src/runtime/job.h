@@ -10,6 +10,7 @@
 #include "ftcomm/ftcomm.h"
 #include "runtime/address.h"
 #include "runtime/engine.h"
+#include "runtime/file_log.h"
 #include "runtime/fork_guard.h"
 #include "runtime/handoff.h"
 #include "runtime/host.h"
@@ -34,6 +35,12 @@ struct JobConfig {
     std::uint64_t flat_limit = 0, pull_limit = 0, segment_bytes = 0, eager_limit = 65536;
     bool peer_memory = true;  // ranks of one host read each other's memory where the kernel lets them
     std::function<void(const std::string& json)> on_event;
+
+    // Policy replay
+    bool replay = false;
+    pairlog::LogConfig log;  // path: the folder for all hosts that share it
+    bool log_remove = false;
+    RankSet finished;
 
     // Checks everything that comes from outside, the environment's table of algorithms included.
     static Status read(const ft_job_config& from, JobConfig* out);
@@ -72,7 +79,9 @@ private:
     Status choose_authority(const RankSet& local);
     Status write_first_view();
     Status link_tcp();
-    void make_node();
+    Status open_log();
+    Status make_node();
+    int lowest() const { return (RankSet::first(config_.world_size) - config_.finished).lowest(); }
     void stop_forming();
     void say(const std::string& line) { engine_.on_log(line); }
 
@@ -108,6 +117,7 @@ private:
     std::unique_ptr<ShmAuthority> cells_;
     std::unique_ptr<StoreAuthority> store_;
     std::unique_ptr<Watch> watch_;
+    std::unique_ptr<FileLog> log_;
     Bytes first_view_;
 
     // Under the engine's lock.

@@ -83,6 +83,24 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
         if (fault.rank >= c.world_size)
             return invalid("FTCOMM_FAULTS: rank=" + std::to_string(fault.rank) + ": the job has only " +
                            std::to_string(c.world_size) + " ranks, from 0");
+    if (from.log_dir != nullptr && *from.log_dir != 0) {
+        c.replay = true;
+        c.log.path = from.log_dir;
+        if (c.log.path.front() != '/') return invalid("log_dir \"" + c.log.path + "\": give an absolute path");
+        c.log.job = from.log_job != nullptr ? text(from.log_job) : c.job;
+        c.log.world_size = c.world_size;
+        if (from.log_limit > 0) c.log.limit = from.log_limit;
+        c.log.spill_path = text(from.log_spill);
+        c.log.spill_limit = from.log_spill_limit;
+        c.log.durability =
+            from.log_durability == 1 ? pairlog::LogConfig::Durability::Host : pairlog::LogConfig::Durability::Process;
+        c.log.segment_bytes = 1u << 20;
+        c.log_remove = from.log_remove != 0;
+    }
+    for (int r = 0; from.finished != nullptr && r < c.world_size; ++r)
+        if (from.finished[r] != 0) c.finished.add(r);
+    if (c.finished.has(c.rank)) return invalid("this rank is among those that have finished");
+    if (!c.finished.empty() && !c.replay) return invalid("ranks that have finished before the start need the policy replay");
     if (from.secret != nullptr && from.secret_len > 0) {
         c.has_secret = true;
         const auto* p = reinterpret_cast<const std::byte*>(from.secret);

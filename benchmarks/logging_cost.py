@@ -1,0 +1,124 @@
+"""What logging costs when nothing fails: the policy replay against raise, all-reduce and messages, interleaved in one job each.
+
+    python benchmarks/logging_cost.py [--ranks 4] [--rounds 9] [--transport shm] [--json FILE]
+
+Both jobs run in the same processes. For each size, rounds of the two alternate; a round is a fixed number of calls;
+reported are the medians over rounds on rank 0 and their ratio (replay / raise). The log is in its steady state: a
+checkpoint is committed between rounds, so that its segments are used again and again; "first" is the first round, whose
+pages are fresh. Messages: rank 0 sends to rank 1, which answers each batch with one byte; the buffers are as large as
+what is logged in a round, so that both policies stream through the same amount of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import ftcomm
+
+REDUCE = [8, 1024, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20]
+SEND = [64, 4096, 65536, 1 << 20, 16 << 20]
+POLICIES = ("raise", "replay")
+
+
+def rounds(comms: dict[str, Any], work: Callable[[Any], None], number: int) -> tuple[dict[str, float], float]:
+    """Median seconds of ``work`` under each policy, and the first of replay."""
+    times: dict[str, list[float]] = {name: [] for name in comms}
+    for _ in range(number + 1):
+        for name, comm in comms.items():
+            comm.barrier()
+            start = time.perf_counter()
+            work(comm)
+            times[name].append(time.perf_counter() - start)
+            if name == "replay":
+                comm.commit_checkpoint(len(times[name]))
+    return {name: statistics.median(values[1:]) for name, values in times.items()}, times["replay"][0]
+
+
+def all_reduce(comms: dict[str, Any], size: int, number: int) -> tuple[dict[str, float], float, int]:
+    data = np.ones(max(size // 4, 1), np.float32)
+    calls = max(2, min(200, (32 << 20) // max(size, 1)))
+
+    def work(comm: Any) -> None:
+        for _ in range(calls):
+            comm.all_reduce(data, "max")
+
+    return *rounds(comms, work, number), calls
+
+
+def messages(comms: dict[str, Any], size: int, number: int) -> tuple[dict[str, float], float, int]:
+    calls = max(2, min(400, (64 << 20) // size))
+    data, end = np.ones((calls, size), np.uint8), np.zeros(1, np.uint8)
+
+    def work(comm: Any) -> None:
+        if comm.rank == 0:
+            for row in data:
+                comm.send(row, 1)
+            comm.recv(end, 1)
+        elif comm.rank == 1:
+            for row in data:
+                comm.recv(row, 0)
+            comm.send(end, 0)
+
+    return *rounds(comms, work, number), calls
+
+
+def rank_main(args: argparse.Namespace) -> None:
+    rank, folder = int(os.environ["RANK"]), os.environ["FOLDER"]
+    comms = {}
+    for policy in POLICIES:
+        options = ftcomm.Options(
+            policy=policy, transport=args.transport, log_dir=f"/dev/shm/ftcomm-bench-{os.getppid()}"
+        )
+        comms[policy] = ftcomm.init(rank, args.ranks, f"file://{folder}/{policy}", options, job=f"cost-{policy}")
+    comms["replay"].resume()
+    rows = []
+    for what, sizes, measure in (("all_reduce", REDUCE, all_reduce), ("send", SEND, messages)):
+        if rank == 0:
+            taking_part = args.ranks if what == "all_reduce" else 2
+            print(f"\n{what}: {taking_part} ranks, medians of {args.rounds} interleaved rounds; microseconds per call")
+            print(f"{'bytes':>10} {'raise':>12} {'replay':>12} {'ratio':>8} {'first':>8}", flush=True)
+        for size in sizes:
+            found, first, calls = measure(comms, size, args.rounds)
+            plain, logged = (1e6 * found[name] / calls for name in POLICIES)
+            rows.append((what, size, plain, logged, 1e6 * first / calls))
+            if rank == 0:
+                print(
+                    f"{size:10} {plain:12.2f} {logged:12.2f} {logged / plain:7.2f}x {first / found['raise']:7.2f}x",
+                    flush=True,
+                )
+    if rank == 0 and args.json:
+        args.json.write_text(json.dumps(rows))
+    for comm in comms.values():
+        comm.leave()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--transport", default="shm", choices=["shm", "tcp"])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if "RANK" in os.environ:
+        rank_main(args)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        base = {**os.environ, "FOLDER": folder}
+        ranks = [subprocess.Popen([sys.executable, *sys.argv], env={**base, "RANK": str(r)}) for r in range(args.ranks)]
+        sys.exit(max(process.wait() for process in ranks))
+
+
+if __name__ == "__main__":
+    main()

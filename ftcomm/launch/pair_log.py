@@ -1,0 +1,128 @@
+"""The folder of the pair log: ftrun makes it for a run under the policy replay, and removes it at the end (L9).
+
+Its file ``owner`` tells whose it is and is locked as long as that ftrun lives. The lock tells processes of another pid namespace
+about it, which may share the folder's file system; pid, start time and boot tell where a file system has no locks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_MEMORY = Path("/dev/shm")
+_OWNER, _SCRATCH = "owner", ".owner"
+_FOLDER = re.compile(r"^ftcomm-log-(\d+)-(\d+)-\w+$")
+_UNFINISHED = 60.0  # seconds; a folder without an owner's file is younger, or its maker died while it made it
+
+
+def default_place() -> Path:
+    """tmpfs; where there is none, the temporary folder."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
+
+
+class PairLog:
+    """A folder of its own in ``place`` (default: tmpfs), so that nothing else is ever removed with it."""
+
+    def __init__(self, place: str | None = None) -> None:
+        parent = Path(place).resolve() if place else default_place()
+        parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned_logs(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=f"ftcomm-log-{os.getuid()}-{os.getpid()}-", dir=parent))  # 0700
+        try:
+            # Locked before it gets its name: whoever sees it sees it locked.
+            scratch = self.path / _SCRATCH
+            self._fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.claim("")
+            os.rename(scratch, self.path / _OWNER)
+        except BaseException:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    def claim(self, job: str) -> None:
+        """Writes who owns it, for which job."""
+        owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": _boot(), "job": job}
+        text = json.dumps(owner).encode() + b"\n"
+        os.pwrite(self._fd, text, 0)
+        os.ftruncate(self._fd, len(text))
+
+    def remove(self) -> None:
+        """After the last worker's end."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._fd)
+
+
+def remove_abandoned_logs(place: Path, report: Callable[[str], None] | None = None) -> None:
+    """Removes this user's logs in ``place`` whose ftrun is gone, never one whose ftrun lives."""
+    try:
+        entries = list(place.iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        match = _FOLDER.match(entry.name)
+        if match is None or entry.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # another process removes it as well
+            facts = entry.stat()
+            if facts.st_uid != os.getuid():
+                continue
+            with _unlocked(entry) as free:
+                if not free or _lives(entry, int(match[2]), time.time() - facts.st_mtime):
+                    continue
+                shutil.rmtree(entry)
+            if report is not None:
+                report(str(entry))
+
+
+@contextlib.contextmanager
+def _unlocked(folder: Path) -> Iterator[bool]:
+    """True while nobody has the folder's owner file locked, as far as the file system knows of locks."""
+    try:
+        fd = os.open(folder / _OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield True
+        return
+    try:
+        free = True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            free = error.errno not in (errno.EAGAIN, errno.EACCES)
+        yield free
+    finally:
+        os.close(fd)
+
+
+def _lives(folder: Path, named: int, age: float) -> bool:
+    """Whether the owner's process exists. ``named``: the pid in the folder's name, for one whose file was never written."""
+    try:
+        owner = json.loads((folder / _OWNER).read_bytes())
+        pid, start, boot = int(owner["pid"]), int(owner["start"]), str(owner["boot"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        started = set(os.listdir(folder)) <= {_OWNER, _SCRATCH}  # else it is no ftrun's
+        return not started or start_time(named) is not None or age < _UNFINISHED
+    return boot == _boot() and start_time(pid) == start
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot; None if there is none of this pid."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may have blanks and brackets
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

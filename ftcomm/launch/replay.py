@@ -1,0 +1,137 @@
+"""ftrun's agent under the policy replay: the others wait for a slot's replacement, so every slot has to come back.
+
+A *generation* is the workers that once met at a start (its founders) and the replacements that they have admitted. When none of
+them runs any more, all slots that have not succeeded start anew, out of their logs, as the founders of the next generation.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import WorkerGroup
+
+from ftcomm.launch.agent import FtAgent
+from ftcomm.launch.folder import Event
+from ftcomm.launch.workers import Exit, Slot, SlotState
+
+SUSPICIONS = ("heartbeat", "reset")  # may be wrong: the process may well live
+
+
+class ReplayAgent(FtAgent):
+    """Gives up a slot only for its own failures (``max_restarts``), and then ends the job."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._generation = 0
+        self._voted_out: set[tuple[Any, Any]] = set()  # (rank, incarnation)
+        self._hopeless = False  # a slot is given up: the others can't go on
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._announce(finished=[])
+        return super()._start_workers(worker_group)
+
+    def _name_job(self, worker_group: WorkerGroup) -> None:
+        super()._name_job(worker_group)
+        log = self._setting.pair_log
+        assert log is not None
+        log.claim(os.environ["FTCOMM_JOB"])
+        os.environ["FTCOMM_LOG_DIR"] = str(log.path)
+        os.environ["FTCOMM_LOG_OWNER"] = "launcher"
+        if os.environ.get("PYTHONHASHSEED", "random") == "random":
+            os.environ["PYTHONHASHSEED"] = "0"  # else a set of strings has another order in each process of a slot
+
+    def _announce(self, finished: list[int]) -> None:
+        """For the workers that start from now on. ``finished``: slots that are not in this generation any more."""
+        os.environ["FTCOMM_GENERATION"] = str(self._generation)
+        os.environ["FTCOMM_FINISHED"] = ",".join(map(str, finished))
+
+    # -- one worker ------------------------------------------------------------------------------------------------
+
+    def _on_event(self, event: Event) -> None:
+        """A worker that the others have voted out, stopped or hung, is in its replacement's way."""
+        if event["event"] != "removed" or event.get("evidence") == "left" or self._ending:
+            return
+        who = (event.get("slot"), event.get("slot_incarnation"))
+        for slot in self._context.running():
+            worker = self._context.worker(slot)
+            if who != (slot.rank, slot.incarnation) or event.get("rank") == slot.rank or worker.has_ended():
+                continue
+            if event.get("evidence") in SUSPICIONS and who not in self._voted_out:  # else it is ending anyway
+                self._voted_out.add(who)
+                self._log("voted-out", rank=slot.rank, incarnation=slot.incarnation, pid=worker.pid)
+            worker.kill()
+
+    def _about(self, ended: Exit) -> dict[str, Any]:
+        """Whether somebody waits for the slot's next worker."""
+        if ended.failure is None or self._ending or self._is_ours(ended):
+            return {}
+        return {"waiting": [slot.rank for slot in self._context.running() if self._holds_state(slot)]}
+
+    def _is_ours(self, ended: Exit) -> bool:
+        """It was killed for the next generation's sake: that is no failure of its slot."""
+        return (ended.slot.rank, ended.incarnation) in self._orphaned
+
+    def _on_failure(self, ended: Exit) -> None:
+        slot = ended.slot
+        if self._is_ours(ended):
+            return
+        slot.failures += 1
+        if slot.failures > self._worker_group.spec.max_restarts:
+            self._end_job(ended)
+        elif not self._nobody_to_join():
+            self._context.replace(slot)
+            self._spawned(slot)
+
+    # -- all of them -----------------------------------------------------------------------------------------------
+
+    def _nobody_to_join(self) -> bool:
+        if self._worker_group.group_world_size > 1:
+            return False  # members may run on other nodes
+        return not any(self._holds_state(slot) for slot in self._context.running())
+
+    def _look_for_members(self) -> None:
+        """Starts the next generation where nobody of the present one is left."""
+        if not self._nobody_to_join():
+            return
+        for slot in self._context.running():
+            if (slot.rank, slot.incarnation) not in self._orphaned:
+                self._orphaned.add((slot.rank, slot.incarnation))
+                self._context.worker(slot).kill()
+        # M9: not before the last one of the old generation is dead and reaped.
+        slots = self._context.slots.values()
+        again = [slot for slot in slots if slot.state is SlotState.FAILED]
+        if self._context.running() or not again:
+            return
+        finished = [slot.rank for slot in slots if slot.state is SlotState.SUCCEEDED]
+        self._generation += 1
+        self._announce(finished)
+        ranks = [slot.rank for slot in again]
+        self._log("generation", generation=self._generation, ranks=ranks, finished=finished)
+        for slot in again:
+            self._context.found(slot)
+            self._spawned(slot, generation=self._generation)
+
+    @property
+    def _ending(self) -> bool:
+        return self._hopeless or super()._ending
+
+    def _end_job(self, ended: Exit) -> None:
+        assert ended.failure is not None
+        restarts = self._worker_group.spec.max_restarts
+        why = f"it failed {restarts + 1} times (--max-restarts {restarts})" if restarts else "--max-restarts is 0"
+        others: list[Slot] = self._context.running()
+        self._failures[ended.slot.rank] = ended.failure
+        self._log(
+            "given-up",
+            rank=ended.slot.rank,
+            incarnation=ended.incarnation,
+            why=why,
+            others=len(others),
+            ended=[slot.rank for slot in others],
+        )
+        self._hopeless = True
+        self._kill_at = time.monotonic() + self._shutdown_timeout
+        self._context.signal_all(signal.SIGTERM)

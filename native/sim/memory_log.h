@@ -1,0 +1,61 @@
+// The pair logs of a pretended machine: they outlive the ranks that write them.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+
+#include "base/crc32c.h"
+#include "channel/log.h"
+
+namespace ftcomm {
+
+struct LogFiles {
+    struct Record {
+        std::int64_t tag;
+        std::uint64_t aux;
+        Bytes payload;
+    };
+    std::map<LogKey, std::deque<Record>> streams;
+    std::map<LogKey, std::uint64_t> collected;
+    std::uint64_t limit = ~std::uint64_t{0}, bytes = 0;
+};
+
+// One rank's view of them. `readable`: whether that slot's streams are on this rank's host.
+class MemoryLog final : public Log {
+public:
+    MemoryLog(LogFiles& files, std::function<bool(int slot)> readable) : files_(files), readable_(std::move(readable)) {}
+
+    std::uint64_t last(const LogKey& key) override {
+        const auto it = files_.streams.find(key);
+        return it == files_.streams.end() ? 0 : it->second.size();
+    }
+    std::uint64_t first(const LogKey& key) override { return files_.collected[key] + 1; }
+    Status collect(const LogKey& key, std::uint64_t through) override {
+        auto& collected = files_.collected[key];
+        collected = std::max(collected, through);
+        return {};
+    }
+    Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
+        LogFiles::Record record{tag, aux, {}};
+        for (const auto& part : parts) record.payload.insert(record.payload.end(), part.begin(), part.end());
+        if (files_.bytes + record.payload.size() > files_.limit) return Status::error(Code::LogFull, "the pretended log is full");
+        files_.bytes += record.payload.size();
+        files_.streams[key].push_back(std::move(record));
+        return {};
+    }
+    Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override {
+        if (seq < first(key) || seq > last(key))
+            return Status::error(Code::LogCorrupt, "there is no record " + std::to_string(seq));
+        const auto& record = files_.streams[key][seq - 1];
+        *out = {seq, record.tag, record.aux, crc32c(record.payload.data(), record.payload.size()), record.payload};
+        return {};
+    }
+    bool readable(int slot) override { return readable_(slot); }
+
+private:
+    LogFiles& files_;
+    std::function<bool(int)> readable_;
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,11 @@
+// Parts of drawing a scenario that its kinds share.
+#pragma once
+
+#include "sim/scenario.h"
+
+namespace ftcomm::sim {
+
+void draw_network(Scenario& s, Random& r);
+Scenario draw_replay(std::uint64_t seed);
+
+}  // namespace ftcomm::sim

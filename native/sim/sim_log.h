@@ -1,0 +1,27 @@
+// The log of one incarnation: on its host, where it outlives it. A process may die on either side of an append.
+#pragma once
+
+#include "sim/memory_log.h"
+
+namespace ftcomm::sim {
+
+class World;
+struct Instance;
+
+class SimLog final : public Log {
+public:
+    SimLog(World& world, Instance& self, LogFiles& files);
+    std::uint64_t last(const LogKey& key) override { return memory_.last(key); }
+    std::uint64_t first(const LogKey& key) override { return memory_.first(key); }
+    Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
+    Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return memory_.find(key, seq, out); }
+    Status collect(const LogKey& key, std::uint64_t through) override { return memory_.collect(key, through); }
+    bool readable(int slot) override { return memory_.readable(slot); }
+
+private:
+    World& world_;
+    Instance& self_;
+    MemoryLog memory_;
+};
+
+}  // namespace ftcomm::sim

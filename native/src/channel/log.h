@@ -1,0 +1,56 @@
+// The pair log as the protocol sees it: for every ordered pair of ranks of a communicator one stream of numbered records that outlives the
+// processes, and two more for each rank: what its collectives gave, and which of several answers it was given.
+#pragma once
+
+#include <compare>
+#include <cstdint>
+#include <span>
+
+#include "base/bytes.h"
+#include "base/status.h"
+
+namespace ftcomm {
+
+// Ranks are job slots. `dst` of the streams that a rank writes for its own replacement:
+inline constexpr int kResults = -1, kAnswers = -2, kMarks = -3;
+
+struct LogKey {
+    std::uint64_t comm = 0;
+    std::int32_t src = 0, dst = 0;
+    std::int32_t part = 0;  // 0 before the resume point, 1 after it
+    auto operator<=>(const LogKey&) const = default;
+};
+
+struct LogRecord {
+    std::uint64_t seq = 0;  // 1, 2, 3, ... without gaps
+    std::int64_t tag = 0;
+    std::uint64_t aux = 0;  // results: the operation's signature; answers: the rank that was matched
+    std::uint32_t crc = 0;  // CRC-32C of the payload
+    ByteView payload;  // valid until the record is collected
+};
+
+// One per rank. All calls come from the engine, one at a time. Implementations: files in shared memory (runtime), the simulator's hosts.
+//
+// Contract: a record that append() has returned ok for is there for every later incarnation of the rank on this host, whole, and is
+// never written again. What was being appended when the process died is there whole or not at all.
+class Log {
+public:
+    virtual ~Log() = default;
+
+    // The last record and the oldest that has not been collected; 0 and 1 for an empty stream. Of streams whose `src` is this rank, or
+    // readable(): looks again each time.
+    virtual std::uint64_t last(const LogKey& key) = 0;
+    virtual std::uint64_t first(const LogKey& key) = 0;
+    // Appends record last() + 1 with the parts as its payload; `src` is this rank, or `dst` is and `src` is not readable(): then it is this
+    // host's half of the stream.
+    virtual Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) = 0;
+    // Checks what it returns: Code::LogCorrupt names the record.
+    virtual Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) = 0;
+    // No rank will look for records up to `through` any more, as far as this rank is concerned: it has written them, or has received them
+    // and is past the checkpoint before the last.
+    virtual Status collect(const LogKey& key, std::uint64_t through) = 0;
+    // Whether this rank can read the streams that `slot` writes: it runs, or ran, on this host.
+    virtual bool readable(int slot) = 0;
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,59 @@
+// The log of one communicator in two parts: what comes before the resume point is kept to the end of the job, because every process runs it
+// again; what comes after it goes as checkpoints allow (L6). Numbers go on over both, so that nobody else need know.
+#pragma once
+
+#include <map>
+
+#include "channel/log.h"
+
+namespace ftcomm {
+
+class PhasedLog final : public Log {
+public:
+    explicit PhasedLog(Log& log) : log_(log) {}
+
+    // From here on records go to the second part; `bases`: how many of each stream are in the first.
+    void split(std::map<LogKey, std::uint64_t> bases) {
+        bases_ = std::move(bases);
+        split_ = true;
+    }
+    bool is_split() const { return split_; }
+    // Before the process says where it goes on, what comes after the resume point is not for it to read.
+    void set_reading(bool on) { reading_ = on; }
+    bool reading() const { return reading_; }
+
+    std::uint64_t base(const LogKey& key) const {
+        const auto it = bases_.find(key);
+        return it == bases_.end() ? 0 : it->second;
+    }
+    std::uint64_t last(const LogKey& key) override { return split_ ? base(key) + log_.last(second(key)) : log_.last(key); }
+    // Of what comes after the resume point.
+    std::uint64_t first(const LogKey& key) override { return split_ ? base(key) + log_.first(second(key)) : log_.first(key); }
+    Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
+        return log_.append(split_ ? second(key) : key, tag, aux, parts);
+    }
+    Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override {
+        const auto before = base(key);
+        const bool in_second = split_ && seq > before;
+        auto s = in_second ? log_.find(second(key), seq - before, out) : log_.find(key, seq, out);
+        out->seq = seq;
+        return s;
+    }
+    Status collect(const LogKey& key, std::uint64_t through) override {
+        const auto before = base(key);
+        return split_ && through > before ? log_.collect(second(key), through - before) : Status{};
+    }
+    bool readable(int slot) override { return log_.readable(slot); }
+
+private:
+    static LogKey second(LogKey key) {
+        key.part = 1;
+        return key;
+    }
+
+    Log& log_;
+    bool split_ = false, reading_ = true;
+    std::map<LogKey, std::uint64_t> bases_;
+};
+
+}  // namespace ftcomm

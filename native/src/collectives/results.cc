@@ -1,0 +1,54 @@
+#include "collectives/results.h"
+
+#include "collectives/plan.h"
+
+namespace ftcomm {
+
+std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int size) {
+    const auto& d = op.desc;
+    const auto element = size_of(d.dtype);
+    auto* base = static_cast<std::byte*>(d.recv);
+    std::vector<std::span<std::byte>> pieces;
+    const auto add = [&](std::uint64_t offset, std::uint64_t count) {
+        if (base != nullptr && count > 0) pieces.emplace_back(base + offset * element, count * element);
+    };
+    switch (op.shape.kind) {
+        case OpKind::AllReduce:
+        case OpKind::Broadcast:
+        case OpKind::ReduceScatter: add(0, d.count); break;
+        case OpKind::Reduce:
+            if (rank == d.root) add(0, d.count);
+            break;
+        case OpKind::AllGather: add(0, d.count * static_cast<std::uint64_t>(size)); break;
+        case OpKind::Scatter: add(0, d.count); break;
+        case OpKind::Gather:
+            if (rank != d.root) break;
+            [[fallthrough]];
+        case OpKind::AllToAll: {
+            std::uint64_t packed = 0;
+            for (int r = 0; r < size; ++r) {
+                const auto i = static_cast<std::size_t>(r);
+                const auto count = d.recv_counts.empty() ? d.count : d.recv_counts[i];
+                add(d.recv_offsets.empty() ? packed : d.recv_offsets[i], count);
+                packed += count;
+            }
+            break;
+        }
+        case OpKind::Barrier: break;
+    }
+    return pieces;
+}
+
+void mark_complete(OpState& op, int rank, int size) {
+    const auto all = RankSet::first(size);
+    std::uint32_t s = 0;
+    for (const auto& run : default_plan(op.shape, size, all, {}, {}, 0).runs) {
+        for (std::uint32_t i = 0; i < run.count; ++i, ++s) {
+            const bool here = op.shape.shares_finals() || run.rank == rank;
+            const bool moved = run.mode == SegmentMode::Reduce || run.mode == SegmentMode::Gather;
+            if (here && moved && op.label(s) != LabelKind::Final) op.set_final(s, run.contributors);
+        }
+    }
+}
+
+}  // namespace ftcomm

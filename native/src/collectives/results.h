@@ -1,0 +1,17 @@
+// What an operation leaves at one rank: where it lies, and what is said of it once it is known to be complete.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "collectives/op_state.h"
+
+namespace ftcomm {
+
+// The parts of the caller's memory that the operation fills at this rank, in a fixed order; none where it has no result here.
+std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int size);
+
+// Labels of a result that was read from the log: as a healthy run among all ranks leaves them.
+void mark_complete(OpState& op, int rank, int size);
+
+}  // namespace ftcomm

@@ -1,0 +1,195 @@
+// Checkpoints under the policy replay: marks in the log say where the program was at each, so that a process can go on from there, and what
+// comes before is given up. (The hybrid of checkpoints and log that Grover and Rajagopal 2022 leave to future work.)
+//
+// Mark 1 is the resume point: what comes before it, every process does again (L6). Mark n + 1 is the nth checkpoint. A rank writes it once a
+// collective has shown that all ranks are there, with no message under way. Who takes part in that collective has written the mark before;
+// so when mark n is written, all ranks have mark n - 1, and the one before for a checkpoint that turns out to be damaged (L4): what is older
+// than mark n - 2 is given up.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "communicator/communicator.h"
+
+namespace ftcomm {
+
+struct Communicator::Mark {
+    std::string tag;  // empty: the resume point
+    std::uint64_t next_seq = 1;
+    LoggedPairs::Position position;
+    std::uint64_t base_seq = 1;  // where the resume point was
+    LoggedPairs::Position base;
+
+    static void put(ByteWriter& w, const LoggedPairs::Position& p) {
+        w.put(static_cast<std::uint32_t>(p.sent.size()));
+        for (auto n : p.sent) w.put(n);
+        for (auto n : p.received) w.put(n);
+        w.put(p.anys);
+    }
+    static LoggedPairs::Position get(ByteReader& r) {
+        LoggedPairs::Position p;
+        const auto n = r.count(16);
+        for (std::uint32_t i = 0; i < n; ++i) p.sent.push_back(r.get<std::uint64_t>());
+        for (std::uint32_t i = 0; i < n; ++i) p.received.push_back(r.get<std::uint64_t>());
+        p.anys = r.get<std::uint64_t>();
+        return p;
+    }
+    Bytes encode() const {
+        ByteWriter w;
+        w.text(tag).put(next_seq);
+        put(w, position);
+        w.put(base_seq);
+        put(w, base);
+        return w.take();
+    }
+    static std::optional<Mark> decode(ByteView data) {
+        ByteReader r(data);
+        Mark m;
+        m.tag = r.text();
+        m.next_seq = r.get<std::uint64_t>();
+        m.position = get(r);
+        m.base_seq = r.get<std::uint64_t>();
+        m.base = get(r);
+        if (!r.done()) return std::nullopt;
+        return m;
+    }
+};
+
+namespace {
+Status not_quiet(const char* call, const std::string& name) {
+    return Status::error(Code::Invalid, std::string(call) + " on communicator " + name +
+                                            " while operations are open: wait for all requests first");
+}
+}  // namespace
+
+std::optional<Communicator::Mark> Communicator::read_mark(std::uint64_t number) const {
+    auto& log = *core_.config.log;
+    LogRecord record;
+    const LogKey key{spec_.id, core_.self(), kMarks};
+    if (number < log.first(key) || number > log.last(key) || !log.find(key, number, &record)) return std::nullopt;
+    return Mark::decode(record.payload);
+}
+
+// Of a process before this one: then the log is in two parts from the start.
+void Communicator::find_resume_point() {
+    const auto newest = read_mark(core_.config.log->last({spec_.id, core_.self(), kMarks}));
+    if (!newest) return;
+    std::map<LogKey, std::uint64_t> bases;
+    for (std::size_t r = 0; r < spec_.members.size(); ++r) {
+        bases[{spec_.id, core_.self(), spec_.members[r]}] = newest->base.sent[r];
+        bases[{spec_.id, spec_.members[r], core_.self()}] = newest->base.received[r];
+    }
+    bases[{spec_.id, core_.self(), kResults}] = newest->base_seq - 1;
+    bases[{spec_.id, core_.self(), kAnswers}] = newest->base.anys;
+    log_->split(std::move(bases));
+    log_->set_reading(false);
+}
+
+Status Communicator::resume(const std::string& tag) {
+    if (!replays()) return Status::error(Code::Invalid, "resume needs the policy replay");
+    if (marks_ > 0)
+        return Status::error(Code::Invalid, "resume was called before on communicator " + spec_.name + ": call it once");
+    const auto here = pairs_->position();
+    if (!open_.empty() || !here.quiet) return not_quiet("resume", spec_.name);
+    const LogKey key{spec_.id, core_.self(), kMarks};
+    const auto last = core_.config.log->last(key);
+    if (last == 0) {
+        if (!tag.empty())
+            return Status::error(Code::Invalid, "there is no checkpoint \"" + tag + "\" in the log of communicator " +
+                                                    spec_.name + ", which is empty: start without a tag");
+        const Mark mark{"", next_seq_, here, next_seq_, here};
+        const auto bytes = mark.encode();
+        const ByteView parts[] = {bytes};
+        FT_POINT("checkpoint.resume");
+        if (auto s = core_.config.log->append(key, 0, 0, parts); !s) return s;
+        find_resume_point();
+        log_->set_reading(true);
+        marks_ = 1;
+        return {};
+    }
+    const auto newest = read_mark(last);
+    if (!newest) return Status::error(Code::LogCorrupt, "the marks of communicator " + spec_.name + " in the log are damaged");
+    if (next_seq_ != newest->base_seq || here.sent != newest->base.sent || here.received != newest->base.received)
+        return Status::error(Code::ReplayDiverged,
+                             "before resume, this process has called " + std::to_string(next_seq_ - 1) +
+                                 " operations on communicator " + spec_.name + ", one before it " +
+                                 std::to_string(newest->base_seq - 1) +
+                                 " (or other messages): what comes before resume must be the same in every process");
+    std::optional<Mark> to;
+    for (auto n = last; n > 0 && !to; --n) {
+        auto m = read_mark(n);
+        if (!m) break;
+        if (m->tag == tag) {
+            to = std::move(m);
+            marks_ = n;
+        }
+    }
+    if (!to) {
+        std::string known;
+        for (const auto& t : checkpoints()) known += (known.empty() ? "" : ", ") + t;
+        return Status::error(Code::Invalid, (tag.empty() ? "what comes before the oldest checkpoint has been given up"
+                                                         : "there is no checkpoint \"" + tag + "\" in the log") +
+                                                std::string(" of communicator ") + spec_.name + "; there are: " + known);
+    }
+    next_seq_ = to->next_seq;
+    done_seq_ = next_seq_ - 1;
+    log_->set_reading(true);
+    pairs_->go_to(to->position);
+    serve_logged();
+    return {};
+}
+
+// What is said to the others is what the mark will say: after they have agreed, messages from further on may be here already.
+Status Communicator::position(LoggedPairs::Position* out) {
+    if (!replays()) return Status::error(Code::Invalid, "checkpoints in the log need the policy replay");
+    *out = pairs_->position();
+    out->quiet = out->quiet && open_.empty();
+    to_mark_ = *out;
+    return {};
+}
+
+Status Communicator::mark(const std::string& tag) {
+    const auto here = std::exchange(to_mark_, std::nullopt);
+    if (!here || marks_ == 0)
+        return Status::error(Code::Invalid, "a mark is written after resume, and after its position was agreed on");
+    if (!here->quiet) return not_quiet("commit_checkpoint", spec_.name);
+    const LogKey key{spec_.id, core_.self(), kMarks};
+    const auto number = marks_ + 1;
+    if (number <= core_.config.log->last(key)) {  // done again
+        const auto before = read_mark(number);
+        if (!before || before->tag != tag || before->next_seq != next_seq_)
+            return Status::error(Code::ReplayDiverged, "checkpoint " + std::to_string(number - 1) + " was \"" +
+                                                           (before ? before->tag : "?") + "\", and is now \"" + tag + "\"");
+    } else {
+        const auto first = read_mark(marks_);
+        FT_CHECK(first.has_value(), "mark %llu is not in the log", static_cast<unsigned long long>(marks_));
+        const Mark mark{tag, next_seq_, *here, first->base_seq, first->base};
+        const auto bytes = mark.encode();
+        const ByteView parts[] = {bytes};
+        FT_POINT("checkpoint.mark.before");
+        if (auto s = core_.config.log->append(key, 0, 0, parts); !s) return s;
+        FT_POINT("checkpoint.mark.after");
+    }
+    marks_ = number;
+    if (number < 4) return {};  // the resume point, and two checkpoints before this one, stay
+    const auto old = read_mark(number - 2);
+    if (!old) return {};
+    FT_POINT("checkpoint.collect");
+    pairs_->collect(old->position);
+    if (auto s = log_->collect({spec_.id, core_.self(), kResults}, old->next_seq - 1); !s) return s;
+    return core_.config.log->collect(key, number - 3);
+}
+
+std::vector<std::string> Communicator::checkpoints() const {
+    std::vector<std::string> out;
+    if (!replays()) return out;
+    for (auto n = core_.config.log->last({spec_.id, core_.self(), kMarks}); n > 1; --n) {
+        const auto m = read_mark(n);
+        if (!m) break;
+        out.push_back(m->tag);
+    }
+    return out;
+}
+
+}  // namespace ftcomm

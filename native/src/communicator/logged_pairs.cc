@@ -1,0 +1,393 @@
+#include "communicator/logged_pairs.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "base/failpoint.h"
+
+namespace ftcomm {
+
+namespace {
+
+constexpr std::uint32_t kPiece = 128u << 10;
+
+std::string hex(std::uint32_t crc) {
+    char text[12];
+    std::snprintf(text, sizeof text, "%08x", crc);
+    return text;
+}
+
+}  // namespace
+
+LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, PhasedLog& log, const bool& replaying,
+                         std::function<void()> caught_up)
+    : core_(core),
+      spec_(spec),
+      rank_(rank),
+      log_(log),
+      replaying_(replaying),
+      caught_up_(std::move(caught_up)),
+      peers_(spec.members.size()) {
+    const LogKey key{spec_.id, core_.self(), kAnswers};
+    const auto read = [&](std::uint64_t from, std::uint64_t to) {
+        for (auto seq = from; seq <= to; ++seq) {
+            LogRecord record;
+            if (log_.find(key, seq, &record)) answers_[static_cast<std::uint64_t>(record.tag)] = static_cast<int>(record.aux);
+        }
+    };
+    if (log_.is_split()) read(1, log_.base(key));
+    read(log_.first(key), log_.last(key));
+}
+
+void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
+    const ByteView payload(static_cast<const std::byte*>(data), bytes);
+    request->bytes = bytes;
+    auto& log = log_;
+    const auto number = peer(dst).sent + 1;
+    if (number <= log.last(to(dst))) {  // L1: this process does again what one before it has done
+        LogRecord record;
+        auto status = log.find(to(dst), number, &record);
+        if (status) status = compare(record, payload, tag, dst);
+        if (status) {
+            ++peer(dst).sent;
+            ++replayed_;
+        }
+        core_.finish(request, std::move(status));
+        return;
+    }
+    if (!core_.rules.l1 && replaying_) {  // rule L1 switched off: "a process before this one has sent it"
+        core_.finish(request, {});
+        return;
+    }
+    caught_up_();
+    FT_POINT("channel.send.before");
+    if (auto status = log.append(to(dst), tag, 0, std::span(&payload, 1)); !status) {
+        core_.finish(request, std::move(status));
+        return;
+    }
+    ++peer(dst).sent;
+    FT_POINT("channel.send.logged");
+    if (dst == rank_) {
+        look(dst);
+        match();
+    } else {
+        mark(dst);
+    }
+    core_.finish(request, {});
+}
+
+// What differs is an error of the program, or of the machine: nothing is overwritten, and the receiver is not told.
+Status LoggedPairs::compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const {
+    const auto crc = crc32c(data.data(), data.size());
+    if (record.tag == tag && record.payload.size() == data.size() && record.crc == crc) return {};
+    const auto text = [](std::int64_t t, std::size_t bytes, std::uint32_t sum) {
+        return std::to_string(bytes) + " bytes with tag " + std::to_string(t) + ", CRC-32C " + hex(sum);
+    };
+    auto s = Status::error(Code::ReplayDiverged,
+                           "message #" + std::to_string(record.seq) + " to rank " + std::to_string(dst) + " of communicator " +
+                               spec_.name + " was " + text(record.tag, record.payload.size(), record.crc) + ", and is now " +
+                               text(tag, data.size(), crc) +
+                               ": the program does not do the same again. Seed its generators, take no decision from time or "
+                               "thread order, use ftcomm.recovery.deterministic(), and start it from a fresh log");
+    s.operation = "ft_send #" + std::to_string(record.seq);
+    s.ranks = {dst};
+    return s;
+}
+
+// One frame tells the receiver how far the stream goes; to another host the records themselves go, when asked for.
+void LoggedPairs::mark(int rank) {
+    if (!reachable(rank)) return;
+    if (log_.readable(slot_of(rank))) {
+        FrameHeader h;
+        h.kind = FrameKind::LogMark;
+        h.comm = spec_.id;
+        h.seq = log_.last(to(rank));
+        if (h.seq > 0) core_.sender.send(slot_of(rank), h);
+        FT_POINT("channel.send.marked");
+    } else {
+        stream(rank);
+    }
+    peer(rank).told = incarnation(rank);
+}
+
+void LoggedPairs::on_view() {
+    for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+        auto& p = peer(r);
+        if (!reachable(r)) continue;
+        if (p.told != incarnation(r)) {
+            p.wanted = p.wanted_offset = 0;  // that was its predecessor
+            mark(r);
+        }
+        want(r);
+    }
+    end_hopeless();
+}
+
+// Who has left sends no more; a record that cannot be read stands in the way of all that follow.
+void LoggedPairs::end_hopeless() {
+    for (auto it = recvs_.begin(); it != recvs_.end();) {
+        const auto* m = it->src >= 0 ? &core_.view.members[static_cast<std::size_t>(slot_of(it->src))] : nullptr;
+        if (m == nullptr || m->alive || m->evidence != Evidence::Left || it->src == rank_) {
+            ++it;
+            continue;
+        }
+        look(it->src);
+        if (!match_one(*it)) {
+            auto s = Status::error(Code::PeerFailure,
+                                   "rank " + std::to_string(it->src) + " has left, and all that it sent is received");
+            s.ranks = {it->src};
+            s.evidence = {Evidence::Left};
+            core_.finish(it->request, std::move(s));
+        }
+        it = recvs_.erase(it);
+    }
+    if (!broken_) fail_all(broken_);
+}
+
+// --- receiving
+
+void LoggedPairs::recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline) {
+    Recv r{request, static_cast<std::byte*>(data), bytes, src, tag, deadline};
+    if (src < 0) {
+        r.any = ++anys_;
+        if (const auto it = answers_.find(r.any); it != answers_.end()) r.src = it->second;  // L5: as it was answered before
+    }
+    for (int s = 0; s < static_cast<int>(peers_.size()); ++s)
+        if (r.src < 0 || r.src == s) {
+            look(s);
+            want(s);
+        }
+    match();  // what has come since the last frame belongs to the receives before this one
+    if (match_one(r)) return;
+    if (!core_.solo) caught_up_();
+    recvs_.push_back(std::move(r));
+    end_hopeless();
+}
+
+void LoggedPairs::look(int rank) {
+    auto& log = log_;
+    auto& p = peer(rank);
+    // Before the process has said where it goes on, what comes after the resume point is not looked at (L6).
+    const auto last = log.is_split() && !log.reading() ? log.base(from(rank)) : log.last(from(rank));
+    while (p.seen < last) {
+        LogRecord record;
+        if (auto s = log.find(from(rank), p.seen + 1, &record); !s) {
+            broken_ = std::move(s);
+            return;
+        }
+        ++p.seen;
+        p.waiting.push_back({record.seq, record.tag, record.payload.size()});
+    }
+}
+
+void LoggedPairs::match() {
+    for (auto it = recvs_.begin(); it != recvs_.end();) {
+        if (match_one(*it)) it = recvs_.erase(it);
+        else ++it;
+    }
+    if (!broken_) fail_all(broken_);
+}
+
+bool LoggedPairs::match_one(Recv& r) {
+    for (int s = 0; s < static_cast<int>(peers_.size()); ++s) {
+        if (r.src >= 0 && r.src != s) continue;
+        auto& waiting = peer(s).waiting;
+        for (auto it = waiting.begin(); it != waiting.end(); ++it)
+            if (it->tag == r.tag) return take(r, s, it);
+    }
+    return false;
+}
+
+bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) {
+    Status status = remember_answer(r, src);
+    r.request->source = src;
+    r.request->bytes = message->bytes;
+    if (status && message->bytes > r.capacity)
+        status = Status::error(Code::Truncated, "a message of " + std::to_string(message->bytes) + " bytes from rank " +
+                                                    std::to_string(src) + " does not fit the receive buffer of " +
+                                                    std::to_string(r.capacity) + " bytes");
+    if (status && message->bytes > 0) {
+        LogRecord record;
+        status = log_.find(from(src), message->seq, &record);
+        if (status) std::memcpy(r.data, record.payload.data(), record.payload.size());
+    }
+    FT_POINT("channel.receive");
+    if (status || status.code == Code::Truncated) {  // else it is still to be had
+        peer(src).waiting.erase(message);
+        ++peer(src).taken;
+    }
+    core_.finish(r.request, std::move(status));
+    return true;
+}
+
+// L5: who answered a receive from ANY is on record before the program can act on it.
+Status LoggedPairs::remember_answer(Recv& r, int src) {
+    if (r.any == 0 || answers_.count(r.any) > 0 || !core_.rules.l5) return {};
+    FT_POINT("channel.answer.before");
+    auto s =
+        log_.append({spec_.id, core_.self(), kAnswers}, static_cast<std::int64_t>(r.any), static_cast<std::uint64_t>(src), {});
+    FT_POINT("channel.answer.after");
+    return s;
+}
+
+// --- checkpoints
+
+LoggedPairs::Position LoggedPairs::position() const {
+    Position now;
+    now.quiet = recvs_.empty();
+    for (const auto& p : peers_) {
+        now.sent.push_back(p.sent);
+        now.received.push_back(p.taken);
+    }
+    now.anys = anys_;
+    return now;
+}
+
+void LoggedPairs::go_to(const Position& position) {
+    for (std::size_t r = 0; r < peers_.size(); ++r) {
+        peers_[r].sent = position.sent[r];
+        peers_[r].seen = peers_[r].taken = position.received[r];
+        peers_[r].waiting.clear();
+        peers_[r].partial.clear();
+        peers_[r].asked = ~0u;
+    }
+    anys_ = position.anys;
+    on_view();
+}
+
+void LoggedPairs::collect(const Position& position) {
+    for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        for (auto s : {log_.collect(to(r), position.sent[i]), log_.collect(from(r), position.received[i])})
+            if (!s && broken_) broken_ = std::move(s);
+    }
+}
+
+// --- frames
+
+void LoggedPairs::on_frame(int from, const FrameHeader& h, ByteView payload) {
+    switch (h.kind) {
+        case FrameKind::LogMark: look(from); break;
+        case FrameKind::LogWant:
+            peer(from).wanted = h.seq;
+            peer(from).wanted_offset = 0;
+            stream(from);
+            return;
+        case FrameKind::LogPiece: on_piece(from, h, payload); break;
+        default: return;
+    }
+    match();
+}
+
+// Asks a rank of another host for its records, once for each of its incarnations.
+void LoggedPairs::want(int rank) {
+    auto& p = peer(rank);
+    if (!reachable(rank) || p.asked == incarnation(rank) || core_.solo || !log_.reading() || log_.readable(slot_of(rank))) return;
+    p.asked = incarnation(rank);
+    look(rank);  // of what is in this host's half nothing is asked for
+    p.partial.clear();
+    FrameHeader h;
+    h.kind = FrameKind::LogWant;
+    h.comm = spec_.id;
+    h.seq = p.seen + 1;
+    core_.sender.send(slot_of(rank), h);
+}
+
+void LoggedPairs::stream(int rank) {
+    auto& p = peer(rank);
+    auto& log = log_;
+    if (p.wanted == 0 || !reachable(rank)) return;
+    const int slot = slot_of(rank);
+    for (; p.wanted <= log.last(to(rank)); ++p.wanted, p.wanted_offset = 0) {
+        LogRecord record;
+        if (auto s = log.find(to(rank), p.wanted, &record); !s) {
+            broken_ = std::move(s);
+            return;
+        }
+        do {
+            const auto n = static_cast<std::uint32_t>(
+                std::min<std::uint64_t>({record.payload.size() - p.wanted_offset, core_.sender.max_payload(), kPiece}));
+            auto* room = core_.sender.reserve(slot, n);
+            if (room == nullptr) return;  // on_writable comes
+            if (n > 0) std::memcpy(room, record.payload.data() + p.wanted_offset, n);
+            FrameHeader h;
+            h.kind = FrameKind::LogPiece;
+            h.comm = spec_.id;
+            h.seq = record.seq;
+            h.aux = static_cast<std::uint64_t>(record.tag);
+            h.aux2 = record.payload.size();
+            h.length = n;
+            core_.sender.commit(slot, h);
+            FT_POINT("channel.piece");
+            p.wanted_offset += n;
+        } while (p.wanted_offset < record.payload.size());
+    }
+}
+
+void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
+    auto& p = peer(rank);
+    if (h.seq != p.seen + 1 || !broken_) return;  // L1: of what is here already
+    p.partial.insert(p.partial.end(), payload.begin(), payload.end());
+    FT_CHECK(h.seq == log_.last(this->from(rank)) + 1, "message %llu, after %llu in the log",
+             static_cast<unsigned long long>(h.seq), static_cast<unsigned long long>(log_.last(this->from(rank))));
+    FT_CHECK(p.partial.size() <= h.aux2, "%zu bytes of a message of %llu", p.partial.size(),
+             static_cast<unsigned long long>(h.aux2));
+    if (p.partial.size() < h.aux2) return;
+    const ByteView whole = p.partial;
+    if (auto s = log_.append(this->from(rank), static_cast<std::int64_t>(h.aux), 0, std::span(&whole, 1)); !s)
+        broken_ = std::move(s);
+    p.partial.clear();
+    FT_POINT("channel.arrived");
+    look(rank);
+}
+
+void LoggedPairs::on_writable(int slot) {
+    for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
+        if (slot_of(r) == slot) stream(r);
+}
+
+// --- ends
+
+void LoggedPairs::on_tick(Time now) {
+    for (auto it = recvs_.begin(); it != recvs_.end();) {
+        if (it->deadline == 0 || now <= it->deadline) {
+            ++it;
+            continue;
+        }
+        const bool gone = it->src >= 0 && it->src != rank_ && !reachable(it->src);
+        auto s = Status::error(gone ? Code::PeerFailure : Code::Timeout,
+                               gone ? "rank " + std::to_string(it->src) +
+                                          " died and no replacement came within the timeout. Start one, or raise the timeout"
+                                    : "Timed out: no message came from rank " +
+                                          (it->src < 0 ? std::string("ANY") : std::to_string(it->src)) + " with tag " +
+                                          std::to_string(it->tag));
+        if (it->src >= 0) s.ranks = {it->src};
+        s.operation = "ft_recv in communicator " + spec_.name;
+        core_.finish(it->request, std::move(s));
+        it = recvs_.erase(it);
+    }
+}
+
+bool LoggedPairs::cancel(const RequestPtr& request) {
+    for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
+        if (it->request != request) continue;
+        core_.finish(request, Status::error(Code::Cancelled, "the receive was cancelled"));
+        recvs_.erase(it);
+        return true;
+    }
+    return false;
+}
+
+void LoggedPairs::fail_all(const Status& status) {
+    for (auto& r : recvs_) core_.finish(r.request, status);
+    recvs_.clear();
+}
+
+bool LoggedPairs::waits_for(int rank) const {
+    return std::any_of(recvs_.begin(), recvs_.end(), [&](const Recv& r) { return r.src == rank; });
+}
+
+}  // namespace ftcomm

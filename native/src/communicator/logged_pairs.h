@@ -1,0 +1,112 @@
+// Messages of a communicator under the policy replay: each is a record of its pair's log before anybody may see it, and is delivered
+// exactly once, in order per (source, tag), however often either side dies and starts again. (Pairwise commit logs: Grover and
+// Rajagopal 2022, 3.4; here the record in the log is the message itself.)
+//
+// A send is done when its record is in the log: the receiver may be dead, or not born yet. A sender that runs again compares what it
+// sends with what is there already and sends nothing (L1). A receiver that runs again reads the same records in the same order. On one host
+// it reads them where they are. From another one the sender streams them, from the record that the receiver asks for, and the receiver
+// keeps a half of its own: what has arrived there outlives the sender's host, and its own process.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <vector>
+
+#include "channel/phased_log.h"
+#include "communicator/core.h"
+
+namespace ftcomm {
+
+class LoggedPairs {
+public:
+    // replaying: what a process before has done is still being done again; caught_up: called when that turns out to be over.
+    LoggedPairs(Core& core, const CommSpec& spec, int rank, PhasedLog& log, const bool& replaying,
+                std::function<void()> caught_up);
+
+    void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
+    void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
+    void on_frame(int from, const FrameHeader& header, ByteView payload);
+    void on_writable(int slot);
+    void on_tick(Time now);
+    void on_view();  // somebody is out, or back: who is back learns how far this rank's streams go
+    void fail_all(const Status& status);
+    bool cancel(const RequestPtr& request);
+    bool waits_for(int rank) const;
+    bool idle() const { return recvs_.empty(); }
+    // Where the program is in its streams, by rank: what it has sent, and received (of what its log holds: a process that runs again
+    // has more before it). quiet: no receive waits.
+    struct Position {
+        std::vector<std::uint64_t> sent, received;
+        std::uint64_t anys = 0;
+        bool quiet = true;
+    };
+    Position position() const;
+    void go_to(const Position& position);
+    void collect(const Position& position);  // L3: by each end's own position at its checkpoint
+    std::uint64_t replayed() const { return replayed_; }  // sends that were in the log already
+
+private:
+    struct Recv {
+        RequestPtr request;
+        std::byte* data;
+        std::uint64_t capacity;
+        int src;
+        std::int64_t tag;
+        Time deadline;
+        std::uint64_t any = 0;  // its number among this rank's receives from ANY; 0: from one rank
+    };
+    struct Message {  // a record that nobody has received
+        std::uint64_t seq;
+        std::int64_t tag;
+        std::uint64_t bytes;
+    };
+    struct Peer {
+        std::uint64_t sent = 0;  // by the program, since it started
+        std::uint64_t seen = 0;  // records of its stream to this rank that are in `waiting` or received
+        std::deque<Message> waiting;
+        std::uint64_t taken = 0;  // by the program
+        std::uint32_t told = ~0u;  // incarnation that knows how far the stream to it goes
+        // Another host: to it, and from it.
+        std::uint64_t wanted = 0, wanted_offset = 0;  // the next record that it wants; 0: it has not asked
+        std::uint32_t asked = ~0u;  // incarnation that has been asked for its records
+        Bytes partial;  // of record seen + 1
+    };
+
+    int slot_of(int rank) const { return spec_.members[static_cast<std::size_t>(rank)]; }
+    Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+    const Peer& peer(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
+    LogKey to(int rank) const { return {spec_.id, core_.self(), slot_of(rank)}; }
+    LogKey from(int rank) const { return {spec_.id, slot_of(rank), core_.self()}; }
+    bool reachable(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].alive && rank != rank_; }
+    std::uint32_t incarnation(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].incarnation; }
+
+    Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
+    void mark(int rank);
+    void want(int rank);
+    void stream(int rank);
+    void on_piece(int rank, const FrameHeader& header, ByteView payload);
+    void look(int rank);  // what is new in its stream
+    void match();
+    void end_hopeless();
+    bool match_one(Recv& recv);  // true: it is finished
+    bool take(Recv& recv, int src, std::deque<Message>::iterator message);
+    Status remember_answer(Recv& recv, int src);
+
+    Core& core_;
+    const CommSpec& spec_;
+    int rank_;
+    PhasedLog& log_;
+    const bool& replaying_;
+    const std::function<void()> caught_up_;
+    std::vector<Peer> peers_;
+    std::list<Recv> recvs_;
+    std::map<std::uint64_t, int> answers_;  // receives from ANY of the processes before: number -> source
+    std::uint64_t anys_ = 0;
+    std::uint64_t replayed_ = 0;
+    Status broken_;  // the log cannot be read on
+};
+
+}  // namespace ftcomm

@@ -1,0 +1,214 @@
+#include "runtime/file_log.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+
+#include "base/check.h"
+
+namespace ftcomm {
+
+namespace {
+
+constexpr std::size_t kChunk = 128u << 10;  // published at a time: readers copy while the rest is written
+
+pairlog::RecordKind kind_of(const LogKey& key) {
+    return key.dst == kResults   ? pairlog::RecordKind::Result
+           : key.dst == kAnswers ? pairlog::RecordKind::Answer
+           : key.dst == kMarks   ? pairlog::RecordKind::Mark
+                                 : pairlog::RecordKind::Message;
+}
+
+std::string mark_name(int slot) { return "rank-" + std::to_string(slot); }
+
+// L9. A run of which no process lives has nobody who would come back.
+void remove_old_runs(const std::string& own) {
+    namespace fs = std::filesystem;
+    std::error_code ignored;
+    for (const auto& run : fs::directory_iterator(fs::path(own).parent_path(), ignored)) {
+        if (!run.is_directory(ignored) || run.path() == fs::path(own)) continue;
+        pairlog::Fd folder(::open(run.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+        bool alive = !folder, marked = false;
+        for (const auto& entry : fs::directory_iterator(run.path(), ignored)) {
+            const auto name = entry.path().filename().string();
+            if (!name.starts_with("rank-")) continue;
+            marked = true;
+            pairlog::FileLock lock;
+            int holder = 0;
+            alive = alive || !lock.take(folder.get(), name, &holder);
+        }
+        if (!alive && (marked || run.path().filename().string().find(".removed-") != std::string::npos))
+            fs::remove_all(run.path(), ignored);
+    }
+}
+
+// The folder of all hosts: this user's alone, for it holds what the ranks say to each other.
+Status make_parent(const std::string& path) {
+    const auto parent = std::filesystem::path(path).parent_path();
+    std::error_code why;
+    std::filesystem::create_directories(parent.parent_path(), why);
+    struct stat info{};
+    if (::mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST)
+        return Status::error(Code::System, "log_dir " + parent.string() + ": " + std::strerror(errno) + ". Give another folder");
+    if (::stat(parent.c_str(), &info) != 0 || info.st_uid != ::geteuid())
+        return Status::error(Code::System, "log_dir " + parent.string() + " belongs to another user. Give another folder");
+    return {};
+}
+
+}  // namespace
+
+Status FileLog::open(const FileLogConfig& config, std::unique_ptr<FileLog>* out) {
+    std::unique_ptr<FileLog> log(new FileLog(config));
+    log->hosts_ = config.hosts;
+    for (const auto& folder : {config.files.path, config.files.spill_path})
+        if (auto s = folder.empty() ? Status{} : make_parent(folder); !s) return s;
+    if (auto s = pairlog::LogDir::open(config.files, &log->dir_); !s) return s;
+    // Says to processes that never meet this one (it may have ended before they start) that its streams are here.
+    log->folder_ = pairlog::Fd(::open(config.files.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    const auto mark = mark_name(config.slot);
+    int holder = 0;
+    if (!log->folder_ || !log->mark_.take(log->folder_.get(), mark, &holder))
+        return holder > 0 ? Status::error(Code::StaleEpoch, "process " + std::to_string(holder) + " still is rank " +
+                                                                std::to_string(config.slot) +
+                                                                " of the job: end it, then start this one again")
+                          : Status::error(Code::System, config.files.path + "/" + mark + ": " + std::strerror(errno));
+    if (config.remove_old) remove_old_runs(config.files.path);
+    *out = std::move(log);
+    return {};
+}
+
+pairlog::StreamKey FileLog::file_of(const LogKey& key) const {
+    // Behind the ranks: what a rank notes for itself.
+    const auto dst = key.dst >= 0 ? key.dst : config_.files.world_size - 1 - key.dst;
+    ByteWriter w;
+    w.put(key.comm).put(key.part);
+    return {key.part == 0 ? key.comm : hash64(w.take()), key.src, dst};
+}
+
+pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
+    auto& found = writers_[key];
+    if (found == nullptr) {
+        auto s = pairlog::StreamWriter::open(*dir_, file_of(key), &found);
+        if (why != nullptr) *why = std::move(s);
+    }
+    return found.get();
+}
+
+pairlog::StreamReader* FileLog::reader(const LogKey& key, Status* why) {
+    auto& found = readers_[key];
+    if (found == nullptr) {
+        auto s = pairlog::StreamReader::open(*dir_, file_of(key), pairlog::StreamReader::Role::Consumer, &found);
+        if (why != nullptr) *why = std::move(s);
+    }
+    return found.get();
+}
+
+std::uint64_t FileLog::last(const LogKey& key) {
+    if (own(key)) {
+        const auto* w = writer(key);
+        return w != nullptr ? w->last_seq() : 0;
+    }
+    auto* r = reader(key);
+    if (r == nullptr) return 0;
+    r->refresh();
+    return r->last_seq();
+}
+
+std::uint64_t FileLog::first(const LogKey& key) {
+    if (own(key)) {
+        const auto* w = writer(key);
+        return w != nullptr ? w->first_seq() : 1;
+    }
+    auto* r = reader(key);
+    return r != nullptr ? r->first_seq() : 1;
+}
+
+Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {
+    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
+    Status s;
+    auto* w = writer(key, &s);
+    if (w == nullptr) return s;
+    pairlog::RecordInfo info;
+    info.kind = kind_of(key);
+    info.tag = tag;
+    info.aux = aux;
+    for (const auto& part : parts) info.length += part.size();
+    std::byte* to = nullptr;
+    if (s = w->begin(info, &to); !s) return s;
+    std::uint64_t done = 0;
+    for (auto part : parts) {
+        while (!part.empty()) {
+            const auto n = std::min(part.size(), kChunk);
+            std::memcpy(to + done, part.data(), n);
+            done += n;
+            w->publish(done);
+            part = part.subspan(n);
+        }
+    }
+    return w->commit();
+}
+
+Status FileLog::find(const LogKey& key, std::uint64_t seq, LogRecord* out) {
+    pairlog::RecordInfo info;
+    Status s;
+    if (own(key)) {
+        auto* w = writer(key, &s);
+        if (w != nullptr) s = w->find(seq, &info, &out->payload);
+    } else {
+        auto* r = reader(key, &s);
+        if (r != nullptr) s = r->find(seq, &info, &out->payload);
+    }
+    if (!s) return s;
+    out->seq = info.seq;
+    out->tag = info.tag;
+    out->aux = info.aux;
+    out->crc = info.crc;
+    return {};
+}
+
+// The writer gives a record up, and the reader says that it needs it no longer: then its memory is used again (L3).
+Status FileLog::collect(const LogKey& key, std::uint64_t through) {
+    Status s;
+    if (own(key)) {
+        auto* w = writer(key, &s);
+        return w != nullptr && through >= w->first_seq() ? w->collect(std::min(through, w->last_seq())) : s;
+    }
+    auto* r = reader(key, &s);
+    if (r != nullptr && through > r->acknowledged()) r->acknowledge(through);
+    return s;
+}
+
+bool FileLog::readable(int slot) {
+    const auto host = hosts_[static_cast<std::size_t>(slot)];
+    if (slot == config_.slot) return true;
+    if (host != 0) return host == hosts_[static_cast<std::size_t>(config_.slot)];
+    struct stat info{};
+    return ::stat((config_.files.path + "/" + mark_name(slot)).c_str(), &info) == 0;
+}
+
+void FileLog::remove_if_last() {
+    const std::filesystem::path folder = config_.files.path;
+    std::error_code ignored;
+    std::filesystem::remove(folder / mark_name(config_.slot), ignored);
+    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
+        if (entry.path().filename().string().starts_with("rank-")) return;
+    writers_.clear();
+    readers_.clear();
+    // Two may come to this point; one of them has the folder.
+    const auto mine = folder.string() + ".removed-" + std::to_string(config_.slot);
+    std::filesystem::rename(folder, mine, ignored);
+    // Others still close what they have there, which disturbs the walk.
+    for (int i = 0; !ignored && std::filesystem::exists(mine) && i < 1000; ++i) {
+        std::error_code disturbed;
+        std::filesystem::remove_all(mine, disturbed);
+    }
+    std::filesystem::remove(folder.parent_path(), ignored);  // unless another host has its folder there
+    if (!config_.files.spill_path.empty()) std::filesystem::remove_all(config_.files.spill_path, ignored);
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,54 @@
+// The pair log in files of this host (pairlog/), as the protocol asks for it.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "channel/log.h"
+#include "pairlog/stream.h"
+
+namespace ftcomm {
+
+struct FileLogConfig {
+    pairlog::LogConfig files;
+    int slot = 0;
+    bool remove_old = false;           // what killed runs of the same name have left beside it
+    std::vector<std::uint64_t> hosts;  // per slot; 0: not known
+};
+
+class FileLog final : public Log {
+public:
+    static Status open(const FileLogConfig& config, std::unique_ptr<FileLog>* out);
+
+    std::uint64_t last(const LogKey& key) override;
+    std::uint64_t first(const LogKey& key) override;
+    Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
+    Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override;
+    Status collect(const LogKey& key, std::uint64_t through) override;
+    bool readable(int slot) override;
+
+    // After a leave: the last of this host removes the folder.
+    void remove_if_last();
+    std::uint64_t resident() const { return dir_->resident(); }
+    std::uint64_t spilled() const { return dir_->spilled(); }
+
+private:
+    explicit FileLog(const FileLogConfig& config) : config_(config) {}
+    bool own(const LogKey& key) { return key.src == config_.slot || (key.dst == config_.slot && !readable(key.src)); }
+    pairlog::StreamKey file_of(const LogKey& key) const;
+    // Of this rank's own streams; a failure to open is said by append and find.
+    pairlog::StreamWriter* writer(const LogKey& key, Status* why = nullptr);
+    pairlog::StreamReader* reader(const LogKey& key, Status* why = nullptr);
+
+    const FileLogConfig config_;
+    std::vector<std::uint64_t> hosts_;
+    std::unique_ptr<pairlog::LogDir> dir_;
+    pairlog::Fd folder_;
+    pairlog::FileLock mark_;            // this process is the rank
+    std::map<LogKey, std::unique_ptr<pairlog::StreamWriter>> writers_;
+    std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
+};
+
+}  // namespace ftcomm

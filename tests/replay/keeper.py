@@ -1,0 +1,161 @@
+"""What ftrun does under the policy replay, for ranks that are forked from a test: whoever dies is started again.
+
+A rank that dies while another one is in the job comes back as its replacement; when nobody is left, all start again as the next
+generation. Ranks run again from the top of their function.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from harness import Context, Failed, Ranks, Result
+
+import ftcomm
+
+Program = Callable[[Any, Context], Any]
+MOST_RESTARTS = 150
+
+
+class Keeper:
+    """One job of ``size`` ranks that survives everything. ``values()`` waits for its end."""
+
+    def __init__(
+        self, ranks: Ranks, size: int, program: Program, *, faults: str = "", log_limit: int = 1 << 30, **options: Any
+    ):
+        # Forked children have this environment: whose the log is, and where.
+        group = ranks.start(size, None, faults=faults, policy="replay", log_limit=log_limit, **options)
+        self.group, self.size = group, size
+        self.folder = Path(f"/dev/shm/ftcomm-log-{os.getuid()}-{group.job}")
+        self.generation = 0
+        self.restarts = 0
+        self.deaths: list[tuple[int, int]] = []
+        self._program = program
+        self._incarnation = [0] * size
+        self._member = [True] * size
+        self._value: list[Any] = [None] * size
+        self._finished = [False] * size
+        for rank in range(size):
+            self._spawn(rank)
+
+    # -- what a test does to it
+
+    def kill(self, rank: int) -> bool:
+        """SIGKILL to whoever is the rank now; False if it has ended by itself. It is replaced."""
+        incarnation = self._incarnation[rank]
+        if self._finished[rank] or self._process(rank).result.status is not None:
+            return False
+        self.group.kill(rank, incarnation=incarnation)
+        return True
+
+    def incarnation(self, rank: int) -> int:
+        return self._incarnation[rank]
+
+    def run_until(self, reached: Callable[[], bool], deadline: float = 60.0) -> None:
+        """Keeps the job alive until the condition holds."""
+        until = time.monotonic() + deadline
+        while not reached() and not all(self._finished):
+            self._step(until)
+
+    def marked(self, rank: int, name: str) -> bool:
+        return any(mark[:2] == (rank, name) for mark in self.group._marks)
+
+    def values(self, deadline: float = 60.0) -> list[Any]:
+        """Of all ranks, when all have ended well. Nothing is left behind."""
+        until = time.monotonic() + deadline
+        try:
+            while not all(self._finished):
+                self._step(until)
+            self.group.results(10.0)
+        finally:
+            self.close()
+        return self._value
+
+    def close(self) -> None:
+        self.group.abort()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    # ------------------------------------------------------------------------------------------------------------
+
+    def _process(self, rank: int) -> Any:
+        return self.group._processes[rank, self._incarnation[rank]]
+
+    def _step(self, until: float) -> None:
+        self.group._step(until, f"all ranks to end (generation {self.generation}, restarts {self.restarts})")
+        for mark in [m for m in self.group._marks if m[1] == "admitted"]:
+            self.group._marks.remove(mark)
+            if mark[2] == self._incarnation[mark[0]]:
+                self._member[mark[0]] = True
+        for rank in range(self.size):
+            result: Result = self._process(rank).result
+            if self._finished[rank] or result.status is None:
+                continue
+            if result.status == 0:
+                self._finished[rank], self._value[rank], self._member[rank] = True, result.value, False
+            else:
+                self._replace(rank, result)
+        if not any(self._member) and not all(self._finished):
+            self._next_generation()
+
+    def _replace(self, rank: int, result: Result) -> None:
+        self.deaths.append((rank, self._incarnation[rank]))
+        self._member[rank] = False
+        self.restarts += 1
+        if self.restarts > MOST_RESTARTS:
+            raise Failed(f"The ranks die again and again.\n{result.text()}")
+        if any(self._member):
+            self._incarnation[rank] += 1
+            self._spawn(rank)
+
+    def _next_generation(self) -> None:
+        self.generation += 1
+        for rank in range(self.size):
+            if self._finished[rank]:
+                continue
+            if self._process(rank).result.status is None:
+                self.group.kill(rank, incarnation=self._incarnation[rank])
+                until = time.monotonic() + 20.0
+                while self._process(rank).result.status is None:
+                    self.group._step(until, f"rank {rank} to die")
+            self._incarnation[rank] += 1
+            self._member[rank] = True
+        for rank in range(self.size):
+            if not self._finished[rank]:
+                self._spawn(rank)
+
+    def _spawn(self, rank: int) -> None:
+        finished = ",".join(str(r) for r in range(self.size) if self._finished[r])
+        generation = str(self.generation)
+
+        def run(first: Any, context: Context) -> Any:
+            return self._run(first, context)
+
+        os.environ.update(FTCOMM_GENERATION=generation, FTCOMM_FINISHED=finished, FTCOMM_LOG_OWNER="launcher")
+        try:
+            self.group.spawn(rank, run, self._incarnation[rank])
+        finally:
+            for name in ("FTCOMM_GENERATION", "FTCOMM_FINISHED", "FTCOMM_LOG_OWNER"):
+                del os.environ[name]
+
+    def _run(self, comm: Any, context: Context) -> Any:
+        """In the child."""
+        tell_of_admission(comm.job, context)
+        return self._program(comm, context)
+
+
+def tell_of_admission(job: ftcomm.Job, context: Context) -> None:
+    """A replacement is a member from then on; a founder is one already."""
+    if not job.joining:
+        return
+
+    def hear(event: dict[str, Any]) -> None:
+        if event.get("event") == "joined" and event.get("slot") == job.rank:
+            context.mark("admitted", job.incarnation)
+
+    job.add_listener(hear)
+    if job.info()["member"]:  # the event came before the listener
+        context.mark("admitted", job.incarnation)

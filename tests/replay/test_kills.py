@@ -1,0 +1,87 @@
+"""Policy replay: whatever is killed whenever, the output is bit for bit that of an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import programs
+import pytest
+from harness import Context, Ranks
+from keeper import Keeper
+
+Keep = Callable[..., Keeper]
+pytestmark = pytest.mark.usefixtures("pulls")
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
+def test_kills_at_random_moments(keep: Keep, undisturbed: Any, transport: str) -> None:
+    wanted = undisturbed(4, programs.ring, transport)
+    job = keep(4, programs.ring, transport=transport)
+    rng = random.Random(transport)
+    for _ in range(6):
+        victim, before = rng.randrange(4), job.incarnation
+        job.run_until(lambda victim=victim: job.marked(victim, "running"))
+        if job.kill(victim):
+            now = before(victim)
+            job.run_until(lambda victim=victim, now=now: job.incarnation(victim) != now)
+            job.group._marks[:] = [mark for mark in job.group._marks if mark[0] != victim]
+    assert job.values() == wanted
+    assert job.restarts > 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("victims", [{0, 1}, {1, 2}, {0, 1, 2}])
+def test_several_at_once(keep: Keep, undisturbed: Any, transport: str, victims: set[int]) -> None:
+    """Both sides of a pair; and all: then there is nobody left to come back to, and a new generation starts from the logs."""
+    wanted = undisturbed(3, programs.everything, transport)
+    job = keep(3, programs.everything, transport=transport)
+    job.run_until(lambda: all(job.marked(rank, "running") for rank in range(3)))
+    for victim in victims:
+        job.kill(victim)
+    assert job.values() == wanted
+    assert {rank for rank, _ in job.deaths} >= victims or job.generation > 0
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_process_that_fails_is_no_process_that_leaves(keep: Keep, undisturbed: Any, transport: str) -> None:
+    """It closes its job on the way out, as at an exception. The others must not go on with a sum that lacks it."""
+
+    def failing(comm: Any, context: Context) -> Any:
+        if comm.rank == 1 and context.incarnation == 0:
+            programs.everything(comm, context, steps=3)
+            comm.job.close()
+            raise RuntimeError("once")
+        return programs.everything(comm, context)
+
+    wanted = undisturbed(3, programs.everything, transport)
+    job = keep(3, failing, transport=transport)
+    assert job.values() == wanted
+    assert job.deaths[0] == (1, 0)
+
+
+def test_log_of_an_earlier_run_is_not_read(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """Without a launcher two runs of the same name have the same folder; the first was killed."""
+
+    def run(number: int) -> Callable[[Any, Context], Any]:
+        def program(comm: Any, context: Context) -> Any:
+            x = np.full(4, number + comm.rank, np.float32)
+            comm.all_reduce(x)
+            comm.ft_send(x, 1 - comm.rank)
+            comm.ft_recv(x, 1 - comm.rank)
+            if number == 1:
+                context.mark("done")
+                context.hold()
+            return x.tolist()
+
+        return program
+
+    folder = str(tmp_path / "log")
+    first = ranks.start(2, run(1), policy="replay", log_dir=folder)
+    for rank in range(2):
+        first.wait_for(rank, "done")
+    first.abort()
+    assert ranks(2, run(10), policy="replay", log_dir=folder) == [[21.0] * 4] * 2
+    assert not (tmp_path / "log").exists()

@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,14 @@ class Keeper:
         until = time.monotonic() + deadline
         while not reached() and not all(self._finished):
             self._step(until)
+
+    def run_for(self, seconds: float) -> None:
+        """Keeps the job alive for that long."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not all(self._finished):
+            running = [p for p in self.group._processes.values() if p.result.status is None]
+            if wait([p.channel for p in running] + [p.pidfd for p in running], left):
+                self._step(time.monotonic() + 60)
 
     def marked(self, rank: int, name: str) -> bool:
         return any(mark[:2] == (rank, name) for mark in self.group._marks)

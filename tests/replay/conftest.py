@@ -7,7 +7,6 @@ from typing import Any
 
 import harness
 import keeper
-import programs
 import pytest
 
 Reference = Callable[..., list[Any]]
@@ -41,6 +40,3 @@ def undisturbed(keep: Callable[..., keeper.Keeper], pulls: None) -> Reference:
         return _known[key]
 
     return run
-
-
-assert programs

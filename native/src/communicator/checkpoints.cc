@@ -66,22 +66,28 @@ Status not_quiet(const char* call, const std::string& name) {
 std::optional<Communicator::Mark> Communicator::read_mark(std::uint64_t number) const {
     auto& log = *core_.config.log;
     LogRecord record;
-    const LogKey key{spec_.id, core_.self(), kMarks};
+    const auto key = note_key(kMarks);
     if (number < log.first(key) || number > log.last(key) || !log.find(key, number, &record)) return std::nullopt;
     return Mark::decode(record.payload);
 }
 
+Status Communicator::write_mark(const Mark& mark) {
+    const auto bytes = mark.encode();
+    const ByteView parts[] = {bytes};
+    return core_.config.log->append(note_key(kMarks), 0, 0, parts);
+}
+
 // Of a process before this one: then the log is in two parts from the start.
 void Communicator::find_resume_point() {
-    const auto newest = read_mark(core_.config.log->last({spec_.id, core_.self(), kMarks}));
+    const auto newest = read_mark(core_.config.log->last(note_key(kMarks)));
     if (!newest) return;
     std::map<LogKey, std::uint64_t> bases;
     for (std::size_t r = 0; r < spec_.members.size(); ++r) {
         bases[{spec_.id, core_.self(), spec_.members[r]}] = newest->base.sent[r];
         bases[{spec_.id, spec_.members[r], core_.self()}] = newest->base.received[r];
     }
-    bases[{spec_.id, core_.self(), kResults}] = newest->base_seq - 1;
-    bases[{spec_.id, core_.self(), kAnswers}] = newest->base.anys;
+    bases[note_key(kResults)] = newest->base_seq - 1;
+    bases[note_key(kAnswers)] = newest->base.anys;
     log_->split(std::move(bases));
     log_->set_reading(false);
 }
@@ -92,17 +98,15 @@ Status Communicator::resume(const std::string& tag) {
         return Status::error(Code::Invalid, "resume was called before on communicator " + spec_.name + ": call it once");
     const auto here = pairs_->position();
     if (!open_.empty() || !here.quiet) return not_quiet("resume", spec_.name);
-    const LogKey key{spec_.id, core_.self(), kMarks};
+    const auto key = note_key(kMarks);
     const auto last = core_.config.log->last(key);
     if (last == 0) {
         if (!tag.empty())
             return Status::error(Code::Invalid, "there is no checkpoint \"" + tag + "\" in the log of communicator " +
                                                     spec_.name + ", which is empty: start without a tag");
         const Mark mark{"", next_seq_, here, next_seq_, here};
-        const auto bytes = mark.encode();
-        const ByteView parts[] = {bytes};
         FT_POINT("checkpoint.resume");
-        if (auto s = core_.config.log->append(key, 0, 0, parts); !s) return s;
+        if (auto s = write_mark(mark); !s) return s;
         find_resume_point();
         log_->set_reading(true);
         marks_ = 1;
@@ -154,7 +158,7 @@ Status Communicator::mark(const std::string& tag) {
     if (!here || marks_ == 0)
         return Status::error(Code::Invalid, "a mark is written after resume, and after its position was agreed on");
     if (!here->quiet) return not_quiet("commit_checkpoint", spec_.name);
-    const LogKey key{spec_.id, core_.self(), kMarks};
+    const auto key = note_key(kMarks);
     const auto number = marks_ + 1;
     if (number <= core_.config.log->last(key)) {  // done again
         const auto before = read_mark(number);
@@ -165,10 +169,8 @@ Status Communicator::mark(const std::string& tag) {
         const auto first = read_mark(marks_);
         FT_CHECK(first.has_value(), "mark %llu is not in the log", static_cast<unsigned long long>(marks_));
         const Mark mark{tag, next_seq_, *here, first->base_seq, first->base};
-        const auto bytes = mark.encode();
-        const ByteView parts[] = {bytes};
         FT_POINT("checkpoint.mark.before");
-        if (auto s = core_.config.log->append(key, 0, 0, parts); !s) return s;
+        if (auto s = write_mark(mark); !s) return s;
         FT_POINT("checkpoint.mark.after");
     }
     marks_ = number;
@@ -177,14 +179,14 @@ Status Communicator::mark(const std::string& tag) {
     if (!old) return {};
     FT_POINT("checkpoint.collect");
     pairs_->collect(old->position);
-    if (auto s = log_->collect({spec_.id, core_.self(), kResults}, old->next_seq - 1); !s) return s;
+    if (auto s = log_->collect(note_key(kResults), old->next_seq - 1); !s) return s;
     return core_.config.log->collect(key, number - 3);
 }
 
 std::vector<std::string> Communicator::checkpoints() const {
     std::vector<std::string> out;
     if (!replays()) return out;
-    for (auto n = core_.config.log->last({spec_.id, core_.self(), kMarks}); n > 1; --n) {
+    for (auto n = core_.config.log->last(note_key(kMarks)); n > 1; --n) {
         const auto m = read_mark(n);
         if (!m) break;
         out.push_back(m->tag);

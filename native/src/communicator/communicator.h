@@ -151,10 +151,12 @@ private:
 
     // replay.cc: the policy replay
     bool replays() const { return pairs_ != nullptr; }
+    LogKey note_key(int what) const { return {spec_.id, core_.self(), what}; }  // what this rank notes for its replacement
     void begin_replay();
     struct Mark;
     void find_resume_point();
     std::optional<Mark> read_mark(std::uint64_t number) const;
+    Status write_mark(const Mark& mark);
     bool log_result(const OpState& op) override;
     void log_failure(const OpState& op, const Status& status);
     void learn_complete(std::uint64_t through);

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
+#include "communicator/p2p.h"
 
 namespace ftcomm {
 
@@ -45,11 +46,10 @@ LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, PhasedLog& 
 void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
     const ByteView payload(static_cast<const std::byte*>(data), bytes);
     request->bytes = bytes;
-    auto& log = log_;
     const auto number = peer(dst).sent + 1;
-    if (number <= log.last(to(dst))) {  // L1: this process does again what one before it has done
+    if (number <= log_.last(to(dst))) {  // L1: this process does again what one before it has done
         LogRecord record;
-        auto status = log.find(to(dst), number, &record);
+        auto status = log_.find(to(dst), number, &record);
         if (status) status = compare(record, payload, tag, dst);
         if (status) {
             ++peer(dst).sent;
@@ -64,7 +64,7 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
     }
     caught_up_();
     FT_POINT("channel.send.before");
-    if (auto status = log.append(to(dst), tag, 0, std::span(&payload, 1)); !status) {
+    if (auto status = log_.append(to(dst), tag, 0, std::span(&payload, 1)); !status) {
         core_.finish(request, std::move(status));
         return;
     }
@@ -168,13 +168,12 @@ void LoggedPairs::recv(const RequestPtr& request, void* data, std::uint64_t byte
 }
 
 void LoggedPairs::look(int rank) {
-    auto& log = log_;
     auto& p = peer(rank);
     // Before the process has said where it goes on, what comes after the resume point is not looked at (L6).
-    const auto last = log.is_split() && !log.reading() ? log.base(from(rank)) : log.last(from(rank));
+    const auto last = log_.is_split() && !log_.reading() ? log_.base(from(rank)) : log_.last(from(rank));
     while (p.seen < last) {
         LogRecord record;
-        if (auto s = log.find(from(rank), p.seen + 1, &record); !s) {
+        if (auto s = log_.find(from(rank), p.seen + 1, &record); !s) {
             broken_ = std::move(s);
             return;
         }
@@ -205,10 +204,7 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
     Status status = remember_answer(r, src);
     r.request->source = src;
     r.request->bytes = message->bytes;
-    if (status && message->bytes > r.capacity)
-        status = Status::error(Code::Truncated, "a message of " + std::to_string(message->bytes) + " bytes from rank " +
-                                                    std::to_string(src) + " does not fit the receive buffer of " +
-                                                    std::to_string(r.capacity) + " bytes");
+    if (status && message->bytes > r.capacity) status = message_too_long(message->bytes, src, r.capacity);
     if (status && message->bytes > 0) {
         LogRecord record;
         status = log_.find(from(src), message->seq, &record);
@@ -298,12 +294,11 @@ void LoggedPairs::want(int rank) {
 
 void LoggedPairs::stream(int rank) {
     auto& p = peer(rank);
-    auto& log = log_;
     if (p.wanted == 0 || !reachable(rank)) return;
     const int slot = slot_of(rank);
-    for (; p.wanted <= log.last(to(rank)); ++p.wanted, p.wanted_offset = 0) {
+    for (; p.wanted <= log_.last(to(rank)); ++p.wanted, p.wanted_offset = 0) {
         LogRecord record;
-        if (auto s = log.find(to(rank), p.wanted, &record); !s) {
+        if (auto s = log_.find(to(rank), p.wanted, &record); !s) {
             broken_ = std::move(s);
             return;
         }
@@ -358,13 +353,12 @@ void LoggedPairs::on_tick(Time now) {
             continue;
         }
         const bool gone = it->src >= 0 && it->src != rank_ && !reachable(it->src);
-        auto s = Status::error(gone ? Code::PeerFailure : Code::Timeout,
-                               gone ? "rank " + std::to_string(it->src) +
-                                          " died and no replacement came within the timeout. Start one, or raise the timeout"
-                                    : "Timed out: no message came from rank " +
-                                          (it->src < 0 ? std::string("ANY") : std::to_string(it->src)) + " with tag " +
-                                          std::to_string(it->tag));
-        if (it->src >= 0) s.ranks = {it->src};
+        auto s = no_message(it->src, it->tag);
+        if (gone) {
+            s.code = Code::PeerFailure;
+            s.message = "rank " + std::to_string(it->src) +
+                        " died and no replacement came within the timeout. Start one, or raise the timeout";
+        }
         s.operation = "ft_recv in communicator " + spec_.name;
         core_.finish(it->request, std::move(s));
         it = recvs_.erase(it);

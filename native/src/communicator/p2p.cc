@@ -88,11 +88,7 @@ bool PointToPoint::take(Recv& r, const Arrived& a) {
     } else if (fits && a.bytes > 0) {
         std::memcpy(r.data, a.data.data(), a.bytes);
     }
-    core_.finish(r.request,
-                 fits ? Status{}
-                      : Status::error(Code::Truncated, "a message of " + std::to_string(a.bytes) + " bytes from rank " +
-                                                           std::to_string(a.src) + " does not fit the receive buffer of " +
-                                                           std::to_string(r.capacity) + " bytes"));
+    core_.finish(r.request, fits ? Status{} : message_too_long(a.bytes, a.src, r.capacity));
     return true;
 }
 
@@ -206,10 +202,7 @@ void PointToPoint::on_tick(Time now) {
     }
     for (auto it = recvs_.begin(); it != recvs_.end();) {
         if (it->deadline > 0 && now > it->deadline && it->matched < 0) {
-            auto s = Status::error(Code::Timeout, "Timed out: no message came from rank " +
-                                                      (it->src < 0 ? std::string("ANY") : std::to_string(it->src)) +
-                                                      " with tag " + std::to_string(it->tag));
-            if (it->src >= 0) s.ranks = {it->src};
+            auto s = no_message(it->src, it->tag);
             s.operation = "recv in communicator " + spec_.name;
             core_.finish(it->request, std::move(s));
             it = recvs_.erase(it);

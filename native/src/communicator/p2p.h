@@ -12,6 +12,10 @@
 
 namespace ftcomm {
 
+// Of receives, whichever way messages go.
+Status message_too_long(std::uint64_t bytes, int src, std::uint64_t capacity);
+Status no_message(int src, std::int64_t tag);  // in time
+
 class PointToPoint {
 public:
     PointToPoint(Core& core, const CommSpec& spec, int rank) : core_(core), spec_(spec), rank_(rank) {}

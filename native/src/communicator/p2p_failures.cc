@@ -3,6 +3,19 @@
 
 namespace ftcomm {
 
+Status message_too_long(std::uint64_t bytes, int src, std::uint64_t capacity) {
+    return Status::error(Code::Truncated, "a message of " + std::to_string(bytes) + " bytes from rank " + std::to_string(src) +
+                                              " does not fit the receive buffer of " + std::to_string(capacity) + " bytes");
+}
+
+Status no_message(int src, std::int64_t tag) {
+    auto s = Status::error(Code::Timeout, "Timed out: no message came from rank " +
+                                              (src < 0 ? std::string("ANY") : std::to_string(src)) + " with tag " +
+                                              std::to_string(tag));
+    if (src >= 0) s.ranks = {src};
+    return s;
+}
+
 Status PointToPoint::gone_status(const RankSet& ranks) const {
     Status s;
     s.code = Code::PeerFailure;

@@ -38,7 +38,7 @@ void Communicator::begin_replay() {
     auto& log = *log_;
     find_resume_point();
     pairs_ = std::make_unique<LoggedPairs>(core_, spec_, rank_, log, catching_up_, [this] { caught_up(); });
-    logged_ = log.last({spec_.id, core_.self(), kResults});
+    logged_ = log.last(note_key(kResults));
     start_after_admissions();
     if (!core_.config.again) {
         FT_CHECK(logged_ == 0, "the slot's first process finds %llu results in its log",
@@ -56,7 +56,7 @@ void Communicator::begin_replay() {
 // A failure is on record only after it was decided for all.
 bool Communicator::failed_for_all(std::uint64_t seq) {
     LogRecord record;
-    return log_->find({spec_.id, core_.self(), kResults}, seq, &record).ok() && record.tag == kFailed;
+    return log_->find(note_key(kResults), seq, &record).ok() && record.tag == kFailed;
 }
 
 bool Communicator::anybody_left() const {
@@ -79,7 +79,7 @@ bool Communicator::present() const {
 bool Communicator::log_result(const OpState& op) {
     if (!log_error_) return false;
     auto& log = *log_;
-    const LogKey key{spec_.id, core_.self(), kResults};
+    const auto key = note_key(kResults);
     const auto shape = shape_block(op.shape);
     std::vector<ByteView> parts{shape};
     for (const auto& piece : result_pieces(op, rank_, static_cast<int>(spec_.members.size()))) parts.emplace_back(piece);
@@ -113,7 +113,7 @@ bool Communicator::log_result(const OpState& op) {
 // An operation that all ranks saw fail is part of the history as well.
 void Communicator::log_failure(const OpState& op, const Status& status) {
     auto& log = *log_;
-    const LogKey key{spec_.id, core_.self(), kResults};
+    const auto key = note_key(kResults);
     if (op.seq != log.last(key) + 1 || !core_.dead_end()) return;  // its result is there already: the record stays what it is
     Cause c;
     c.code = status.code;
@@ -156,7 +156,7 @@ void Communicator::serve_logged() {
 Status Communicator::serve(OpState& op) {
     LogRecord record;
     FT_POINT("replay.serve");
-    if (auto s = log_->find({spec_.id, core_.self(), kResults}, op.seq, &record); !s) return s;
+    if (auto s = log_->find(note_key(kResults), op.seq, &record); !s) return s;
     const auto pieces = result_pieces(op, rank_, static_cast<int>(spec_.members.size()));
     std::size_t bytes = kShapeRoom;
     for (const auto& p : pieces) bytes += p.size();
@@ -184,7 +184,7 @@ Status Communicator::serve(OpState& op) {
 
 std::shared_ptr<Bytes> Communicator::kept_in_log(std::uint64_t seq) {
     LogRecord record;
-    const auto s = log_->find({spec_.id, core_.self(), kResults}, seq, &record);
+    const auto s = log_->find(note_key(kResults), seq, &record);
     FT_CHECK(s.ok(), "result %llu is to be handed out: %s", static_cast<unsigned long long>(seq), s.message.c_str());
     return std::make_shared<Bytes>(record.payload.begin() + kShapeRoom, record.payload.end());
 }
@@ -192,7 +192,7 @@ std::shared_ptr<Bytes> Communicator::kept_in_log(std::uint64_t seq) {
 Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
     LogRecord record;
     Last last;
-    if (!log_->find({spec_.id, core_.self(), kResults}, seq, &record)) return last;
+    if (!log_->find(note_key(kResults), seq, &record)) return last;
     ByteReader r(record.payload);
     last.seq = seq;
     last.shape = Shape::decode(r);

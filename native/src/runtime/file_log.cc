@@ -64,7 +64,6 @@ Status make_parent(const std::string& path) {
 
 Status FileLog::open(const FileLogConfig& config, std::unique_ptr<FileLog>* out) {
     std::unique_ptr<FileLog> log(new FileLog(config));
-    log->hosts_ = config.hosts;
     for (const auto& folder : {config.files.path, config.files.spill_path})
         if (auto s = folder.empty() ? Status{} : make_parent(folder); !s) return s;
     if (auto s = pairlog::LogDir::open(config.files, &log->dir_); !s) return s;
@@ -184,9 +183,9 @@ Status FileLog::collect(const LogKey& key, std::uint64_t through) {
 }
 
 bool FileLog::readable(int slot) {
-    const auto host = hosts_[static_cast<std::size_t>(slot)];
+    const auto host = config_.hosts[static_cast<std::size_t>(slot)];
     if (slot == config_.slot) return true;
-    if (host != 0) return host == hosts_[static_cast<std::size_t>(config_.slot)];
+    if (host != 0) return host == config_.hosts[static_cast<std::size_t>(config_.slot)];
     struct stat info{};
     return ::stat((config_.files.path + "/" + mark_name(slot)).c_str(), &info) == 0;
 }

@@ -43,7 +43,6 @@ private:
     pairlog::StreamReader* reader(const LogKey& key, Status* why = nullptr);
 
     const FileLogConfig config_;
-    std::vector<std::uint64_t> hosts_;
     std::unique_ptr<pairlog::LogDir> dir_;
     pairlog::Fd folder_;
     pairlog::FileLock mark_;            // this process is the rank

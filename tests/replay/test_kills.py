@@ -54,6 +54,23 @@ def test_a_hundred_kills(keep: Keep, transport: str) -> None:
     assert killed == 100
 
 
+def test_results_are_logged_once_per_host(keep: Keep) -> None:
+    """100 MiB of them, and each rank may keep 48: it keeps a quarter. Who is killed at the end gets the rest from the others."""
+
+    def run(comm: Any, context: Context) -> str:
+        x = np.random.default_rng(comm.rank).standard_normal(256 << 10).astype(np.float32)
+        for _ in range(100):
+            comm.all_reduce(x, "avg", algorithm="ring")
+            x += np.float32(comm.rank)
+        comm.barrier()
+        return programs.digest(x)
+
+    wanted = keep(4, run, transport="shm", log_limit=48 << 20).values()
+    job = keep(4, run, transport="shm", log_limit=48 << 20, faults="rank=2.0,at=fence.before:101,do=kill")
+    assert job.values() == wanted
+    assert job.deaths == [(2, 0)]
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("victims", [{0, 1}, {1, 2}, {0, 1, 2}])
 def test_several_at_once(keep: Keep, undisturbed: Any, transport: str, victims: set[int]) -> None:

@@ -39,6 +39,21 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
     return pieces;
 }
 
+std::vector<std::span<std::byte>> shared_pieces(const OpState& op, int rank, int size) {
+    const auto element = size_of(op.desc.dtype);
+    auto* base = static_cast<std::byte*>(op.desc.recv);
+    std::vector<std::span<std::byte>> pieces;
+    std::uint32_t s = 0;
+    for (const auto& run : default_plan(op.shape, size, RankSet::first(size), {}, {}, 0).runs) {
+        const auto last = s + run.count - 1;
+        // A run may go over blocks: offsets then go on without a gap, as the blocks are full but for the last.
+        const auto from = op.grid.offset(s), to = op.grid.offset(last) + op.grid.count(last);
+        if (run.rank == rank) pieces.emplace_back(base + from * element, (to - from) * element);
+        s += run.count;
+    }
+    return pieces;
+}
+
 void mark_complete(OpState& op, int rank, int size) {
     const auto all = RankSet::first(size);
     std::uint32_t s = 0;

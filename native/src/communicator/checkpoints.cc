@@ -86,7 +86,8 @@ void Communicator::find_resume_point() {
         bases[{spec_.id, core_.self(), spec_.members[r]}] = newest->base.sent[r];
         bases[{spec_.id, spec_.members[r], core_.self()}] = newest->base.received[r];
     }
-    bases[note_key(kResults)] = newest->base_seq - 1;
+    for (int slot : spec_.members)
+        bases[{spec_.id, slot, kResults}] = newest->base_seq - 1;  // resume() comes at the same place for all
     bases[note_key(kAnswers)] = newest->base.anys;
     log_->split(std::move(bases));
     log_->set_reading(false);

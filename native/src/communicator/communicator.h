@@ -16,6 +16,7 @@
 #include "communicator/core.h"
 #include "communicator/logged_pairs.h"
 #include "communicator/p2p.h"
+#include "communicator/result_stream.h"
 
 namespace ftcomm {
 
@@ -161,12 +162,10 @@ private:
     void log_failure(const OpState& op, const Status& status);
     void learn_complete(std::uint64_t through);
     void serve_logged();
-    Status serve(OpState& op);
     Last last_from_log(std::uint64_t seq);
-    std::shared_ptr<Bytes> kept_in_log(std::uint64_t seq);
+    std::shared_ptr<Bytes> kept_in_log();  // the last operation's result
     bool present() const;  // every member is in the view, or has left for good
     bool anybody_left() const;
-    bool failed_for_all(std::uint64_t seq);
     void on_view_replay();
     void start_after_admissions();
     void on_returned(const RankSet& came);
@@ -189,6 +188,7 @@ private:
     PointToPoint p2p_;
     std::unique_ptr<PhasedLog> log_;  // replay
     std::unique_ptr<LoggedPairs> pairs_;  // replay: in its place
+    std::unique_ptr<ResultStream> results_;  // replay
     RankSet acked_;  // failures the user knows of
 
     std::uint64_t next_seq_ = 1, done_seq_ = 0;

@@ -196,7 +196,7 @@ void Communicator::apply_plans() {
                    (last_.kept != nullptr || last_.logged)) {
             core_.host.trace("hand_out.kept");
             if (last_.logged) {
-                last_.kept = kept_in_log(p.seq);
+                last_.kept = kept_in_log();
                 last_.desc.recv = last_.kept->data();
             }
             auto helper = std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);

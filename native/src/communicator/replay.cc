@@ -6,7 +6,6 @@
 // Operations run strictly one after another: a log with result L says that all up to L - 1 are complete, and leaves open whether L is.
 // That, the vote says (Decision::done_through).
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/failpoint.h"
@@ -19,17 +18,6 @@ namespace {
 
 // Attempts of different admissions are never the same number, whoever counted how far (M8).
 constexpr std::uint32_t kAttemptsPerAdmission = 4096;
-constexpr std::int64_t kFailed = -1;  // tag of a result that is an error; else the kind of the operation
-constexpr std::size_t kShapeRoom = 64;  // in front of a logged result: what operation it is of
-
-Bytes shape_block(const Shape& shape) {
-    ByteWriter w;
-    shape.encode(w);
-    auto block = w.take();
-    FT_CHECK(block.size() <= kShapeRoom, "a shape takes %zu bytes", block.size());
-    block.resize(kShapeRoom);
-    return block;
-}
 
 }  // namespace
 
@@ -38,7 +26,9 @@ void Communicator::begin_replay() {
     auto& log = *log_;
     find_resume_point();
     pairs_ = std::make_unique<LoggedPairs>(core_, spec_, rank_, log, catching_up_, [this] { caught_up(); });
-    logged_ = log.last(note_key(kResults));
+    results_ = std::make_unique<ResultStream>(log, spec_, rank_);
+    results_->look_at_hosts();
+    logged_ = results_->last();
     start_after_admissions();
     if (!core_.config.again) {
         FT_CHECK(logged_ == 0, "the slot's first process finds %llu results in its log",
@@ -46,17 +36,14 @@ void Communicator::begin_replay() {
         return;
     }
     // L is complete, too, where somebody has left: who leaves has seen that all others are as far as itself.
-    served_ = logged_ == 0 ? 0 : anybody_left() || !core_.rules.l12 || failed_for_all(logged_) ? logged_ : logged_ - 1;
+    // A failure is on record only after it was decided for all.
+    const auto newest = results_->entry(logged_);
+    const bool complete = anybody_left() || !core_.rules.l12 || (newest && newest->failed);
+    served_ = logged_ == 0 || complete ? logged_ : logged_ - 1;
     shared_seq_ = served_;
     catching_up_ = true;
     if (served_ > 0) last_ = last_from_log(served_);
     freeze();  // nothing starts before a vote has said where the others stand
-}
-
-// A failure is on record only after it was decided for all.
-bool Communicator::failed_for_all(std::uint64_t seq) {
-    LogRecord record;
-    return log_->find(note_key(kResults), seq, &record).ok() && record.tag == kFailed;
 }
 
 bool Communicator::anybody_left() const {
@@ -74,59 +61,24 @@ bool Communicator::present() const {
     return true;
 }
 
-// --- the log
+// --- results
 
 bool Communicator::log_result(const OpState& op) {
     if (!log_error_) return false;
-    auto& log = *log_;
-    const auto key = note_key(kResults);
-    const auto shape = shape_block(op.shape);
-    std::vector<ByteView> parts{shape};
-    for (const auto& piece : result_pieces(op, rank_, static_cast<int>(spec_.members.size()))) parts.emplace_back(piece);
-    if (op.seq <= log.last(key)) {  // done again, by this process or a later one: it must be the same
-        LogRecord record;
-        auto s = log.find(key, op.seq, &record);
-        if (s) {
-            auto rest = record.payload;
-            bool same = record.aux == op.signature;
-            for (const auto& part : parts) {
-                same = same && rest.size() >= part.size() &&
-                       (part.empty() || std::memcmp(rest.data(), part.data(), part.size()) == 0);
-                if (same) rest = rest.subspan(part.size());
-            }
-            if (!same || !rest.empty()) s = Status::error(Code::ReplayDiverged, name_of(op) + " gave another result than before");
-        }
-        log_error_ = std::move(s);
-        return log_error_.ok();
-    }
-    if (op.seq != log.last(key) + 1) {  // the log was full before: no record may be missing between two
-        log_error_ = Status::error(Code::LogFull, "the log was full and lacks earlier results; start again from a checkpoint");
-        return false;
-    }
-    FT_POINT("result.before");
-    log_error_ = log.append(key, static_cast<std::int64_t>(op.shape.kind), op.signature, parts);
-    FT_POINT("result.after");
-    if (log_error_) logged_ = op.seq;
+    log_error_ = results_->add(op);
+    if (log_error_) logged_ = std::max(logged_, op.seq);
     return log_error_.ok();
 }
 
-// An operation that all ranks saw fail is part of the history as well.
 void Communicator::log_failure(const OpState& op, const Status& status) {
-    auto& log = *log_;
-    const auto key = note_key(kResults);
-    if (op.seq != log.last(key) + 1 || !core_.dead_end()) return;  // its result is there already: the record stays what it is
+    if (op.seq != results_->last() + 1 || !core_.dead_end()) return;  // its result is there already: the record stays what it is
     Cause c;
     c.code = status.code;
     c.message = status.message;
     c.ranks.assign(status.ranks.begin(), status.ranks.end());
     c.evidence = status.evidence;
     c.epoch = status.epoch;
-    ByteWriter w;
-    c.encode(w);
-    const auto body = w.take();
-    const auto shape = shape_block(op.shape);
-    const ByteView parts[] = {shape, body};
-    if (log.append(key, kFailed, op.signature, parts)) logged_ = op.seq;
+    if (results_->add_failure(op, c)) logged_ = op.seq;
 }
 
 // A vote has shown that operations up to here are complete: what the log has of them may be served, and is what this rank votes with next.
@@ -140,7 +92,9 @@ void Communicator::learn_complete(std::uint64_t through) {
 void Communicator::serve_logged() {
     while (!open_.empty() && !open_.front()->started && open_.front()->seq <= served_) {
         auto& op = *open_.front();
-        auto status = serve(op);
+        FT_POINT("replay.serve");
+        auto status = results_->read(op);
+        if (status.code == Code::ReplayDiverged) status.operation = name_of(op);
         if (status) {
             ++replayed_;
             mark_complete(op, rank_, static_cast<int>(spec_.members.size()));
@@ -153,50 +107,24 @@ void Communicator::serve_logged() {
     }
 }
 
-Status Communicator::serve(OpState& op) {
-    LogRecord record;
-    FT_POINT("replay.serve");
-    if (auto s = log_->find(note_key(kResults), op.seq, &record); !s) return s;
-    const auto pieces = result_pieces(op, rank_, static_cast<int>(spec_.members.size()));
-    std::size_t bytes = kShapeRoom;
-    for (const auto& p : pieces) bytes += p.size();
-    if (record.aux != op.signature || (record.tag != kFailed && record.payload.size() != bytes)) {
-        ByteReader r(record.payload);
-        auto s = Status::error(Code::ReplayDiverged,
-                               "operation #" + std::to_string(op.seq) + " of communicator " + spec_.name + " was " +
-                                   Shape::decode(r).text() + ", and is now " + op.shape.text() +
-                                   ": the program does not do the same again. Seed its generators, take no decision from time or "
-                                   "thread order, and use ftcomm.recovery.deterministic()");
-        s.operation = name_of(op);
-        return s;
-    }
-    auto from = record.payload.subspan(kShapeRoom);
-    if (record.tag == kFailed) {
-        ByteReader r(from);
-        return Cause::decode(r).status("");
-    }
-    for (const auto& p : pieces) {
-        std::memcpy(p.data(), from.data(), p.size());
-        from = from.subspan(p.size());
-    }
-    return {};
-}
-
-std::shared_ptr<Bytes> Communicator::kept_in_log(std::uint64_t seq) {
-    LogRecord record;
-    const auto s = log_->find(note_key(kResults), seq, &record);
-    FT_CHECK(s.ok(), "result %llu is to be handed out: %s", static_cast<unsigned long long>(seq), s.message.c_str());
-    return std::make_shared<Bytes>(record.payload.begin() + kShapeRoom, record.payload.end());
+std::shared_ptr<Bytes> Communicator::kept_in_log() {
+    auto kept = std::make_shared<Bytes>(last_.desc.count * size_of(last_.desc.dtype) *
+                                        (last_.desc.kind == OpKind::AllGather ? spec_.members.size() : 1));
+    auto desc = last_.desc;
+    desc.recv = kept->data();
+    OpState op(last_.seq, desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);
+    const auto s = results_->read(op);
+    FT_CHECK(s.ok(), "result %llu is to be handed out: %s", static_cast<unsigned long long>(last_.seq), s.message.c_str());
+    return kept;
 }
 
 Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
-    LogRecord record;
     Last last;
-    if (!log_->find(note_key(kResults), seq, &record)) return last;
-    ByteReader r(record.payload);
+    const auto entry = results_->entry(seq);
+    if (!entry) return last;
     last.seq = seq;
-    last.shape = Shape::decode(r);
-    last.logged = record.tag != kFailed;
+    last.shape = entry->shape;
+    last.logged = !entry->failed;
     if (!last.logged) {
         last.state = OpVote::State::Failed;
         return last;
@@ -241,6 +169,7 @@ void Communicator::on_returned(const RankSet& came) {
     freeze_sent_ = false;
     helpers_.clear();
     start_after_admissions();
+    results_->look_at_hosts();
     decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
     decision_.plans.clear();
     if (!open_.empty()) open_.front()->started = false;

@@ -101,7 +101,9 @@ pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
 pairlog::StreamReader* FileLog::reader(const LogKey& key, Status* why) {
     auto& found = readers_[key];
     if (found == nullptr) {
-        auto s = pairlog::StreamReader::open(*dir_, file_of(key), pairlog::StreamReader::Role::Consumer, &found);
+        // What a rank notes belongs to it alone: others may look, and hold nothing back.
+        const auto role = key.dst >= 0 ? pairlog::StreamReader::Role::Consumer : pairlog::StreamReader::Role::Observer;
+        auto s = pairlog::StreamReader::open(*dir_, file_of(key), role, &found);
         if (why != nullptr) *why = std::move(s);
     }
     return found.get();

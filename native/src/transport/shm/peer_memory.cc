@@ -82,7 +82,12 @@ Transport::Read read_peer(const Instance& peer, const Transport::Remote& remote,
     if (n == static_cast<ssize_t>(bytes + sizeof ticket))
         return ticket == remote.ticket ? Transport::Read::Done : Transport::Read::Over;
     if (n < 0 && error == ESRCH) return Transport::Read::Over;  // on its way out
-    return Transport::Read::Refused;
+    if (n < 0 && error == EPERM) return Transport::Read::Refused;
+    // Where the buffer was there may be nothing any more, because its operation is over: the ticket by itself says so.
+    std::uint64_t nothing = 0;
+    const auto m = copy(static_cast<pid_t>(word & FUTEX_TID_MASK), reinterpret_cast<std::byte*>(&ticket), sizeof ticket,
+                        remote.ticket_at, &nothing, remote.ticket_at);
+    return m == 2 * sizeof ticket && ticket == remote.ticket ? Transport::Read::Refused : Transport::Read::Over;
 }
 
 }  // namespace ftcomm::shm

@@ -1,0 +1,147 @@
+#include "communicator/result_stream.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "collectives/results.h"
+
+namespace ftcomm {
+
+namespace {
+
+// The tag of a record: the operation's kind, with kShare if it is only a part; or kFailed.
+constexpr std::int64_t kFailed = -1, kShare = 256;
+constexpr std::size_t kHead = 64;  // in front of the data: which operation it is of
+
+Bytes head_of(const OpState& op) {
+    ByteWriter w;
+    op.shape.encode(w);
+    w.put(op.seq);
+    auto head = w.take();
+    FT_CHECK(head.size() <= kHead, "the head of a result takes %zu bytes", head.size());
+    head.resize(kHead);
+    return head;
+}
+
+// Copies the data of a record into the pieces, whose total it must have.
+bool fill(const std::vector<std::span<std::byte>>& pieces, const LogRecord& record) {
+    std::size_t bytes = kHead;
+    for (const auto& p : pieces) bytes += p.size();
+    if (record.payload.size() != bytes) return false;
+    auto from = record.payload.subspan(kHead);
+    for (const auto& p : pieces) {
+        std::memcpy(p.data(), from.data(), p.size());
+        from = from.subspan(p.size());
+    }
+    return true;
+}
+
+}  // namespace
+
+void ResultStream::look_at_hosts() {
+    one_host_ = spec_.members.size() > 1 &&
+                std::all_of(spec_.members.begin(), spec_.members.end(), [&](int slot) { return log_.readable(slot); });
+}
+
+bool ResultStream::shares(const OpState& op) const {
+    return one_host_ && op.grid.segments() > 0 && op.shape.shares_finals() && op.shape.algorithm != Algorithm::Flat;
+}
+
+Status ResultStream::add(const OpState& op) {
+    const auto head = head_of(op);
+    if (op.seq <= last_) return compare(op, head);
+    if (op.seq != last_ + 1)  // the log was full before: no record may be missing between two
+        return Status::error(Code::LogFull, "the log was full and lacks earlier results; start again from a checkpoint");
+    const bool share = shares(op);
+    std::vector<ByteView> parts{head};
+    for (const auto& piece : share ? shared_pieces(op, rank_, size()) : result_pieces(op, rank_, size()))
+        parts.emplace_back(piece);
+    FT_POINT("result.before");
+    auto s = log_.append(key(rank_), static_cast<std::int64_t>(op.shape.kind) + (share ? kShare : 0), op.signature, parts);
+    FT_POINT("result.after");
+    if (s) last_ = op.seq;
+    return s;
+}
+
+Status ResultStream::compare(const OpState& op, const Bytes& head) {
+    LogRecord record;
+    if (auto s = log_.find(key(rank_), op.seq, &record); !s) return s;
+    auto rest = record.payload;
+    bool same = record.tag != kFailed && record.aux == op.signature;
+    const auto next_is = [&](ByteView part) {
+        same = same && rest.size() >= part.size() && (part.empty() || std::memcmp(rest.data(), part.data(), part.size()) == 0);
+        if (same) rest = rest.subspan(part.size());
+    };
+    next_is(head);
+    const bool share = record.tag >= kShare;
+    for (const auto& piece : share ? shared_pieces(op, rank_, size()) : result_pieces(op, rank_, size())) next_is(piece);
+    if (same && rest.empty()) return {};
+    return Status::error(Code::ReplayDiverged, op.shape.text() + " #" + std::to_string(op.seq) + " of communicator " +
+                                                   spec_.name + " gave another result than before");
+}
+
+Status ResultStream::add_failure(const OpState& op, const Cause& cause) {
+    ByteWriter w;
+    cause.encode(w);
+    const auto body = w.take();
+    const auto head = head_of(op);
+    const ByteView parts[] = {head, body};
+    auto s = log_.append(key(rank_), kFailed, op.signature, parts);
+    if (s) last_ = op.seq;
+    return s;
+}
+
+std::optional<ResultStream::Entry> ResultStream::entry(std::uint64_t seq) {
+    LogRecord record;
+    if (!log_.find(key(rank_), seq, &record)) return std::nullopt;
+    ByteReader r(record.payload);
+    return Entry{Shape::decode(r), record.tag == kFailed};
+}
+
+Status ResultStream::read(OpState& op) {
+    LogRecord record;
+    if (auto s = log_.find(key(rank_), op.seq, &record); !s) return s;
+    const bool same = record.aux == op.signature;
+    if (same && record.tag == kFailed) {
+        ByteReader r(record.payload.subspan(kHead));
+        return Cause::decode(r).status("");
+    }
+    if (same && record.tag >= kShare) return read_shares(op);
+    if (same && fill(result_pieces(op, rank_, size()), record)) return {};
+    ByteReader r(record.payload);
+    return Status::error(
+        Code::ReplayDiverged,
+        "operation #" + std::to_string(op.seq) + " of communicator " + spec_.name + " was " + Shape::decode(r).text() +
+            ", and is now " + op.shape.text() +
+            ": the program does not do the same again. Seed its generators, take no decision from time or thread "
+            "order, and use ftcomm.recovery.deterministic()");
+}
+
+// All of them are there: the operation is complete, and nobody collects what another rank's replacement may still read.
+Status ResultStream::read_shares(OpState& op) {
+    const auto head = head_of(op);
+    for (int rank = 0; rank < size(); ++rank) {
+        LogRecord record;
+        if (log_.last(key(rank)) < op.seq)  // looks again
+            return Status::error(Code::LogCorrupt, "rank " + std::to_string(rank) + "'s share of operation #" +
+                                                       std::to_string(op.seq) + " of communicator " + spec_.name +
+                                                       " is not in the log: it has been removed or is from another run");
+        if (auto s = log_.find(key(rank), op.seq, &record); !s) return s;
+        if (record.payload.size() < kHead || std::memcmp(record.payload.data(), head.data(), kHead) != 0)
+            return Status::error(
+                Code::ReplayDiverged,
+                "rank " + std::to_string(rank) + " has logged something else as operation #" + std::to_string(op.seq) +
+                    " of communicator " + spec_.name +
+                    ": all ranks must call resume() after the same collectives, and the same collectives after it");
+        const bool share = record.tag >= kShare;
+        if (!fill(share ? shared_pieces(op, rank, size()) : result_pieces(op, rank, size()), record))
+            return Status::error(Code::LogCorrupt, "rank " + std::to_string(rank) + "'s share of operation #" +
+                                                       std::to_string(op.seq) + " has another size than it should");
+        if (!share) return {};  // that rank logs everything
+    }
+    return {};
+}
+
+}  // namespace ftcomm

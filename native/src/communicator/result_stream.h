@@ -1,0 +1,55 @@
+// What a communicator's collectives gave, in the log: a record for each operation, in order. A process that runs again gets its results there.
+//
+// Where all ranks are on one host, each logs only its share of a result that all of them have (L7): the segments that it owned, or what it
+// put in. Together the shares are the result, once per host instead of once per rank. Operations that end in a fence only: whoever has
+// returned from one of these knows that every share is in its owner's log. A record says of itself whether it is a share or the whole, so
+// ranks need not agree on it.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "channel/phased_log.h"
+#include "collectives/op_state.h"
+#include "collectives/records.h"
+#include "communicator/node.h"
+
+namespace ftcomm {
+
+class ResultStream {
+public:
+    ResultStream(PhasedLog& log, const CommSpec& spec, int rank)
+        : log_(log), spec_(spec), rank_(rank), last_(log.last(key(rank))) {}
+
+    std::uint64_t last() const { return last_; }
+    // Who is on this host: before the first operation, and when somebody is back.
+    void look_at_hosts();
+
+    // The operation's data is here. Done again, by this process or a later one, it must be what the log has: else ReplayDiverged.
+    Status add(const OpState& op);
+    // An operation that all ranks saw fail is part of the history as well.
+    Status add_failure(const OpState& op, const Cause& cause);
+
+    struct Entry {
+        Shape shape;
+        bool failed = false;
+    };
+    std::optional<Entry> entry(std::uint64_t seq);
+    // Fills the operation's buffers; or the failure that is on record; or ReplayDiverged: it was another operation.
+    Status read(OpState& op);
+
+private:
+    LogKey key(int rank) const { return {spec_.id, spec_.members[static_cast<std::size_t>(rank)], kResults}; }
+    int size() const { return static_cast<int>(spec_.members.size()); }
+    bool shares(const OpState& op) const;
+    Status compare(const OpState& op, const Bytes& head);
+    Status read_shares(OpState& op);
+
+    PhasedLog& log_;
+    const CommSpec& spec_;
+    const int rank_;
+    std::uint64_t last_;
+    bool one_host_ = false;
+};
+
+}  // namespace ftcomm

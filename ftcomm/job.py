@@ -26,6 +26,7 @@ __all__ = ["Job", "current", "leave_all"]
 FT_INTERRUPTED = 8
 
 _jobs: dict[str, Job] = {}  # by job name; several only in tests and in programs that start several
+_left: list[str] = []  # jobs under the policy replay that this process has said goodbye to
 _registry_lock = threading.Lock()
 
 
@@ -224,6 +225,8 @@ class Job:
         """
         if self._handle is None or os.getpid() != self._pid:
             return
+        if self.options.policy == "replay":
+            _left.append(self.name)
         try:
             deadline = None if timeout is None else time.monotonic() + timeout
             code = FT_INTERRUPTED
@@ -296,6 +299,16 @@ def current(name: str | None = None) -> Job | None:
     return jobs[-1] if jobs else None
 
 
+def check_first(name: str) -> None:
+    """Raises ConfigError if this process, under the policy replay, has left another job before ``name``."""
+    if _left:
+        raise ConfigError(
+            f"This process has left job {_left[-1]!r} and can't start job {name!r}: under replay a replacement does all of "
+            f"it again, and nobody is in {_left[-1]!r} any more to let it in. Keep one job (init_process_group, ftcomm.init) for "
+            "the whole run; inside it new_group, split and dup make as many groups as are needed."
+        )
+
+
 def leave_all() -> None:
     """What happens at exit: a goodbye of every job that is still open.
 
@@ -328,6 +341,7 @@ def _note_exit_code() -> None:
 
 def _forget_in_child() -> None:
     _jobs.clear()
+    _left.clear()
 
 
 atexit.register(leave_all)

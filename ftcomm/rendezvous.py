@@ -14,7 +14,7 @@ from typing import Any
 
 from ftcomm._lib import check, lib
 from ftcomm.errors import ConfigError, Error, Timeout
-from ftcomm.job import FT_INTERRUPTED, Job, current
+from ftcomm.job import FT_INTERRUPTED, Job, check_first, current
 from ftcomm.options import Options
 from ftcomm.stores import Store
 from ftcomm.stores.memory import MemoryStore
@@ -66,7 +66,8 @@ def start_job(
 
     Raises:
         Timeout: ``missing`` names the ranks that never came.
-        ConfigError: wrong arguments, or a store that still holds another run of a job of this name.
+        ConfigError: wrong arguments, or a store that still holds another run of a job of this name; under replay a second job
+            after one was left.
     """
     options = options or Options()
     name = job_name() if job is None else job
@@ -77,6 +78,8 @@ def start_job(
             f"This process already runs job {name!r} as rank {running.rank}. Close it first, or give the second job another "
             "name (FTCOMM_JOB)."
         )
+    if options.policy == "replay":
+        check_first(name)
     bound = options.operation_timeout if timeout is None else timeout
     made = Job(name, rank, world_size, incarnation, options, _as_store(store, world_size), faults)
     try:

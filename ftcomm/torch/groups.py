@@ -15,7 +15,7 @@ from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError
 from ftcomm.job import Job
 from ftcomm.options import Options
-from ftcomm.rendezvous import job_name, start_job
+from ftcomm.rendezvous import incarnation_from_environment, job_name, start_job
 from ftcomm.request import Outcome
 from ftcomm.torch._extension import load
 
@@ -52,11 +52,9 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
             return _groups[name]
         ranks = [int(rank) for rank in dist_opts.global_ranks_in_group] or list(range(dist_opts.group_size))
         found = _find(ranks) if dist_opts.global_ranks_in_group else None
-        if found is None:
-            entry, slots = _start(dist_opts, ranks, pg_options), list(range(len(ranks)))
-        else:
-            entry, slots = found
-        options = pg_options or entry.job.options
+        options = pg_options or (found[0].job.options if found else Options())
+        _check_debug_level(options)
+        entry, slots = found or (_start(dist_opts, ranks, options), list(range(len(ranks))))
         timeout = options.timeout if options.timeout is not None else dist_opts.timeout.total_seconds()
         backend = extension.FtBackend(
             job=entry.ref,
@@ -71,6 +69,17 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
         return backend
 
 
+def _check_debug_level(options: Options) -> None:
+    """At DETAIL torch puts a gloo group beside each group. All ranks make it at once: a replacement would wait in vain."""
+    if dist.get_debug_level() != dist.DebugLevel.DETAIL:
+        return
+    if options.policy == "replay" or incarnation_from_environment() > 0:
+        raise ConfigError(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL puts a gloo group beside each process group, and a replacement can't get into that. "
+            "Set it to INFO or OFF for runs in which processes are replaced."
+        )
+
+
 def _find(ranks: list[int]) -> tuple[_Entry, list[int]] | None:
     """The job that already links these ranks, and their slots in it; all of them find the same one."""
     default = _own_backend(dist.distributed_c10d._get_default_group()) if dist.is_initialized() else None
@@ -83,7 +92,7 @@ def _find(ranks: list[int]) -> tuple[_Entry, list[int]] | None:
     return None
 
 
-def _start(dist_opts: Any, ranks: list[int], options: Options | None) -> _Entry:
+def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
     global _started
     name = job_name()
     if dist_opts.global_ranks_in_group:  # the default group has another backend
@@ -94,7 +103,7 @@ def _start(dist_opts: Any, ranks: list[int], options: Options | None) -> _Entry:
         dist_opts.store,
         dist_opts.group_rank,
         dist_opts.group_size,
-        options or Options(),
+        options,
         job=name,
         timeout=dist_opts.timeout.total_seconds(),
     )

@@ -69,7 +69,14 @@ def training(folder: Path) -> Callable[[harness.Context], str]:
     return run
 
 
-@pytest.mark.parametrize("victims", [{1}, {0, STAGES - 1}, set(range(STAGES))], ids=["middle", "ends", "all"])
+@pytest.mark.parametrize(
+    "victims",
+    [
+        pytest.param({1}, id="middle"),
+        pytest.param({0, STAGES - 1}, id="ends", marks=pytest.mark.table),
+        pytest.param(set(range(STAGES)), id="all", marks=pytest.mark.table),
+    ],
+)
 def test_killed_stages_go_on_from_the_checkpoint(
     ranks: harness.Ranks, torch_store: tuple[str, int], tmp_path: Path, victims: set[int]
 ) -> None:

@@ -5,8 +5,9 @@
 Both jobs run in the same processes. For each size, rounds of the two alternate; a round is a fixed number of calls;
 reported are the medians over rounds on rank 0 and their ratio (replay / raise). The log is in its steady state: a
 checkpoint is committed between rounds, so that its segments are used again and again; "first" is the first round, whose
-pages are fresh. Messages: rank 0 sends to rank 1, which answers each batch with one byte; the buffers are as large as
-what is logged in a round, so that both policies stream through the same amount of memory.
+pages are fresh. Beside an all-reduce the same as a chain of logged messages (`algorithm="ring-logged"`). Messages:
+rank 0 sends to rank 1, which answers each batch with one byte; the buffers are as large as what is logged in a round,
+so that both policies stream through the same amount of memory.
 """
 
 from __future__ import annotations
@@ -32,17 +33,20 @@ SEND = [64, 4096, 65536, 1 << 20, 16 << 20]
 POLICIES = ("raise", "replay")
 
 
-def rounds(comms: dict[str, Any], work: Callable[[Any], None], number: int) -> tuple[dict[str, float], float]:
-    """Median seconds of ``work`` under each policy, and the first of replay."""
-    times: dict[str, list[float]] = {name: [] for name in comms}
+def rounds(
+    comms: dict[str, Any], works: dict[str, Callable[[Any], None]], number: int
+) -> tuple[dict[str, float], float]:
+    """Median seconds of each work, under the policy of its name (all others: replay), and the first of replay."""
+    times: dict[str, list[float]] = {name: [] for name in works}
     for _ in range(number + 1):
-        for name, comm in comms.items():
+        for name, work in works.items():
+            comm = comms["raise" if name == "raise" else "replay"]
             comm.barrier()
             start = time.perf_counter()
             work(comm)
             times[name].append(time.perf_counter() - start)
-            if name == "replay":
-                comm.commit_checkpoint(len(times[name]))
+            if name != "raise":
+                comm.commit_checkpoint(f"{name} {len(times[name])}")
     return {name: statistics.median(values[1:]) for name, values in times.items()}, times["replay"][0]
 
 
@@ -50,11 +54,12 @@ def all_reduce(comms: dict[str, Any], size: int, number: int) -> tuple[dict[str,
     data = np.ones(max(size // 4, 1), np.float32)
     calls = max(2, min(200, (32 << 20) // max(size, 1)))
 
-    def work(comm: Any) -> None:
+    def work(comm: Any, algorithm: str = "auto") -> None:
         for _ in range(calls):
-            comm.all_reduce(data, "max")
+            comm.all_reduce(data, "max", algorithm)
 
-    return *rounds(comms, work, number), calls
+    works = {"raise": work, "replay": work, "ring-logged": lambda comm: work(comm, "ring-logged")}
+    return *rounds(comms, works, number), calls
 
 
 def messages(comms: dict[str, Any], size: int, number: int) -> tuple[dict[str, float], float, int]:
@@ -71,7 +76,7 @@ def messages(comms: dict[str, Any], size: int, number: int) -> tuple[dict[str, f
                 comm.recv(row, 0)
             comm.send(end, 0)
 
-    return *rounds(comms, work, number), calls
+    return *rounds(comms, {"raise": work, "replay": work}, number), calls
 
 
 def rank_main(args: argparse.Namespace) -> None:
@@ -88,14 +93,17 @@ def rank_main(args: argparse.Namespace) -> None:
         if rank == 0:
             taking_part = args.ranks if what == "all_reduce" else 2
             print(f"\n{what}: {taking_part} ranks, medians of {args.rounds} interleaved rounds; microseconds per call")
-            print(f"{'bytes':>10} {'raise':>12} {'replay':>12} {'ratio':>8} {'first':>8}", flush=True)
+            print(
+                f"{'bytes':>10} {'raise':>12} {'replay':>12} {'ratio':>8} {'first':>8} {'ring-logged':>12}", flush=True
+            )
         for size in sizes:
             found, first, calls = measure(comms, size, args.rounds)
             plain, logged = (1e6 * found[name] / calls for name in POLICIES)
-            rows.append((what, size, plain, logged, 1e6 * first / calls))
+            chain = f"{found['ring-logged'] / found['raise']:11.2f}x" if "ring-logged" in found else ""
+            rows.append((what, size, plain, logged, 1e6 * first / calls, chain))
             if rank == 0:
                 print(
-                    f"{size:10} {plain:12.2f} {logged:12.2f} {logged / plain:7.2f}x {first / found['raise']:7.2f}x",
+                    f"{size:10} {plain:12.2f} {logged:12.2f} {logged / plain:7.2f}x {first / found['raise']:7.2f}x {chain}",
                     flush=True,
                 )
     if rank == 0 and args.json:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ALGORITHMS", "Collectives"]
 
-ALGORITHMS = {"auto": 0, "ring": 1, "flat": 2}
+ALGORITHMS = {"auto": 0, "ring": 1, "flat": 2, "ring-logged": 4}
 _ALL_REDUCE, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = range(9)
 _NOTHING = Buffer(None, 0, dtype_number("uint8"), None)
 
@@ -188,7 +188,9 @@ class Collectives:
             buf: the same number of elements and type on every rank.
             op: sum, avg, product, min, max, band, bor, bxor, or premul_sum (with ``factor=``: each input times it).
             algorithm: auto (by size, number of ranks, and whether they may read each other's memory), ring, flat; the same on
-                every rank. What is too large for ``flat`` goes as with ``auto``.
+                every rank. What is too large for ``flat`` goes as with ``auto``. Under the policy replay also ring-logged: a
+                chain of logged sends and receives (Grover and Rajagopal 2022), for comparison; it logs 2(n-1) times as much,
+                and after an error in one (a timeout, unequal sizes) no other works on this communicator.
 
         Raises:
             Unsupported: the operator is not defined for the type; see the table in docs/operations.md.

@@ -37,6 +37,7 @@ Step draw_collective(const Scenario& s, Random& r, int comm) {
     step.root = r.index(static_cast<std::size_t>(s.ranks));
     step.count = step.op == OpKind::Barrier ? 0 : r.chance(0.03) ? 600 : r.pick(counts);
     if (step.op == OpKind::AllReduce && r.chance(0.4)) step.algorithm = r.chance(0.6) ? Algorithm::Ring : Algorithm::Flat;
+    if (step.op == OpKind::AllReduce && r.chance(0.15)) step.algorithm = Algorithm::RingLogged;
     step.uneven = (step.op == OpKind::Gather || step.op == OpKind::Scatter || step.op == OpKind::AllToAll) && r.chance(0.5);
     return step;
 }

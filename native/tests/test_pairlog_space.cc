@@ -3,8 +3,10 @@
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 
 #include <thread>
+#include <vector>
 
 #include "tests/pairlog_rig.h"
 
@@ -143,6 +145,30 @@ FT_TEST(pairlog_prepares_and_takes_over_free_segments) {
     auto config = folder.config();
     config.limit = 2 * kSmall;
     EXPECT_EQ(open_log(config)->prepare(3).code, Code::LogFull);
+}
+
+// Each looks for the pools of dead processes while the others are making theirs.
+FT_TEST(pairlog_many_start_at_once) {
+    Folder folder;
+    constexpr int kProcesses = 4, kStarts = 1500;
+    std::vector<pid_t> children;
+    for (int i = 0; i < kProcesses; ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            for (int n = 0; n < kStarts; ++n) {
+                std::unique_ptr<LogDir> dir;
+                if (!LogDir::open(folder.config(), &dir)) _exit(1);
+                if (!dir->prepare(1)) _exit(2);
+            }
+            _exit(0);
+        }
+        children.push_back(child);
+    }
+    for (const pid_t child : children) {
+        int status = -1;
+        REQUIRE(waitpid(child, &status, 0) == child);
+        EXPECT_EQ(WEXITSTATUS(status), 0);
+    }
 }
 
 FT_TEST(pairlog_file_size_limit) {

@@ -32,6 +32,8 @@ def everything(comm: Any, context: Context, steps: int = 8) -> list[str]:
         for count in (SMALL, MIDDLE, LARGE):
             comm.all_reduce(state[:count], "avg")
             state[:count] += np.float32(0.01 * (me + 1) + step)
+        comm.all_reduce(state[:1001], "avg", algorithm="ring-logged")
+        state[:1001] += np.float32(0.01 * (me + 1) + step)
         _collectives(comm, state, step)
         _messages(comm, state, step)
         state *= np.float32(0.5)

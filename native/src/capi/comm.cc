@@ -153,7 +153,8 @@ int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) 
     if (op->kind < FT_ALL_REDUCE || op->kind > FT_BARRIER) return fail(Code::Invalid, "there is no such operation");
     if (op->dtype < 0 || op->dtype >= kDTypes) return fail(Code::Invalid, "there is no such dtype");
     if (op->op < 0 || op->op >= kReduceOps) return fail(Code::Invalid, "there is no such reduction");
-    if (op->algorithm < 0 || op->algorithm > static_cast<int>(Algorithm::Flat))
+    if (op->algorithm < 0 || op->algorithm > static_cast<int>(Algorithm::RingLogged) ||
+        op->algorithm == static_cast<int>(Algorithm::Direct))
         return fail(Code::Invalid, "there is no such algorithm");
     return post(job, false, out, [&](Node& node) {
         OpDesc d;

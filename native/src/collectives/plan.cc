@@ -246,7 +246,8 @@ private:
             return c;
         }
         if (c.code == Code::LogFull) {
-            c.message = "its result could not be logged (the log is full) on rank";
+            c.message =
+                "its result could not be logged (the log is full, or its files cannot be written; that rank says which) on rank";
             for (auto r : c.ranks) c.message += " " + std::to_string(r);
             c.message += "; raise log_limit, commit a checkpoint more often, or give a folder to spill to";
             return c;

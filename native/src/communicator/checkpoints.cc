@@ -16,10 +16,7 @@ namespace ftcomm {
 
 struct Communicator::Mark {
     std::string tag;  // empty: the resume point
-    std::uint64_t next_seq = 1;
-    LoggedPairs::Position position;
-    std::uint64_t base_seq = 1;  // where the resume point was
-    LoggedPairs::Position base;
+    Place place, base;  // base: where the resume point was
 
     static void put(ByteWriter& w, const LoggedPairs::Position& p) {
         w.put(static_cast<std::uint32_t>(p.sent.size()));
@@ -37,20 +34,23 @@ struct Communicator::Mark {
     }
     Bytes encode() const {
         ByteWriter w;
-        w.text(tag).put(next_seq);
-        put(w, position);
-        w.put(base_seq);
-        put(w, base);
+        w.text(tag);
+        for (const auto* p : {&place, &base}) {
+            w.put(p->next_seq);
+            put(w, p->messages);
+            put(w, p->ring);
+        }
         return w.take();
     }
     static std::optional<Mark> decode(ByteView data) {
         ByteReader r(data);
         Mark m;
         m.tag = r.text();
-        m.next_seq = r.get<std::uint64_t>();
-        m.position = get(r);
-        m.base_seq = r.get<std::uint64_t>();
-        m.base = get(r);
+        for (auto* p : {&m.place, &m.base}) {
+            p->next_seq = r.get<std::uint64_t>();
+            p->messages = get(r);
+            p->ring = get(r);
+        }
         if (!r.done()) return std::nullopt;
         return m;
     }
@@ -83,29 +83,45 @@ void Communicator::find_resume_point() {
     if (!newest) return;
     std::map<LogKey, std::uint64_t> bases;
     for (std::size_t r = 0; r < spec_.members.size(); ++r) {
-        bases[{spec_.id, core_.self(), spec_.members[r]}] = newest->base.sent[r];
-        bases[{spec_.id, spec_.members[r], core_.self()}] = newest->base.received[r];
+        const int other = spec_.members[r];
+        for (auto channel : {LoggedPairs::Channel::Messages, LoggedPairs::Channel::Ring}) {
+            const auto& at = channel == LoggedPairs::Channel::Messages ? newest->base.messages : newest->base.ring;
+            bases[LoggedPairs::key(spec_, channel, core_.self(), other)] = at.sent[r];
+            bases[LoggedPairs::key(spec_, channel, other, core_.self())] = at.received[r];
+        }
+        bases[{spec_.id, other, kResults}] = newest->base.next_seq - 1;  // resume() comes at the same place for all
     }
-    for (int slot : spec_.members)
-        bases[{spec_.id, slot, kResults}] = newest->base_seq - 1;  // resume() comes at the same place for all
-    bases[note_key(kAnswers)] = newest->base.anys;
+    bases[note_key(kAnswers)] = newest->base.messages.anys;
     log_->split(std::move(bases));
     log_->set_reading(false);
+}
+
+Communicator::Place Communicator::place() const {
+    Place p;
+    p.next_seq = next_seq_;
+    p.messages = pairs_->position();
+    p.messages.quiet = p.messages.quiet && open_.empty() && (ring_ == nullptr || ring_->idle());
+    if (ring_ != nullptr) {
+        p.ring = ring_->pairs().position();
+    } else {
+        p.ring.sent = p.ring.received = std::vector<std::uint64_t>(spec_.members.size());
+    }
+    return p;
 }
 
 Status Communicator::resume(const std::string& tag) {
     if (!replays()) return Status::error(Code::Invalid, "resume needs the policy replay");
     if (marks_ > 0)
         return Status::error(Code::Invalid, "resume was called before on communicator " + spec_.name + ": call it once");
-    const auto here = pairs_->position();
-    if (!open_.empty() || !here.quiet) return not_quiet("resume", spec_.name);
+    const auto here = place();
+    if (!here.messages.quiet) return not_quiet("resume", spec_.name);
     const auto key = note_key(kMarks);
     const auto last = core_.config.log->last(key);
     if (last == 0) {
         if (!tag.empty())
             return Status::error(Code::Invalid, "there is no checkpoint \"" + tag + "\" in the log of communicator " +
                                                     spec_.name + ", which is empty: start without a tag");
-        const Mark mark{"", next_seq_, here, next_seq_, here};
+        const Mark mark{"", here, here};
         FT_POINT("checkpoint.resume");
         if (auto s = write_mark(mark); !s) return s;
         find_resume_point();
@@ -115,11 +131,11 @@ Status Communicator::resume(const std::string& tag) {
     }
     const auto newest = read_mark(last);
     if (!newest) return Status::error(Code::LogCorrupt, "the marks of communicator " + spec_.name + " in the log are damaged");
-    if (next_seq_ != newest->base_seq || here.sent != newest->base.sent || here.received != newest->base.received)
+    if (here != newest->base)
         return Status::error(Code::ReplayDiverged,
                              "before resume, this process has called " + std::to_string(next_seq_ - 1) +
                                  " operations on communicator " + spec_.name + ", one before it " +
-                                 std::to_string(newest->base_seq - 1) +
+                                 std::to_string(newest->base.next_seq - 1) +
                                  " (or other messages): what comes before resume must be the same in every process");
     std::optional<Mark> to;
     for (auto n = last; n > 0 && !to; --n) {
@@ -137,10 +153,13 @@ Status Communicator::resume(const std::string& tag) {
                                                          : "there is no checkpoint \"" + tag + "\" in the log") +
                                                 std::string(" of communicator ") + spec_.name + "; there are: " + known);
     }
-    next_seq_ = to->next_seq;
+    next_seq_ = to->place.next_seq;
     done_seq_ = next_seq_ - 1;
     log_->set_reading(true);
-    pairs_->go_to(to->position);
+    pairs_->go_to(to->place.messages);
+    const auto& ring_sent = to->place.ring.sent;
+    if (ring_ != nullptr || std::any_of(ring_sent.begin(), ring_sent.end(), [](auto n) { return n > 0; }))
+        ring().pairs().go_to(to->place.ring);
     serve_logged();
     return {};
 }
@@ -148,28 +167,28 @@ Status Communicator::resume(const std::string& tag) {
 // What is said to the others is what the mark will say: after they have agreed, messages from further on may be here already.
 Status Communicator::position(LoggedPairs::Position* out) {
     if (!replays()) return Status::error(Code::Invalid, "checkpoints in the log need the policy replay");
-    *out = pairs_->position();
-    out->quiet = out->quiet && open_.empty();
-    to_mark_ = *out;
+    to_mark_ = place();
+    *out = to_mark_->messages;
     return {};
 }
 
 Status Communicator::mark(const std::string& tag) {
-    const auto here = std::exchange(to_mark_, std::nullopt);
+    auto here = std::exchange(to_mark_, std::nullopt);
     if (!here || marks_ == 0)
         return Status::error(Code::Invalid, "a mark is written after resume, and after its position was agreed on");
-    if (!here->quiet) return not_quiet("commit_checkpoint", spec_.name);
+    if (!here->messages.quiet) return not_quiet("commit_checkpoint", spec_.name);
+    here->next_seq = next_seq_;  // behind the operations by which all agreed
     const auto key = note_key(kMarks);
     const auto number = marks_ + 1;
     if (number <= core_.config.log->last(key)) {  // done again
         const auto before = read_mark(number);
-        if (!before || before->tag != tag || before->next_seq != next_seq_)
+        if (!before || before->tag != tag || before->place.next_seq != next_seq_)
             return Status::error(Code::ReplayDiverged, "checkpoint " + std::to_string(number - 1) + " was \"" +
                                                            (before ? before->tag : "?") + "\", and is now \"" + tag + "\"");
     } else {
         const auto first = read_mark(marks_);
         FT_CHECK(first.has_value(), "mark %llu is not in the log", static_cast<unsigned long long>(marks_));
-        const Mark mark{tag, next_seq_, *here, first->base_seq, first->base};
+        const Mark mark{tag, *here, first->base};
         FT_POINT("checkpoint.mark.before");
         if (auto s = write_mark(mark); !s) return s;
         FT_POINT("checkpoint.mark.after");
@@ -179,8 +198,9 @@ Status Communicator::mark(const std::string& tag) {
     const auto old = read_mark(number - 2);
     if (!old) return {};
     FT_POINT("checkpoint.collect");
-    pairs_->collect(old->position);
-    if (auto s = log_->collect(note_key(kResults), old->next_seq - 1); !s) return s;
+    pairs_->collect(old->place.messages);
+    if (ring_ != nullptr) ring_->pairs().collect(old->place.ring);
+    if (auto s = log_->collect(note_key(kResults), old->place.next_seq - 1); !s) return s;
     return core_.config.log->collect(key, number - 3);
 }
 

@@ -53,6 +53,9 @@ Status Communicator::check(const OpDesc& d) const {
         if (!v->empty() && v->size() != n)
             return Status::error(Code::Invalid, "counts and offsets need one entry per rank (" + std::to_string(size) +
                                                     "), got " + std::to_string(v->size()));
+    if (d.algorithm == Algorithm::RingLogged && (d.kind != OpKind::AllReduce || !replays()))
+        return Status::error(Code::Unsupported,
+                             "ring-logged is an all_reduce made of logged messages: it needs the policy replay (ftrun --policy)");
     return {};
 }
 
@@ -91,6 +94,14 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         core_.finish(request, std::move(s));
         return request;
     }
+    const Time timeout = desc.timeout > 0 ? desc.timeout : spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
+    if (desc.algorithm == Algorithm::RingLogged) {
+        Status s = core_.dead_end();
+        if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
+        if (s) ring().post(request, desc, core_.now + timeout);
+        else core_.finish(request, std::move(s));
+        return request;
+    }
     Grid grid;
     const auto shape = shape_of(desc, &grid);
     const bool alone = core_.solo && !replays();
@@ -113,7 +124,6 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         core_.finish(request, std::move(s));
         return request;
     }
-    const Time timeout = desc.timeout > 0 ? desc.timeout : spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
     op->deadline = core_.now + timeout;
     open_.push_back(std::move(op));
     pump();
@@ -162,7 +172,7 @@ std::string Communicator::name_of(const OpState& op) const {
 
 void Communicator::on_writable(int slot) {
     p2p_.on_writable(slot);
-    if (replays()) pairs_->on_writable(slot);
+    if (replays()) for_pairs([&](LoggedPairs& pairs) { pairs.on_writable(slot); });
     if (run_ != nullptr && !frozen_) {
         run_->on_writable(slot);
         after_progress();
@@ -171,7 +181,7 @@ void Communicator::on_writable(int slot) {
 
 void Communicator::on_tick() {
     p2p_.on_tick(core_.now);
-    if (replays()) pairs_->on_tick(core_.now);
+    if (replays()) for_pairs([&](LoggedPairs& pairs) { pairs.on_tick(core_.now); });
     if (open_.empty()) return;
     auto& op = *open_.front();
     if (op.started && !op.timeout_proposed && core_.now > op.deadline) {
@@ -188,7 +198,7 @@ bool Communicator::fail_request(const RequestPtr& request, Code why) {
         return true;
     }
     if (agree_.active && agree_.request == request) return true;  // ends with the vote, never privately
-    return p2p_.cancel(request) || (replays() && pairs_->cancel(request));
+    return p2p_.cancel(request) || (replays() && (pairs_->cancel(request) || (ring_ && ring_->fail(request, why))));
 }
 
 void Communicator::fail_everything(const Status& status) {
@@ -196,12 +206,16 @@ void Communicator::fail_everything(const Status& status) {
     helpers_.clear();
     core_.sender.drop_collectives(spec_.id);
     while (!open_.empty()) finish_current(status);
-    p2p_.fail_all(status);
-    if (replays()) pairs_->fail_all(status);
+    fail_messages(status);
     if (agree_.active) {
         agree_.active = false;
         core_.finish(agree_.request, status);
     }
+}
+
+void Communicator::fail_messages(const Status& status) {
+    p2p_.fail_all(status);
+    if (replays()) for_pairs([&](LoggedPairs& pairs) { pairs.fail_all(status); });
 }
 
 void Communicator::on_dead_end() { fail_everything(core_.dead_end()); }
@@ -209,8 +223,7 @@ void Communicator::on_dead_end() { fail_everything(core_.dead_end()); }
 void Communicator::close() {
     closed_ = true;
     const auto closed = Status::error(Code::Closed, "communicator " + spec_.name + " was closed");
-    p2p_.fail_all(closed);
-    if (replays()) pairs_->fail_all(closed);
+    fail_messages(closed);
 }
 
 RankSet Communicator::failed() const {

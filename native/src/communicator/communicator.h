@@ -15,6 +15,7 @@
 #include "collectives/run.h"
 #include "communicator/core.h"
 #include "communicator/logged_pairs.h"
+#include "communicator/logged_ring.h"
 #include "communicator/p2p.h"
 #include "communicator/result_stream.h"
 
@@ -68,7 +69,8 @@ public:
         return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ && !agree_.active;
     }
     bool idle() const {
-        return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle() && (pairs_ == nullptr || pairs_->idle());
+        return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle() &&
+               (pairs_ == nullptr || (pairs_->idle() && (ring_ == nullptr || ring_->idle())));
     }
     bool blocked_on(int slot) const;  // an open operation, agree or message that needs this slot
     AdmitEntry standing() const;
@@ -154,7 +156,22 @@ private:
     bool replays() const { return pairs_ != nullptr; }
     LogKey note_key(int what) const { return {spec_.id, core_.self(), what}; }  // what this rank notes for its replacement
     void begin_replay();
+    std::unique_ptr<LoggedPairs> make_pairs(LoggedPairs::Channel channel);
+    LoggedRing& ring();
+    template <class F>
+    void for_pairs(const F& f) {
+        f(*pairs_);
+        if (ring_ == nullptr) return;
+        f(ring_->pairs());
+        ring_->pump();
+    }
     struct Mark;
+    struct Place {  // where the program is
+        std::uint64_t next_seq = 1;
+        LoggedPairs::Position messages, ring;
+        bool operator==(const Place&) const = default;
+    };
+    Place place() const;
     void find_resume_point();
     std::optional<Mark> read_mark(std::uint64_t number) const;
     Status write_mark(const Mark& mark);
@@ -178,6 +195,7 @@ private:
     void finish_agree();
 
     void fail_everything(const Status& status);
+    void fail_messages(const Status& status);
 
     Core& core_;
     CommSpec spec_;
@@ -188,6 +206,7 @@ private:
     PointToPoint p2p_;
     std::unique_ptr<PhasedLog> log_;  // replay
     std::unique_ptr<LoggedPairs> pairs_;  // replay: in its place
+    std::unique_ptr<LoggedRing> ring_;  // replay: once somebody has used it
     std::unique_ptr<ResultStream> results_;  // replay
     RankSet acked_;  // failures the user knows of
 
@@ -220,7 +239,7 @@ private:
     // replay
     std::uint64_t logged_ = 0;  // the last of this rank's results in the log, of this process or one before it
     std::uint64_t served_ = 0;  // operations up to here are complete everywhere: a process that runs again gets them from the log
-    std::optional<LoggedPairs::Position> to_mark_;
+    std::optional<Place> to_mark_;  // as it was said to the others
     std::uint64_t marks_ = 0;  // the program has passed so many, the resume point included
     std::uint64_t replayed_ = 0;  // so many were
     bool catching_up_ = false;  // until the first operation that is not in the log

@@ -161,8 +161,7 @@ void Communicator::apply(const Decision& d) {
     if (d.revoked) {
         auto s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
         s.epoch = d.epoch;
-        p2p_.fail_all(s);
-        if (replays()) pairs_->fail_all(s);
+        fail_messages(s);
         std::erase_if(proposals_, [](const Proposal& p) { return p.seq == 0; });
     }
     if (agreed) finish_agree();

@@ -23,15 +23,32 @@ std::string hex(std::uint32_t crc) {
 
 }  // namespace
 
-LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, PhasedLog& log, const bool& replaying,
+LogKey LoggedPairs::key(const CommSpec& spec, Channel channel, int src, int dst) {
+    if (channel == Channel::Messages) return {spec.id, src, dst};
+    ByteWriter w;
+    w.put(spec.id).put(channel);
+    return {hash64(w.take()), src, dst};
+}
+
+FrameHeader LoggedPairs::header(FrameKind kind) const {
+    FrameHeader h;
+    h.kind = kind;
+    h.comm = spec_.id;
+    h.segment = static_cast<std::uint32_t>(channel_);
+    return h;
+}
+
+LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel channel, PhasedLog& log, const bool& replaying,
                          std::function<void()> caught_up)
     : core_(core),
       spec_(spec),
       rank_(rank),
+      channel_(channel),
       log_(log),
       replaying_(replaying),
       caught_up_(std::move(caught_up)),
       peers_(spec.members.size()) {
+    if (channel_ != Channel::Messages) return;  // nothing there is received from anybody
     const LogKey key{spec_.id, core_.self(), kAnswers};
     const auto read = [&](std::uint64_t from, std::uint64_t to) {
         for (auto seq = from; seq <= to; ++seq) {
@@ -101,9 +118,7 @@ Status LoggedPairs::compare(const LogRecord& record, ByteView data, std::int64_t
 void LoggedPairs::mark(int rank) {
     if (!reachable(rank)) return;
     if (log_.readable(slot_of(rank))) {
-        FrameHeader h;
-        h.kind = FrameKind::LogMark;
-        h.comm = spec_.id;
+        auto h = header(FrameKind::LogMark);
         h.seq = log_.last(to(rank));
         if (h.seq > 0) core_.sender.send(slot_of(rank), h);
         FT_POINT("channel.send.marked");
@@ -285,9 +300,7 @@ void LoggedPairs::want(int rank) {
     p.asked = incarnation(rank);
     look(rank);  // of what is in this host's half nothing is asked for
     p.partial.clear();
-    FrameHeader h;
-    h.kind = FrameKind::LogWant;
-    h.comm = spec_.id;
+    auto h = header(FrameKind::LogWant);
     h.seq = p.seen + 1;
     core_.sender.send(slot_of(rank), h);
 }
@@ -308,9 +321,7 @@ void LoggedPairs::stream(int rank) {
             auto* room = core_.sender.reserve(slot, n);
             if (room == nullptr) return;  // on_writable comes
             if (n > 0) std::memcpy(room, record.payload.data() + p.wanted_offset, n);
-            FrameHeader h;
-            h.kind = FrameKind::LogPiece;
-            h.comm = spec_.id;
+            auto h = header(FrameKind::LogPiece);
             h.seq = record.seq;
             h.aux = static_cast<std::uint64_t>(record.tag);
             h.aux2 = record.payload.size();

@@ -22,9 +22,13 @@ namespace ftcomm {
 
 class LoggedPairs {
 public:
+    // A communicator has two sets of streams, whose orders do not depend on each other: the program's messages, and those of LoggedRing.
+    enum class Channel : std::uint8_t { Messages = 0, Ring = 1 };
     // replaying: what a process before has done is still being done again; caught_up: called when that turns out to be over.
-    LoggedPairs(Core& core, const CommSpec& spec, int rank, PhasedLog& log, const bool& replaying,
+    LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel channel, PhasedLog& log, const bool& replaying,
                 std::function<void()> caught_up);
+    // In the log: of a stream from one slot to another.
+    static LogKey key(const CommSpec& spec, Channel channel, int src, int dst);
 
     void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
     void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
@@ -42,6 +46,7 @@ public:
         std::vector<std::uint64_t> sent, received;
         std::uint64_t anys = 0;
         bool quiet = true;
+        bool operator==(const Position&) const = default;
     };
     Position position() const;
     void go_to(const Position& position);
@@ -78,8 +83,9 @@ private:
     int slot_of(int rank) const { return spec_.members[static_cast<std::size_t>(rank)]; }
     Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
     const Peer& peer(int rank) const { return peers_[static_cast<std::size_t>(rank)]; }
-    LogKey to(int rank) const { return {spec_.id, core_.self(), slot_of(rank)}; }
-    LogKey from(int rank) const { return {spec_.id, slot_of(rank), core_.self()}; }
+    LogKey to(int rank) const { return key(spec_, channel_, core_.self(), slot_of(rank)); }
+    LogKey from(int rank) const { return key(spec_, channel_, slot_of(rank), core_.self()); }
+    FrameHeader header(FrameKind kind) const;
     bool reachable(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].alive && rank != rank_; }
     std::uint32_t incarnation(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].incarnation; }
 
@@ -98,6 +104,7 @@ private:
     Core& core_;
     const CommSpec& spec_;
     int rank_;
+    const Channel channel_;
     PhasedLog& log_;
     const bool& replaying_;
     const std::function<void()> caught_up_;

@@ -41,7 +41,9 @@ bool Communicator::start(OpState& op) {
     const auto* plan = core_.rules.c5 ? decision_.plan_for(op.seq) : nullptr;
     if (plan != nullptr && op.request != nullptr) {
         if (plan->verdict == OpPlan::Verdict::Fail) {
-            finish_current(plan->cause.status(name_of(op)));
+            auto s = plan->cause.status(name_of(op));
+            if (!log_error_) s.message += ". Here: " + log_error_.message;
+            finish_current(std::move(s));
             return false;
         }
         if (plan->shape.signature() != op.signature) {
@@ -229,7 +231,7 @@ void Communicator::after_progress() {
     if (!run_->done() && log_error_) return;
     if (log_error_ && replays() && op->request != nullptr && op->seq > logged_) log_result(*op);  // one without a fence
     if (!log_error_) {
-        propose(log_error_.code, op->seq);
+        propose(log_error_.code == Code::System ? Code::LogFull : log_error_.code, op->seq);
         return;
     }
     if (op->repairs > 0) FT_POINT("repair.done");

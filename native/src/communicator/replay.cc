@@ -25,7 +25,7 @@ void Communicator::begin_replay() {
     log_ = std::make_unique<PhasedLog>(*core_.config.log);
     auto& log = *log_;
     find_resume_point();
-    pairs_ = std::make_unique<LoggedPairs>(core_, spec_, rank_, log, catching_up_, [this] { caught_up(); });
+    pairs_ = make_pairs(LoggedPairs::Channel::Messages);
     results_ = std::make_unique<ResultStream>(log, spec_, rank_);
     results_->look_at_hosts();
     logged_ = results_->last();
@@ -44,6 +44,18 @@ void Communicator::begin_replay() {
     catching_up_ = true;
     if (served_ > 0) last_ = last_from_log(served_);
     freeze();  // nothing starts before a vote has said where the others stand
+}
+
+std::unique_ptr<LoggedPairs> Communicator::make_pairs(LoggedPairs::Channel channel) {
+    return std::make_unique<LoggedPairs>(core_, spec_, rank_, channel, *log_, catching_up_, [this] { caught_up(); });
+}
+
+LoggedRing& Communicator::ring() {
+    if (ring_ == nullptr) {
+        ring_ = std::make_unique<LoggedRing>(core_, spec_, rank_, make_pairs(LoggedPairs::Channel::Ring));
+        if (!core_.solo) ring_->pairs().on_view();  // the others may not know what its predecessor has sent
+    }
+    return *ring_;
 }
 
 bool Communicator::anybody_left() const {
@@ -149,7 +161,7 @@ Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
 void Communicator::on_view_replay() {
     freeze_sent_ = false;
     if (!present() || !(decision_.alive - in_view()).empty()) freeze();
-    pairs_->on_view();
+    for_pairs([](LoggedPairs& pairs) { pairs.on_view(); });
     if (frozen_) send_vote();
 }
 

@@ -30,8 +30,8 @@ enum class OpKind : std::uint8_t {
 };
 const char* to_string(OpKind kind);
 
-// Of a call: Auto, Ring, Flat. Of an operation (Shape): Auto is the ring, or pulls where all members share memory.
-enum class Algorithm : std::uint8_t { Auto = 0, Ring = 1, Flat = 2, Direct = 3 };
+// Of a call: Auto, Ring, Flat, and under the policy replay RingLogged (logged_ring.h). Of an operation (Shape): Auto is the ring, or pulls where all members share memory.
+enum class Algorithm : std::uint8_t { Auto = 0, Ring = 1, Flat = 2, Direct = 3, RingLogged = 4 };
 
 enum class Policy : std::uint8_t { Raise = 0, Lossy = 1, Replay = 2 };
 

@@ -216,8 +216,16 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
     }
     if (is_p2p(h.kind)) {
         if (decision_.revoked) return;
-        if (replays()) pairs_->on_frame(from, h, payload);
-        else p2p_.on_frame(from, h, payload);
+        if (!replays()) {
+            p2p_.on_frame(from, h, payload);
+            return;
+        }
+        if (h.segment == static_cast<std::uint32_t>(LoggedPairs::Channel::Messages)) {
+            pairs_->on_frame(from, h, payload);
+        } else {
+            ring().pairs().on_frame(from, h, payload);
+            ring().pump();
+        }
         return;
     }
     switch (h.kind) {

@@ -43,6 +43,10 @@ bool FileLock::take(int folder, const std::string& name, int* holder) {
         if (::fcntl(fd.get(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK) *holder = lock.l_pid;
         return false;
     }
+    // Who held it meanwhile may have removed the file: then this is a lock on nothing that anybody finds.
+    struct stat named{};
+    if (::fstatat(folder, name.c_str(), &named, 0) != 0 || named.st_dev != info.st_dev || named.st_ino != info.st_ino)
+        return false;
     inode_ = {info.st_dev, info.st_ino};
     all.inodes.insert(inode_);
     fd_ = std::move(fd);

@@ -71,7 +71,11 @@ Status FileLog::open(const FileLogConfig& config, std::unique_ptr<FileLog>* out)
     log->folder_ = pairlog::Fd(::open(config.files.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     const auto mark = mark_name(config.slot);
     int holder = 0;
-    if (!log->folder_ || !log->mark_.take(log->folder_.get(), mark, &holder))
+    bool marked = false;
+    // Whoever looks for runs of the dead may take it for a moment, or away.
+    for (int attempt = 0; attempt < 8 && log->folder_ && !marked && holder == 0; ++attempt)
+        marked = log->mark_.take(log->folder_.get(), mark, &holder);
+    if (!marked)
         return holder > 0 ? Status::error(Code::StaleEpoch, "process " + std::to_string(holder) + " still is rank " +
                                                                 std::to_string(config.slot) +
                                                                 " of the job: end it, then start this one again")

@@ -1,0 +1,144 @@
+#include "communicator/logged_ring.h"
+
+#include <utility>
+
+#include "base/reduce.h"
+
+namespace ftcomm {
+
+namespace {
+constexpr std::int64_t kTag = 0;
+}
+
+// In step k of the first half this rank adds to the part that started k + 1 ranks before it; in the second half finals come, its
+// predecessor's first.
+int LoggedRing::chunk() const {
+    const int n = size(), k = reducing() ? step_ + 1 : step_ - (n - 1);
+    return ((rank_ - k) % n + n) % n;
+}
+std::uint64_t LoggedRing::begin(int chunk) const {
+    return queue_.front().desc.count * static_cast<std::uint64_t>(chunk) / spec_.members.size();
+}
+std::uint64_t LoggedRing::bytes(int chunk) const {
+    return (begin(chunk + 1) - begin(chunk)) * size_of(queue_.front().desc.dtype);
+}
+std::byte* LoggedRing::at(int chunk) const {
+    const auto& d = queue_.front().desc;
+    return static_cast<std::byte*>(d.recv) + begin(chunk) * size_of(d.dtype);
+}
+
+void LoggedRing::post(const RequestPtr& request, const OpDesc& desc, Time deadline) {
+    if (!broken_) {
+        core_.finish(request, broken_);
+        return;
+    }
+    queue_.push_back({request, desc, deadline});
+    if (queue_.size() == 1) start();
+    pump();
+}
+
+void LoggedRing::start() {
+    step_ = 0;
+    if (size() == 1) {
+        const auto& d = queue_.front().desc;
+        if (d.op == ReduceOp::PremulSum) scale(d.dtype, d.recv, d.recv, d.count, d.factor);
+        finish({});
+        return;
+    }
+    if (send(own(rank_), rank_)) receive();
+}
+
+// What this rank adds. Its buffer stays as it is until finals come (invariant B).
+const std::byte* LoggedRing::own(int chunk) {
+    const auto& d = queue_.front().desc;
+    if (d.op != ReduceOp::PremulSum) return at(chunk);
+    scaled_.resize(bytes(chunk));
+    scale(d.dtype, scaled_.data(), at(chunk), begin(chunk + 1) - begin(chunk), d.factor);
+    return scaled_.data();
+}
+
+bool LoggedRing::send(const std::byte* data, int chunk) {
+    const auto sending = std::make_shared<Request>();
+    pairs_->send(sending, data, bytes(chunk), after(), kTag);
+    if (sending->status) return true;
+    finish(sending->status);
+    return false;
+}
+
+void LoggedRing::receive() {
+    receiving_ = std::make_shared<Request>();
+    auto* to = at(chunk());
+    if (reducing()) {
+        part_.resize(bytes(chunk()));
+        to = part_.data();
+    }
+    pairs_->recv(receiving_, to, bytes(chunk()), before(), kTag, queue_.front().deadline);
+}
+
+void LoggedRing::pump() {
+    while (receiving_ != nullptr && receiving_->done.load(std::memory_order_relaxed)) advance();
+}
+
+void LoggedRing::advance() {
+    const auto got = std::exchange(receiving_, nullptr);
+    const int c = chunk();
+    if (!got->status || got->bytes != bytes(c)) {
+        const bool differs = got->status.ok() || got->status.code == Code::Truncated;
+        finish(differs ? Status::error(Code::Mismatch, "all_reduce (ring-logged): rank " + std::to_string(before()) +
+                                                           " has another number of elements: call it alike on all ranks")
+                       : got->status);
+        return;
+    }
+    const auto& d = queue_.front().desc;
+    const auto count = begin(c + 1) - begin(c);
+    const std::byte* next = at(c);
+    if (reducing()) {
+        const bool last = step_ == size() - 2;
+        auto* sum = last ? at(c) : part_.data();
+        reduce(d.dtype, d.op, sum, part_.data(), own(c), count);
+        if (last && d.op == ReduceOp::Avg) divide(d.dtype, sum, count, static_cast<std::uint32_t>(size()));
+        next = sum;
+    }
+    if (++step_ == 2 * (size() - 1)) {
+        finish({});
+    } else if (send(next, c)) {
+        receive();
+    }
+}
+
+void LoggedRing::finish(Status status) {
+    const auto op = std::move(queue_.front());
+    queue_.pop_front();
+    receiving_ = nullptr;
+    if (status) {
+        auto& outcome = op.request->outcome;
+        outcome.contributors = RankSet::first(size());
+        outcome.chunks = {{0, op.desc.count, outcome.contributors}};
+        outcome.epoch = core_.view.epoch;
+    } else {
+        if (status.operation.empty()) status.operation = "all_reduce (ring-logged) in communicator " + spec_.name;
+        broken_ = status;
+    }
+    core_.finish(op.request, std::move(status));
+    if (!broken_) fail_all(broken_);
+    else if (!queue_.empty()) start();
+}
+
+void LoggedRing::fail_all(const Status& status) {
+    if (queue_.empty()) return;
+    broken_ = status;
+    receiving_ = nullptr;
+    for (auto queue = std::exchange(queue_, {}); auto& op : queue) core_.finish(op.request, status);
+}
+
+bool LoggedRing::fail(const RequestPtr& request, Code why) {
+    for (const auto& op : queue_) {
+        if (op.request != request) continue;
+        if (receiving_ != nullptr) pairs_->cancel(receiving_);
+        fail_all(Status::error(why, "an all_reduce (ring-logged) of communicator " + spec_.name + " was given up"));
+        return true;
+    }
+    return false;
+}
+
+}  // namespace ftcomm

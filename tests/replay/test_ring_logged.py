@@ -1,0 +1,83 @@
+"""The all-reduce that is a chain of logged messages. Kills in it are part of programs.everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import Context, Ranks
+
+import ftcomm
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_sums(ranks: Ranks, transport: str, size: int) -> None:
+    def run(comm: Any) -> bytes:
+        out = b""
+        for count in (0, 1, comm.size - 1, comm.size + 1, 1000, 70_001):
+            whole = np.arange(count, dtype=np.int64) * (comm.rank + 1)
+            comm.all_reduce(whole, algorithm="ring-logged")
+            np.testing.assert_array_equal(whole, np.arange(count) * (comm.size * (comm.size + 1) // 2))
+            mean = np.full(count, float(comm.rank + 1))
+            comm.all_reduce(mean, "avg", algorithm="ring-logged")
+            np.testing.assert_array_equal(mean, np.full(count, (comm.size + 1) / 2))
+            scaled = np.full(count, float(comm.rank + 1))
+            comm.all_reduce(scaled, "premul_sum", factor=0.5, algorithm="ring-logged")
+            np.testing.assert_array_equal(scaled, np.full(count, comm.size * (comm.size + 1) / 4))
+            rough = np.random.default_rng(comm.rank).standard_normal(count).astype(np.float16)
+            comm.all_reduce(rough, algorithm="ring-logged")
+            out += rough.tobytes()
+        return out
+
+    values = ranks(size, run, policy="replay", transport=transport)
+    assert len(set(values)) == 1, "not the same bits on every rank"
+
+
+def test_several_at_once_keep_their_order(ranks: Ranks) -> None:
+    def run(comm: Any) -> None:
+        buffers = [np.full(5000, float(comm.rank + i)) for i in range(6)]
+        requests = [comm.iall_reduce(b, algorithm="ring-logged" if i % 2 else "auto") for i, b in enumerate(buffers)]
+        for request in reversed(requests):
+            request.wait()
+        for i, b in enumerate(buffers):
+            np.testing.assert_array_equal(b, np.full(5000, 3.0 + 3 * i))
+
+    ranks(3, run, policy="replay", transport="shm")
+
+
+def test_refusals(ranks: Ranks) -> None:
+    def run(comm: Any) -> None:
+        with pytest.raises(ftcomm.Unsupported, match="needs the policy replay"):
+            comm.all_reduce(np.zeros(3), algorithm="ring-logged")
+
+    ranks(2, run, policy="raise")
+
+    def unequal(comm: Any) -> str:
+        x = np.zeros(1000 if comm.rank == 1 else 10)
+        with pytest.raises(ftcomm.Error) as told:
+            comm.all_reduce(x, algorithm="ring-logged", timeout=20.0)
+        with pytest.raises(type(told.value)):  # what is under way cannot be told from the next one's
+            comm.all_reduce(np.zeros(4), algorithm="ring-logged")
+        comm.barrier()
+        return str(told.value)
+
+    for message in ranks(2, unequal, policy="replay", transport="shm"):
+        assert "another number of elements" in message
+        assert "ring-logged" in message
+
+
+@pytest.mark.parametrize("point", ["channel.receive:7", "channel.send.logged:9", "log.header.before:11"])
+def test_kill_in_the_chain(keep: Any, point: str) -> None:
+    def run(comm: Any, context: Context) -> list[float]:
+        x = np.random.default_rng(comm.rank).standard_normal(3001).astype(np.float32)
+        for _ in range(20):
+            comm.all_reduce(x, "avg", algorithm="ring-logged")
+            x += np.float32(comm.rank)
+        return [float(v) for v in x]
+
+    wanted = keep(3, run, transport="shm").values()
+    job = keep(3, run, transport="shm", faults=f"rank=1.0,at={point},do=kill")
+    assert job.values() == wanted
+    assert job.deaths == [(1, 0)]

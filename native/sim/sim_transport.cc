@@ -22,10 +22,12 @@ std::byte* SimTransport::reserve(int slot, std::uint32_t length) {
         world_.links().give(t.reserved);
         t.reserved = nullptr;
     }
-    if (!t.detached) {
-        if (t.link == nullptr) t.link = world_.links().find_or_make(self_, slot, t.incarnation);
-        if (!world_.links().admits(*t.link, length)) return nullptr;
+    if (t.detached) {  // real links are not there yet, or no more; whatever waits for them keeps back what comes later
+        world_.violate("M9", "slot %d.%u sends to slot %d, which is nobody now", self_.slot, self_.incarnation, slot);
+        return nullptr;
     }
+    if (t.link == nullptr) t.link = world_.links().find_or_make(self_, slot, t.incarnation);
+    if (!world_.links().admits(*t.link, length)) return nullptr;
     t.reserved = world_.links().take(length);
     return t.reserved->data.get();
 }

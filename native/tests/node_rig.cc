@@ -26,12 +26,12 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
     }
 
     std::byte* reserve(int to, std::uint32_t length) override {
+        if (detached.count(to) > 0) failed(__FILE__, __LINE__, "a frame for a slot that is nobody now");
         if (rig.link(slot, to).full) return nullptr;
         room.resize(std::max<std::size_t>(length, 1));
         return room.data();
     }
     void commit(int to, const FrameHeader& h) override {
-        if (detached.count(to) > 0) return;
         rig.link(slot, to).frames.push_back({incarnation, targets[static_cast<std::size_t>(to)], h,
                                              Bytes(room.begin(), room.begin() + static_cast<std::ptrdiff_t>(h.length))});
     }

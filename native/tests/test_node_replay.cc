@@ -260,4 +260,46 @@ FT_TEST(replay_attempts_do_not_depend_on_which_admissions_were_seen) {
     EXPECT(first->done && second->done && a == 3 && b == 3);
 }
 
+// A rank that loses a race for the cell hears there of a newcomer whose join request is still on its way: it talks to it once there is a link.
+FT_TEST(replay_newcomer_is_met_in_the_cell_before_it_is_heard) {
+    Rig rig(4, replay());
+    const std::vector<int> all = {0, 1, 2, 3};
+    rig.comm(all, Rig::kComm, Policy::Replay);
+    const auto reborn = [&](int s) {
+        rig.restart(s);
+        rig.settle();
+        rig.join_comm(s, all, Rig::kComm, Policy::Replay);
+    };
+    rig.kill(3);
+    for (int s : {0, 1, 2}) rig.evidence(s, 3, Evidence::Pidfd);
+    rig.settle();
+    for (int s : {0, 2, 3}) rig.hold(s, 1);
+    reborn(3);
+    rig.kill(2);
+    rig.evidence(1, 2, Evidence::Pidfd);
+    rig.settle();
+    EXPECT(rig.traced(1, "view.conflict"));
+    for (int s : {0, 2, 3}) rig.hold(s, 1, false);
+    rig.settle();
+    reborn(2);
+    rig.settle();
+    std::int64_t in[4][4] = {}, out[4][4] = {};
+    std::vector<RequestPtr> posted;
+    for (int s : all) {
+        OpDesc d;
+        d.kind = OpKind::AllToAll;
+        d.dtype = DType::Int64;
+        d.count = 1;
+        for (int to : all) out[s][to] = 10 * s + to;
+        d.send = out[s];
+        d.recv = in[s];
+        posted.push_back(rig.node(s).collective(rig.now(), Rig::kComm, d));
+    }
+    rig.settle();
+    for (int s : all) {
+        REQUIRE(posted[static_cast<std::size_t>(s)]->done && posted[static_cast<std::size_t>(s)]->status.ok());
+        for (int from : all) EXPECT_EQ(in[s][from], 10 * from + s);
+    }
+}
+
 }  // namespace ftcomm::unit

@@ -23,7 +23,8 @@ struct Events final : ShmEvents {
         heard.push_back(h.seq);
         if (const auto call = std::exchange(upcall, nullptr)) call();
     }
-    void on_writable(int) override {}
+    std::vector<int> writable;
+    void on_writable(int slot) override { writable.push_back(slot); }
     void on_broken(int, std::uint32_t) override {}
 };
 
@@ -110,6 +111,26 @@ FT_TEST(shm_ring_of_a_removed_but_living_rank_keeps_its_content) {
     EXPECT(p[length / 2] == std::byte{7});
     two.transport.poll(UINT64_MAX);
     EXPECT_EQ(two.events.bytes, std::uint64_t{length});
+}
+
+// A frame that waits for a link keeps back all that come after it: without the call they would wait for ever.
+FT_TEST(shm_refusal_for_want_of_a_link_is_followed_by_a_call) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 2).ok());
+    Side me(segment, 0, 0), other(segment, 1, 0);
+    EXPECT(me.transport.reserve(1, 8) == nullptr);
+    me.transport.attach(1, 0);
+    me.transport.poll(UINT64_MAX);
+    EXPECT(me.events.writable == std::vector<int>({1}));
+    EXPECT(me.transport.reserve(1, 8) != nullptr);
+    me.transport.attach(1, 1);  // not registered yet
+    EXPECT(me.transport.reserve(1, 8) == nullptr);
+    EXPECT(!me.transport.shares_memory(1));
+    Side next(segment, 1, 1);
+    EXPECT(!me.transport.shares_memory(1));  // finds it, too
+    me.transport.look_for_peers();
+    EXPECT(me.events.writable == std::vector<int>({1, 1}));
+    EXPECT(me.transport.reserve(1, 8) != nullptr);
 }
 
 // The view that removes a rank is a frame too: what the removed one wrote before is heard from inside it, each frame once (M10).

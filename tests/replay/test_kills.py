@@ -124,3 +124,16 @@ def test_log_of_an_earlier_run_is_not_read(ranks: Ranks, monkeypatch: pytest.Mon
     first.abort()
     assert ranks(2, run(10), policy="replay", log_dir=folder) == [[21.0] * 4] * 2
     assert not (tmp_path / "log").exists()
+
+
+def test_a_newcomer_that_is_met_in_the_cell_first(keep: Keep, undisturbed: Any) -> None:
+    """Rank 3's replacement is stopped when only rank 0 has heard its request; rank 0 admits it and dies, telling nobody.
+
+    The others hear of it where they want to record rank 0's death. (Sometimes rank 0 loses the race for the first view, and lives.)
+    """
+    wanted = undisturbed(4, programs.everything, "shm")
+    first = "rank=3.0,at=result.before:9,do=kill;rank=3.1,at=shm.commit:2,do=stop:0.5"
+    spec = f"{first};rank=0.0,at=view.after:2,do=kill"
+    job = keep(4, programs.everything, transport="shm", faults=spec, heartbeat=2.0)
+    assert job.values() == wanted
+    assert (3, 0) in job.deaths

@@ -142,7 +142,8 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
     core.view = *decoded;
     core.view_bytes = bytes;
     const auto& me = core.view.members[static_cast<std::size_t>(core.self())];
-    if (from_cell && !core.solo) broadcast_view(before.alive() | core.view.alive());
+    const bool tells = from_cell && !core.solo;
+    if (tells) broadcast_view(before.alive());  // while links still lead to those who are out: they may live
     core.host.trace("view.apply");
 
     RankSet came;
@@ -181,6 +182,9 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
         heard_[i] = core.now;  // M11: a complaint is settled once per epoch
         if (const auto it = reset_.find(slot); it != reset_.end()) it->second = {core.now, core.now};
     }
+    // Not before they are attached: this rank may hear of a newcomer from the cell before it has heard its join request, and then
+    // there is no link to it until here.
+    if (tells) broadcast_view(came);
     NodeEvent changed;
     changed.kind = NodeEvent::Kind::ViewChanged;
     changed.ranks = core.view.alive();

@@ -16,7 +16,10 @@ ShmTransport::ShmTransport(shm::Segment& segment, shm::Instance& self, ShmEvents
 
 std::byte* ShmTransport::reserve(int slot, std::uint32_t length) {
     auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
-    if (!writer.attached) return nullptr;
+    if (!writer.attached) {
+        writer.waiting = true;
+        return nullptr;
+    }
     if (writer.ring == nullptr && !make_ring(slot, writer)) {
         writer.waiting = true;
         return nullptr;
@@ -43,10 +46,14 @@ void ShmTransport::commit(int slot, const FrameHeader& header) {
 void ShmTransport::attach(int slot, std::uint32_t incarnation) {
     auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
     if (writer.attached && writer.incarnation == incarnation) return;
+    const bool refused = writer.waiting;  // for want of a link, or by one that is gone: its frame is still to be sent
     writer = Writer{};
     writer.attached = true;
     writer.incarnation = incarnation;
     writer.instance = segment_.find_instance(slot, incarnation);
+    if (!refused) return;
+    writer.waiting = true;
+    if (writer.instance != nullptr) shm::post(self_.mailbox, self_.mailbox.writable, slot);  // else look_for_peers() says it
 }
 
 shm::Instance* ShmTransport::instance_of(int slot) {
@@ -229,8 +236,8 @@ void ShmTransport::drain(int slot) {
 void ShmTransport::look_for_peers() {
     for (std::size_t slot = 0; slot < peers_.size(); ++slot) {
         auto& writer = peers_[slot].writer;
-        if (!writer.attached || writer.instance != nullptr) continue;
-        if (instance_of(static_cast<int>(slot)) == nullptr || !writer.waiting) continue;
+        if (!writer.attached || !writer.waiting || writer.ring != nullptr) continue;
+        if (instance_of(static_cast<int>(slot)) == nullptr) continue;
         writer.waiting = false;
         events_.on_writable(static_cast<int>(slot));
     }

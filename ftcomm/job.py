@@ -12,8 +12,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import Any
 
+from ftcomm import exit_code
 from ftcomm._lib import check, lib
 from ftcomm.errors import Closed, ConfigError, Error
 from ftcomm.events import EventFile
@@ -90,7 +91,7 @@ class Job:
 
     def _log_in(self, config: Any) -> None:
         """Policy replay: where the logs are, and whose it is to remove them."""
-        _note_exit_code()
+        exit_code.watch()
         ffi, _ = lib()
         folder = self.options.log_dir or f"/dev/shm/ftcomm-log-{os.getuid()}-{self.name}"
         config.log_dir, config.log_job = self._text(os.path.abspath(folder)), self._text(self.name)
@@ -241,7 +242,7 @@ class Job:
         """:meth:`leave`, or :meth:`close` for a process that fails under ``replay``."""
         if self.options.policy != "replay":
             self.leave()
-        elif _exit_code[0] not in (None, 0) or getattr(sys, "last_type", None) is not None:
+        elif exit_code.failed():
             self.close()
         else:
             try:
@@ -320,23 +321,6 @@ def leave_all() -> None:
             job.leave_at_exit()
         except Exception:  # noqa: BLE001 - at exit there is nobody to tell; close() has run in leave's finally
             continue
-
-
-_exit_code: list[Any] = [None]
-
-
-def _note_exit_code() -> None:
-    """atexit does not tell how the process ends. Only in a process that has a job under ``replay``."""
-    wrapped = sys.exit
-    if getattr(wrapped, "_ftcomm", False):
-        return
-
-    def exit(status: Any = None, /) -> NoReturn:
-        _exit_code[0] = status
-        wrapped(status)
-
-    exit._ftcomm = True  # type: ignore[attr-defined]
-    sys.exit = exit
 
 
 def _forget_in_child() -> None:

@@ -18,6 +18,7 @@ struct LogFiles {
     };
     std::map<LogKey, std::deque<Record>> streams;
     std::map<LogKey, std::uint64_t> collected;
+    std::map<LogKey, Status> damaged;
     std::uint64_t limit = ~std::uint64_t{0}, bytes = 0;
 };
 
@@ -28,7 +29,11 @@ public:
 
     std::uint64_t last(const LogKey& key) override {
         const auto it = files_.streams.find(key);
-        return it == files_.streams.end() ? 0 : it->second.size();
+        return it == files_.streams.end() || !state(key) ? 0 : it->second.size();
+    }
+    Status state(const LogKey& key) override {
+        const auto it = files_.damaged.find(key);
+        return it == files_.damaged.end() ? Status{} : it->second;
     }
     std::uint64_t first(const LogKey& key) override { return files_.collected[key] + 1; }
     Status collect(const LogKey& key, std::uint64_t through) override {

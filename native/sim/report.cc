@@ -38,6 +38,7 @@ const char* to_string(FrameKind kind) {
         case FrameKind::LeaveOk: return "LeaveOk";
         case FrameKind::Goodbye: return "Goodbye";
         case FrameKind::Ping: return "Ping";
+        case FrameKind::Replaying: return "Replaying";
         case FrameKind::Enter: return "Enter";
         case FrameKind::ReduceScatter: return "ReduceScatter";
         case FrameKind::Gather: return "Gather";

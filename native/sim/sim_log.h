@@ -13,6 +13,7 @@ public:
     SimLog(World& world, Instance& self, LogFiles& files);
     std::uint64_t last(const LogKey& key) override { return memory_.last(key); }
     std::uint64_t first(const LogKey& key) override { return memory_.first(key); }
+    Status state(const LogKey& key) override { return memory_.state(key); }
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return memory_.find(key, seq, out); }
     Status collect(const LogKey& key, std::uint64_t through) override { return memory_.collect(key, through); }

@@ -302,4 +302,188 @@ FT_TEST(replay_newcomer_is_met_in_the_cell_before_it_is_heard) {
     }
 }
 
+// A timeout of 10 heartbeats; rank 2 dies 8 after rank 0 began to wait for it.
+struct WaitsForADeath {
+    Rig rig;
+    std::int64_t before[3] = {1, 2, 4}, mine[3] = {10, 20, 40}, note = 5, heard = 0;
+    RequestPtr sum, message;
+
+    static Rig::Setup setup() {
+        auto s = replay();
+        s.timeout = 10 * Rig::kHeartbeat;
+        return s;
+    }
+    void wait(int heartbeats) {
+        for (int i = 0; i < heartbeats; ++i) {
+            rig.advance(Rig::kHeartbeat);
+            rig.settle();
+        }
+    }
+    RequestPtr again() { return rig.node(2).send(rig.now(), Rig::kComm, &note, sizeof note, 0, 3); }
+    WaitsForADeath() : rig(3, setup()) {
+        rig.comm(kThree, Rig::kComm, Policy::Replay);
+        for (int s : kThree) rig.sum(s, before[s]);
+        for (int i = 0; i < 4; ++i) again();
+        rig.settle();
+        sum = rig.sum(0, mine[0]);
+        rig.sum(1, mine[1]);
+        message = rig.node(1).recv(rig.now(), Rig::kComm, &heard, sizeof heard, 2, 9);
+        wait(8);
+        rig.kill(2);
+        rig.evidence(0, 2, Evidence::Pidfd);
+        rig.settle();
+    }
+    void reborn(int after) {
+        wait(after);
+        rig.restart(2);
+        rig.settle();
+        rig.join_comm(2, kThree, Rig::kComm, Policy::Replay);
+        std::int64_t first = 4;
+        EXPECT(rig.sum(2, first)->done);
+        rig.settle();
+    }
+};
+
+// The timer starts anew with the death, with the return, and with each sign of progress; what was wished for meanwhile is void.
+FT_TEST(replay_time_of_a_recovery_is_not_counted) {
+    for (int away : {7, 15}) {
+        WaitsForADeath w;
+        w.reborn(away);
+        for (int i = 0; i < 4; ++i) {
+            w.wait(7);
+            EXPECT(w.again()->done);
+        }
+        w.wait(7);
+        w.rig.sum(2, w.mine[2]);
+        w.rig.settle();
+        REQUIRE(w.sum->done);
+        EXPECT(w.sum->status.ok() && w.mine[0] == 70);
+        if (away < 10) EXPECT(!w.message->done);
+        else EXPECT(w.message->done && w.message->status.code == Code::PeerFailure);  // nobody came in time
+    }
+}
+
+FT_TEST(replay_that_stops_in_a_recovery_is_a_timeout) {
+    WaitsForADeath w;
+    w.reborn(1);
+    w.wait(12);
+    REQUIRE(w.sum->done && w.message->done);
+    EXPECT_EQ(w.sum->status.code, Code::Timeout);
+    EXPECT_EQ(w.message->status.code, Code::Timeout);
+}
+
+namespace {
+RequestPtr swap(Rig& rig, int slot, std::int64_t (&out)[3], std::int64_t (&in)[3]) {
+    OpDesc d;
+    d.kind = OpKind::AllToAll;
+    d.dtype = DType::Int64;
+    d.count = 1;
+    d.send = out;
+    d.recv = in;
+    return rig.node(slot).collective(rig.now(), Rig::kComm, d);
+}
+}  // namespace
+
+// Rank 0 had logged its result and waited in the fence when all gave the operation up. Its replacement, which leads, sees the same.
+FT_TEST(replay_failure_stays_one_whatever_the_log_has) {
+    for (bool everybody : {false, true}) {
+        auto setup = replay();
+        setup.timeout = 10 * Rig::kHeartbeat;
+        Rig rig(3, setup);
+        rig.comm(kThree, Rig::kComm, Policy::Replay);
+        std::int64_t out[3][3] = {}, in[3][3] = {}, x[3] = {1, 2, 4};
+        rig.hold(1, 2);
+        std::vector<RequestPtr> first;
+        for (int s : kThree) first.push_back(swap(rig, s, out[s], in[s]));
+        for (int i = 0; i < 12; ++i) {
+            rig.settle();
+            rig.advance(Rig::kHeartbeat);
+        }
+        rig.hold(1, 2, false);
+        rig.settle();
+        for (const auto& r : first) EXPECT(r->done && r->status.code == Code::Timeout);
+        EXPECT_EQ(rig.log(0).streams[(LogKey{Rig::kComm, 0, kResults})].size(), 1u);
+        const auto message = first[0]->status.message;
+        RequestPtr second[3];
+        for (int s : {1, 2}) second[s] = rig.sum(s, x[s]);
+        rig.settle();
+        for (int s : everybody ? std::vector<int>{1, 0} : std::vector<int>{0}) {
+            rig.kill(s);
+            rig.evidence(2, s, Evidence::Pidfd);
+            rig.settle();
+            rig.restart(s);
+            rig.settle();
+            rig.join_comm(s, kThree, Rig::kComm, Policy::Replay);
+            rig.settle();
+        }
+        const auto again = swap(rig, 0, out[0], in[0]);
+        rig.settle();
+        REQUIRE(again->done);
+        EXPECT_EQ(again->status.code, Code::Timeout);
+        EXPECT_EQ(again->status.message, message);
+        second[0] = rig.sum(0, x[0]);
+        if (everybody) {
+            EXPECT_EQ(swap(rig, 1, out[1], in[1])->status.code, Code::Timeout);
+            second[1] = rig.sum(1, x[1]);
+        }
+        rig.settle();
+        for (const auto& r : second) EXPECT(r->done && r->status.code == Code::Revoked);
+    }
+}
+
+// Rank 1 had returned from the sum and died; nobody else has it, and its replacement does not come so far. They get it from the log.
+FT_TEST(replay_what_may_have_been_returned_is_not_given_up) {
+    auto setup = replay();
+    setup.timeout = 10 * Rig::kHeartbeat;
+    Rig rig(3, setup);
+    rig.comm(kThree, Rig::kComm, Policy::Replay);
+    std::int64_t x[3] = {1, 2, 4};
+    for (int to : {0, 2}) rig.hold(1, to);
+    std::vector<RequestPtr> sums;
+    for (int s : kThree) sums.push_back(rig.sum(s, x[s]));
+    rig.settle();
+    REQUIRE(sums[1]->done && !sums[0]->done && !sums[2]->done);
+    rig.kill(1);
+    rig.evidence(0, 1, Evidence::Pidfd);
+    rig.settle();
+    for (int to : {0, 2}) rig.hold(1, to, false);
+    rig.restart(1);
+    rig.settle();
+    rig.join_comm(1, kThree, Rig::kComm, Policy::Replay);
+    for (int i = 0; i < 12; ++i) {
+        rig.settle();
+        rig.advance(Rig::kHeartbeat);
+    }
+    rig.settle();
+    std::int64_t again = 2;
+    sums[1] = rig.sum(1, again);
+    rig.settle();
+    for (const auto& r : sums) EXPECT(r->done && r->status.ok());
+    EXPECT(x[0] == 7 && again == 7 && x[2] == 7);
+}
+
+FT_TEST(replay_log_that_cannot_be_read_is_not_an_empty_one) {
+    for (const auto& key : {LogKey{Rig::kComm, 2, kResults}, LogKey{Rig::kComm, 2, kAnswers}, LogKey{Rig::kComm, 2, kMarks},
+                            LogKey{Rig::kComm, 2, 0}, LogKey{Rig::kComm, 1, 2}}) {
+        Rig rig(3, replay());
+        rig.comm(kThree, Rig::kComm, Policy::Replay);
+        std::int64_t x[3] = {1, 2, 4};
+        for (int s : kThree) rig.sum(s, x[s]);
+        rig.settle();
+        rig.kill(2);
+        rig.evidence(0, 2, Evidence::Pidfd);
+        rig.settle();
+        rig.log(2).damaged[key] = Status::error(Code::LogCorrupt, "of another version");
+        rig.restart(2);
+        rig.settle();
+        CommSpec spec;
+        spec.id = Rig::kComm;
+        spec.name = "rig";
+        spec.members = kThree;
+        spec.policy = Policy::Replay;
+        EXPECT_EQ(rig.node(2).create_comm(rig.now(), spec).code, Code::LogCorrupt);
+        EXPECT(rig.sum(2, x[2])->done);
+    }
+}
+
 }  // namespace ftcomm::unit

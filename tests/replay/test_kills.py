@@ -129,7 +129,7 @@ def test_log_of_an_earlier_run_is_not_read(ranks: Ranks, monkeypatch: pytest.Mon
 def test_a_newcomer_that_is_met_in_the_cell_first(keep: Keep, undisturbed: Any) -> None:
     """Rank 3's replacement is stopped when only rank 0 has heard its request; rank 0 admits it and dies, telling nobody.
 
-    The others hear of it where they want to record rank 0's death. (Sometimes rank 0 loses the race for the first view, and lives.)
+    The others hear of it where they want to record rank 0's death. (Sometimes rank 0 loses the first race, and lives.)
     """
     wanted = undisturbed(4, programs.everything, "shm")
     first = "rank=3.0,at=result.before:9,do=kill;rank=3.1,at=shm.commit:2,do=stop:0.5"

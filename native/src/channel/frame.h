@@ -21,6 +21,7 @@ enum class FrameKind : std::uint8_t {
     LeaveOk = 10,
     Goodbye = 11,
     Ping = 12,
+    Replaying = 13,  // replay: the sender does again what a process before it has done, and gets on with it
     // collectives
     Enter = 32,      // receiver of data to its sender: entered, go
     ReduceScatter = 33,

@@ -12,7 +12,7 @@
 namespace ftcomm {
 
 // Ranks are job slots. `dst` of the streams that a rank writes for its own replacement:
-inline constexpr int kResults = -1, kAnswers = -2, kMarks = -3;
+inline constexpr int kResults = -1, kAnswers = -2, kMarks = -3, kFailures = -4;
 
 struct LogKey {
     std::uint64_t comm = 0;
@@ -41,6 +41,8 @@ public:
     // readable(): looks again each time.
     virtual std::uint64_t last(const LogKey& key) = 0;
     virtual std::uint64_t first(const LogKey& key) = 0;
+    // Why the stream cannot be used, where last() and first() say that it is empty; ok for one that is not there yet.
+    virtual Status state(const LogKey& key) = 0;
     // Appends record last() + 1 with the parts as its payload; `src` is this rank, or `dst` is and `src` is not readable(): then it is this
     // host's half of the stream.
     virtual Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) = 0;

@@ -29,6 +29,10 @@ public:
     std::uint64_t last(const LogKey& key) override { return split_ ? base(key) + log_.last(second(key)) : log_.last(key); }
     // Of what comes after the resume point.
     std::uint64_t first(const LogKey& key) override { return split_ ? base(key) + log_.first(second(key)) : log_.first(key); }
+    Status state(const LogKey& key) override {
+        auto s = log_.state(key);
+        return s && split_ ? log_.state(second(key)) : s;
+    }
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
         return log_.append(split_ ? second(key) : key, tag, aux, parts);
     }

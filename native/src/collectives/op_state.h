@@ -22,7 +22,7 @@ public:
     const std::uint64_t signature;
     const Grid grid;
     const RequestPtr request;      // null: a helper that hands out a kept result
-    Time deadline = 0;
+    Time timeout = 0, deadline = 0;
     bool started = false;          // runs in this attempt
     bool entered = false;          // has started in some attempt: labels may say more than the default (C5)
     bool ran = false;              // frames were exchanged for it

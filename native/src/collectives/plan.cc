@@ -100,6 +100,7 @@ public:
         if (!complete && seq <= known_done_)
             for (const auto& s : standings) complete |= s.logged;
         if (complete) done_through_ = std::max(done_through_, seq);
+        if (in_.spec.policy == Policy::Replay && fails_already(seq)) return std::nullopt;  // and nobody has its result
         if (failed) {
             // It failed at once everywhere it was entered (a dead root): the same for those who come later.
             p.verdict = OpPlan::Verdict::Fail;
@@ -120,7 +121,12 @@ public:
                         ". Make every rank call the same collectives in the same order, with equal sizes and types";
             return fail(p, c);
         }
-        if (auto cause = proposed_failure(seq, standings)) return fail(p, *cause);
+        const auto given_up = proposed_failure(seq, standings);
+        if ((given_up || revoke_) && may_have_been_returned(p, standings)) {
+            done_through_ = std::max(done_through_, seq);
+            return finish_as_completed(p, standings);
+        }
+        if (given_up) return fail(p, *given_up);
         if (in_.spec.policy == Policy::Raise && !newly_dead_.empty()) {
             *fails_rest = true;
             return std::nullopt;
@@ -137,6 +143,25 @@ private:
         p.verdict = OpPlan::Verdict::Fail;
         p.cause = std::move(cause);
         return p;
+    }
+
+    bool fails_already(std::uint64_t seq) const {
+        for (const auto& [rank, vote] : in_.votes) {
+            if (seq >= vote.revoked_from) return true;
+            for (const auto& f : vote.failures)
+                if (f.seq == seq) return true;
+        }
+        return false;
+    }
+
+    // Replay: a process that is no more may have returned it, and nobody knows. It had logged it then; and where there is a fence, so had
+    // all. That is as good as its having returned: what is in the log is the result.
+    bool may_have_been_returned(const OpPlan& p, const std::vector<Standing>& standings) const {
+        if (in_.spec.policy != Policy::Replay) return false;
+        bool inherited = false, all = true;
+        for (const auto& [rank, vote] : in_.votes) inherited |= vote.inherited >= p.seq;
+        for (const auto& s : standings) all &= s.logged;
+        return inherited && (all || p.shape.algorithm == Algorithm::Flat);
     }
 
     // C7: somebody returned. Then everyone has the data (fence), or it can be handed out of what was kept (C6).
@@ -466,6 +491,25 @@ DefaultPlan default_plan(const Shape& shape, int size, const RankSet& alive, con
     return out;
 }
 
+namespace {
+
+constexpr auto kNever = ~std::uint64_t{0};
+
+// L13: whoever leads may be new, and know of no failure but from the others.
+void carry_failures(const PlanInput& in, Decision* d) {
+    std::map<std::uint64_t, Cause> all;
+    for (const auto& f : in.previous.failures) all.emplace(f.seq, f.cause);
+    for (const auto& [rank, vote] : in.votes) {
+        d->revoked_from = std::min(d->revoked_from, vote.revoked_from);
+        for (const auto& f : vote.failures) all.emplace(f.seq, f.cause);
+    }
+    for (const auto& p : d->plans)
+        if (p.verdict == OpPlan::Verdict::Fail) all.emplace(p.seq, p.cause);
+    for (const auto& [seq, cause] : all) d->failures.push_back({seq, cause});
+}
+
+}  // namespace
+
 Decision make_decision(const PlanInput& in) {
     RankSet voters;
     std::uint64_t lowest = ~std::uint64_t{0}, highest = 0;
@@ -480,6 +524,7 @@ Decision make_decision(const PlanInput& in) {
         highest = std::max(highest, vote.done_seq);
         for (const auto& o : vote.ops) highest = std::max(highest, o.seq);
         for (const auto& p : vote.proposals) revoke |= p.seq == 0;
+        revoke |= vote.revoked_from != kNever;
     }
     d.attempt = in.previous.attempt + 1;
     d.epoch = in.epoch;
@@ -515,6 +560,7 @@ Decision make_decision(const PlanInput& in) {
     }
     d.revoked = revoke || timed_out;
     d.revoked_from = in.previous.revoked ? in.previous.revoked_from : d.revoked ? highest + 1 : d.revoked_from;
+    if (in.spec.policy == Policy::Replay) carry_failures(in, &d);
     return d;
 }
 

@@ -59,7 +59,8 @@ Shape Shape::decode(ByteReader& r) {
 }
 
 void Vote::encode(ByteWriter& w) const {
-    w.put(attempt).put(done_seq).put(logged).put(known_done).put(view_epoch);
+    w.put(attempt).put(done_seq).put(logged).put(known_done).put(view_epoch).put(inherited).put(revoked_from);
+    encode_failures(w, failures);
     w.put(static_cast<std::uint32_t>(ops.size()));
     for (const auto& o : ops) {
         w.put(o.seq).put(o.state).put(static_cast<std::uint8_t>(o.retained));
@@ -81,6 +82,9 @@ std::optional<Vote> Vote::decode(ByteReader& r) {
     v.logged = r.get<std::uint64_t>();
     v.known_done = r.get<std::uint64_t>();
     v.view_epoch = r.get<std::uint64_t>();
+    v.inherited = r.get<std::uint64_t>();
+    v.revoked_from = r.get<std::uint64_t>();
+    v.failures = decode_failures(r);
     v.ops.resize(r.count(10));
     for (auto& o : v.ops) {
         o.seq = r.get<std::uint64_t>();
@@ -166,6 +170,7 @@ Bytes Decision::encode() const {
         w.put(static_cast<std::uint32_t>(p.runs.size()));
         for (const auto& x : p.runs) w.put(x.count).put(x.mode).put(x.rank).ranks(x.contributors);
     }
+    encode_failures(w, failures);
     w.put(done_through).put(agree_seq).put(agree_value);
     agree_cause.encode(w);
     w.ranks(agree_survivors);
@@ -200,6 +205,7 @@ std::optional<Decision> Decision::decode(ByteView data) {
             x.contributors = r.ranks();
         }
     }
+    d.failures = decode_failures(r);
     d.done_through = r.get<std::uint64_t>();
     d.agree_seq = r.get<std::uint64_t>();
     d.agree_value = r.get<std::int64_t>();
@@ -207,6 +213,23 @@ std::optional<Decision> Decision::decode(ByteView data) {
     d.agree_survivors = r.ranks();
     if (!r.done()) return std::nullopt;
     return d;
+}
+
+void encode_failures(ByteWriter& w, const std::vector<Failure>& failures) {
+    w.put(static_cast<std::uint32_t>(failures.size()));
+    for (const auto& f : failures) {
+        w.put(f.seq);
+        f.cause.encode(w);
+    }
+}
+
+std::vector<Failure> decode_failures(ByteReader& r) {
+    std::vector<Failure> out(r.count(25));
+    for (auto& f : out) {
+        f.seq = r.get<std::uint64_t>();
+        f.cause = Cause::decode(r);
+    }
+    return out;
 }
 
 void encode_spec(ByteWriter& w, const CommSpec& spec) {

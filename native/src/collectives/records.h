@@ -60,11 +60,33 @@ struct Proposal {
     std::uint64_t seq = 0;
 };
 
+// An error as all ranks shall see it.
+struct Cause {
+    Code code = Code::Ok;
+    std::string message;
+    std::vector<std::int32_t> ranks;
+    std::vector<Evidence> evidence;
+    std::uint64_t epoch = 0;
+
+    void encode(ByteWriter& w) const;
+    static Cause decode(ByteReader& r);
+    Status status(const std::string& operation) const;
+};
+
+// Replay: an operation that all saw fail, or shall.
+struct Failure {
+    std::uint64_t seq = 0;
+    Cause cause;
+};
+
 struct Vote {
     std::uint32_t attempt = 0;   // proposed
     std::uint64_t done_seq = 0;
     std::uint64_t logged = 0;    // replay: this rank's results up to here are in its log, complete elsewhere or not
     std::uint64_t known_done = 0;  // replay: by the decision before, somebody has returned from the operations up to here
+    std::uint64_t inherited = 0;  // replay: a process before this one has logged the results up to here, and may have returned them
+    std::uint64_t revoked_from = ~std::uint64_t{0};  // replay
+    std::vector<Failure> failures;  // replay: as far as this rank knows
     std::vector<OpVote> ops;     // last finished, then the open one
     std::vector<Proposal> proposals;
     std::uint64_t view_epoch = 0;
@@ -80,19 +102,6 @@ struct SegmentRun {
     SegmentMode mode = SegmentMode::None;
     std::int32_t rank = 0;       // owner or holder (communicator rank)
     RankSet contributors;
-};
-
-// An error as all ranks shall see it.
-struct Cause {
-    Code code = Code::Ok;
-    std::string message;
-    std::vector<std::int32_t> ranks;
-    std::vector<Evidence> evidence;
-    std::uint64_t epoch = 0;
-
-    void encode(ByteWriter& w) const;
-    static Cause decode(ByteReader& r);
-    Status status(const std::string& operation) const;
 };
 
 struct OpPlan {
@@ -116,6 +125,7 @@ struct Decision {
     std::uint64_t fail_from = ~std::uint64_t{0};  // operations from here on fail with `cause`
     Cause cause;
     std::vector<OpPlan> plans;
+    std::vector<Failure> failures;   // replay: of this decision, and all before it
     std::uint64_t done_through = 0;  // somebody has returned from the operations up to here: what the log has of them holds
     // agree and shrink: the last result
     std::uint64_t agree_seq = 0;
@@ -128,6 +138,8 @@ struct Decision {
     static std::optional<Decision> decode(ByteView data);
 };
 
+void encode_failures(ByteWriter& w, const std::vector<Failure>& failures);
+std::vector<Failure> decode_failures(ByteReader& r);
 void encode_spec(ByteWriter& w, const CommSpec& spec);
 CommSpec decode_spec(ByteReader& r);
 

@@ -78,9 +78,11 @@ Status Communicator::write_mark(const Mark& mark) {
 }
 
 // Of a process before this one: then the log is in two parts from the start.
-void Communicator::find_resume_point() {
-    const auto newest = read_mark(core_.config.log->last(note_key(kMarks)));
-    if (!newest) return;
+Status Communicator::find_resume_point() {
+    const auto last = core_.config.log->last(note_key(kMarks));
+    if (last == 0) return {};
+    const auto newest = read_mark(last);
+    if (!newest) return damaged_marks();
     std::map<LogKey, std::uint64_t> bases;
     for (std::size_t r = 0; r < spec_.members.size(); ++r) {
         const int other = spec_.members[r];
@@ -94,6 +96,11 @@ void Communicator::find_resume_point() {
     bases[note_key(kAnswers)] = newest->base.messages.anys;
     log_->split(std::move(bases));
     log_->set_reading(false);
+    return {};
+}
+
+Status Communicator::damaged_marks() const {
+    return Status::error(Code::LogCorrupt, "the marks of communicator " + spec_.name + " in the log are damaged");
 }
 
 Communicator::Place Communicator::place() const {
@@ -124,13 +131,13 @@ Status Communicator::resume(const std::string& tag) {
         const Mark mark{"", here, here};
         FT_POINT("checkpoint.resume");
         if (auto s = write_mark(mark); !s) return s;
-        find_resume_point();
+        if (auto s = find_resume_point(); !s) return s;
         log_->set_reading(true);
         marks_ = 1;
         return {};
     }
     const auto newest = read_mark(last);
-    if (!newest) return Status::error(Code::LogCorrupt, "the marks of communicator " + spec_.name + " in the log are damaged");
+    if (!newest) return damaged_marks();
     if (here != newest->base)
         return Status::error(Code::ReplayDiverged,
                              "before resume, this process has called " + std::to_string(next_seq_ - 1) +

@@ -98,7 +98,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     if (desc.algorithm == Algorithm::RingLogged) {
         Status s = core_.dead_end();
         if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
-        if (s) ring().post(request, desc, core_.now + timeout);
+        if (s) ring().post(request, desc, timeout);
         else core_.finish(request, std::move(s));
         return request;
     }
@@ -124,6 +124,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         core_.finish(request, std::move(s));
         return request;
     }
+    op->timeout = timeout;
     op->deadline = core_.now + timeout;
     open_.push_back(std::move(op));
     pump();

@@ -48,6 +48,9 @@ public:
     void on_view();                     // somebody is out, or left
     void on_dead_end();                 // stale, or the authority is lost: everything fails
     void on_tick();
+    // replay.cc: somebody went, came back, or gets on with its replay: nobody has to answer for the time until now.
+    void restart_timers();
+    std::uint64_t replay_progress() const;  // what this process has done again so far
     void on_writable(int slot);
     void halt();                        // the job is closed: buffers are the callers' again
     bool work();                        // a piece of what waits for no frame; true: there is more
@@ -172,11 +175,13 @@ private:
         bool operator==(const Place&) const = default;
     };
     Place place() const;
-    void find_resume_point();
+    Status find_resume_point();
+    Status damaged_marks() const;
     std::optional<Mark> read_mark(std::uint64_t number) const;
     Status write_mark(const Mark& mark);
     bool log_result(const OpState& op) override;
     void log_failure(const OpState& op, const Status& status);
+    Status find_what_is_logged();
     void learn_complete(std::uint64_t through);
     void serve_logged();
     Last last_from_log(std::uint64_t seq);
@@ -187,6 +192,16 @@ private:
     void start_after_admissions();
     void on_returned(const RankSet& came);
     void caught_up();
+
+    // failures.cc: the policy replay
+    struct KnownFailure {
+        Cause cause;
+        bool noted;  // in this rank's log
+    };
+    Status read_failures();
+    const Cause* failure_of(std::uint64_t seq) const;
+    void learn_failures(const Decision& d);
+    void note_failure(std::uint64_t seq, const Cause& cause);
 
     // agree.cc
     void send_agree_vote();
@@ -239,6 +254,9 @@ private:
     // replay
     std::uint64_t logged_ = 0;  // the last of this rank's results in the log, of this process or one before it
     std::uint64_t served_ = 0;  // operations up to here are complete everywhere: a process that runs again gets them from the log
+    std::uint64_t inherited_ = 0;  // results up to here were in the log when this process began
+    std::map<std::uint64_t, KnownFailure> failures_;
+    bool revocation_noted_ = false;
     std::optional<Place> to_mark_;  // as it was said to the others
     std::uint64_t marks_ = 0;  // the program has passed so many, the resume point included
     std::uint64_t replayed_ = 0;  // so many were

@@ -43,7 +43,7 @@ struct Core {
     bool wants_view = false;   // something arrived from after a view change that has not come here
     Bytes scratch;             // of runs, within one input
     bool has_work = false;     // some run may have work that waits for no frame
-    Status abandoned;          // replay: a replacement that nobody is left to let in
+    Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read
     RankSet left;              // slots that said goodbye (not necessarily out of the view yet)
 
     int self() const { return config.slot; }

@@ -156,7 +156,10 @@ void Communicator::apply(const Decision& d) {
     core_.event(std::move(e));
     for (const auto& p : d.plans)
         if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
-    if (replays()) { learn_complete(d.done_through); }
+    if (replays()) {
+        learn_failures(d);  // before anything is served
+        learn_complete(d.done_through);
+    }
     apply_plans();
     if (d.revoked) {
         auto s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");

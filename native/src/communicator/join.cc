@@ -214,6 +214,27 @@ void NodeImpl::admit_returned() {
     compare_and_set_view(next);
 }
 
+// Replay: what was not possible without the dead, or without what their replacements still have to do again, is nobody's delay.
+void NodeImpl::restart_timers() {
+    if (!replays()) return;
+    for (auto& [id, comm] : comms) comm->restart_timers();
+    if (leave_sent_ && !goodbye_sent_) leave_deadline_ = std::max(leave_deadline_, core.now + core.config.timeout);
+}
+
+// It may have more to do again than a timeout allows. To the whole job: who waits for it may do so through others.
+void NodeImpl::tell_progress() {
+    if (!replays() || core.solo || core.now < next_progress_) return;
+    std::uint64_t done = 0;
+    for (const auto& [id, comm] : comms) done += comm->replay_progress();
+    if (done == told_progress_) return;
+    told_progress_ = done;
+    next_progress_ = core.now + core.config.heartbeat;
+    FrameHeader h;
+    h.kind = FrameKind::Replaying;
+    for (int s : core.view.alive().list())
+        if (s != core.self()) core.sender.send(s, h);
+}
+
 void NodeImpl::on_admission(const RankSet& came, bool self_came) {
     FT_POINT("join.after");
     core.host.trace("admission");

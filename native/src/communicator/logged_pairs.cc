@@ -376,6 +376,11 @@ void LoggedPairs::on_tick(Time now) {
     }
 }
 
+void LoggedPairs::postpone(Time deadline) {
+    for (auto& r : recvs_)
+        if (r.deadline != 0) r.deadline = std::max(r.deadline, deadline);
+}
+
 bool LoggedPairs::cancel(const RequestPtr& request) {
     for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
         if (it->request != request) continue;

@@ -35,6 +35,7 @@ public:
     void on_frame(int from, const FrameHeader& header, ByteView payload);
     void on_writable(int slot);
     void on_tick(Time now);
+    void postpone(Time deadline);  // of every receive that waits: not before then
     void on_view();  // somebody is out, or back: who is back learns how far this rank's streams go
     void fail_all(const Status& status);
     bool cancel(const RequestPtr& request);

@@ -1,5 +1,6 @@
 #include "communicator/logged_ring.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/reduce.h"
@@ -27,14 +28,18 @@ std::byte* LoggedRing::at(int chunk) const {
     return static_cast<std::byte*>(d.recv) + begin(chunk) * size_of(d.dtype);
 }
 
-void LoggedRing::post(const RequestPtr& request, const OpDesc& desc, Time deadline) {
+void LoggedRing::post(const RequestPtr& request, const OpDesc& desc, Time timeout) {
     if (!broken_) {
         core_.finish(request, broken_);
         return;
     }
-    queue_.push_back({request, desc, deadline});
+    queue_.push_back({request, desc, timeout, core_.now + timeout});
     if (queue_.size() == 1) start();
     pump();
+}
+
+void LoggedRing::postpone() {
+    for (auto& op : queue_) op.deadline = std::max(op.deadline, core_.now + op.timeout);
 }
 
 void LoggedRing::start() {

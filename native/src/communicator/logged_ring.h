@@ -19,8 +19,9 @@ public:
     LoggedPairs& pairs() { return *pairs_; }
 
     // One after another, in the order of the calls.
-    void post(const RequestPtr& request, const OpDesc& desc, Time deadline);
+    void post(const RequestPtr& request, const OpDesc& desc, Time timeout);
     void pump();  // a receive may have ended
+    void postpone();  // every one has its whole time again
     bool fail(const RequestPtr& request, Code why);  // false: not one of these
     bool idle() const { return queue_.empty(); }
 
@@ -28,7 +29,7 @@ private:
     struct Op {
         RequestPtr request;
         OpDesc desc;
-        Time deadline;
+        Time timeout, deadline;
     };
     int size() const { return static_cast<int>(spec_.members.size()); }
     int before() const { return (rank_ + size() - 1) % size(); }

@@ -67,6 +67,7 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
             if (a.comm == spec.id) entry = &a;
         comm->on_admitted(admission.number, entry, admission.newcomers, admission.alive);
     }
+    if (!core.abandoned) return core.abandoned;
     if (!core.solo) comm->on_view();
     auto held = std::move(unknown_[spec.id]);
     unknown_.erase(spec.id);
@@ -138,6 +139,7 @@ void NodeImpl::dispatch(int slot, const FrameHeader& h, ByteView payload) {
         case FrameKind::Leave: on_leave(slot, payload); return;
         case FrameKind::LeaveOk: on_leave_ok(slot); return;
         case FrameKind::Goodbye: on_goodbye(slot); return;
+        case FrameKind::Replaying: restart_timers(); return;
         default: return;  // pings have been heard already
     }
 }

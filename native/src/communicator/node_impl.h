@@ -75,6 +75,8 @@ private:
     // join.cc
     void send_admit_vote();
     void try_admit();
+    void restart_timers();
+    void tell_progress();
     void admit_returned();
     void begin_leave();
     void send_leave(const RankSet& to);
@@ -119,6 +121,8 @@ private:
     std::vector<Admission> admissions_;
     std::map<int, AdmitVote> admit_votes_;
     Time next_join_request_ = 0;
+    std::uint64_t told_progress_ = 0;  // replay: of all communicators
+    Time next_progress_ = 0;
     std::map<int, std::vector<std::pair<CommId, std::uint64_t>>> leavers_;  // not answered yet
     RankSet leave_ok_;
     bool leave_sent_ = false, goodbye_sent_ = false;

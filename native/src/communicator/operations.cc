@@ -38,6 +38,10 @@ bool Communicator::start(OpState& op) {
         finish_current(std::move(s));
         return false;
     }
+    if (const auto* cause = replays() ? failure_of(op.seq) : nullptr) {
+        finish_current(cause->status(name_of(op)));
+        return false;
+    }
     const auto* plan = core_.rules.c5 ? decision_.plan_for(op.seq) : nullptr;
     if (plan != nullptr && op.request != nullptr) {
         if (plan->verdict == OpPlan::Verdict::Fail) {

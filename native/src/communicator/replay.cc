@@ -24,11 +24,11 @@ constexpr std::uint32_t kAttemptsPerAdmission = 4096;
 void Communicator::begin_replay() {
     log_ = std::make_unique<PhasedLog>(*core_.config.log);
     auto& log = *log_;
-    find_resume_point();
+    if (auto s = find_what_is_logged(); !s) core_.abandoned = std::move(s).within("the log of communicator " + spec_.name);
     pairs_ = make_pairs(LoggedPairs::Channel::Messages);
     results_ = std::make_unique<ResultStream>(log, spec_, rank_);
     results_->look_at_hosts();
-    logged_ = results_->last();
+    logged_ = inherited_ = results_->last();
     start_after_admissions();
     if (!core_.config.again) {
         FT_CHECK(logged_ == 0, "the slot's first process finds %llu results in its log",
@@ -38,7 +38,8 @@ void Communicator::begin_replay() {
     // L is complete, too, where somebody has left: who leaves has seen that all others are as far as itself.
     // A failure is on record only after it was decided for all.
     const auto newest = results_->entry(logged_);
-    const bool complete = anybody_left() || !core_.rules.l12 || (newest && newest->failed);
+    const bool failed = (newest && newest->failed) || (!failures_.empty() && failures_.rbegin()->first >= logged_);
+    const bool complete = anybody_left() || !core_.rules.l12 || failed;
     served_ = logged_ == 0 || complete ? logged_ : logged_ - 1;
     shared_seq_ = served_;
     catching_up_ = true;
@@ -56,6 +57,25 @@ LoggedRing& Communicator::ring() {
         if (!core_.solo) ring_->pairs().on_view();  // the others may not know what its predecessor has sent
     }
     return *ring_;
+}
+
+// A log that cannot be read is not an empty one: to run as if nothing had been done would be another history.
+Status Communicator::find_what_is_logged() {
+    if (!core_.config.again) return {};
+    auto& log = *core_.config.log;
+    for (int what : {kMarks, kFailures})
+        if (auto s = log.state(note_key(what)); !s) return s;
+    if (auto s = find_resume_point(); !s) return s;
+    for (int what : {kResults, kAnswers})
+        if (auto s = log_->state(note_key(what)); !s) return s;
+    for (int slot : spec_.members) {
+        if (auto s = log_->state({spec_.id, core_.self(), slot}); !s) return s;
+        if (auto s = log_->state({spec_.id, slot, core_.self()}); !s) return s;
+    }
+    LogRecord record;
+    if (const auto last = log_->last(note_key(kResults)); last > 0)
+        if (auto s = log_->find(note_key(kResults), last, &record); !s) return s;
+    return read_failures();
 }
 
 bool Communicator::anybody_left() const {
@@ -83,14 +103,18 @@ bool Communicator::log_result(const OpState& op) {
 }
 
 void Communicator::log_failure(const OpState& op, const Status& status) {
-    if (op.seq != results_->last() + 1 || !core_.dead_end()) return;  // its result is there already: the record stays what it is
+    if (!core_.dead_end()) return;
     Cause c;
     c.code = status.code;
     c.message = status.message;
     c.ranks.assign(status.ranks.begin(), status.ranks.end());
     c.evidence = status.evidence;
     c.epoch = status.epoch;
-    if (results_->add_failure(op, c)) logged_ = op.seq;
+    auto known = c;
+    if (const auto name = name_of(op) + ": "; c.message.starts_with(name)) known.message.erase(0, name.size());
+    note_failure(op.seq, known);
+    const bool results_end_here = op.seq == results_->last() + 1;  // else its result is there: that record stays what it is
+    if (results_end_here && results_->add_failure(op, c)) logged_ = op.seq;
 }
 
 // A vote has shown that operations up to here are complete: what the log has of them may be served, and is what this rank votes with next.
@@ -105,7 +129,8 @@ void Communicator::serve_logged() {
     while (!open_.empty() && !open_.front()->started && open_.front()->seq <= served_) {
         auto& op = *open_.front();
         FT_POINT("replay.serve");
-        auto status = results_->read(op);
+        const auto* cause = failure_of(op.seq);  // also where its result is in the log
+        auto status = cause != nullptr ? cause->status(name_of(op)) : results_->read(op);
         if (status.code == Code::ReplayDiverged) status.operation = name_of(op);
         if (status) {
             ++replayed_;
@@ -180,6 +205,9 @@ void Communicator::on_returned(const RankSet& came) {
     core_.host.trace("replay.returned");
     freeze_sent_ = false;
     helpers_.clear();
+    // Wished for while nothing could be decided: the one that all waited for is back.
+    std::erase_if(proposals_, [](const Proposal& p) { return p.code == Code::Timeout; });
+    for (auto& op : open_) op->timeout_proposed = false;
     start_after_admissions();
     results_->look_at_hosts();
     decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
@@ -188,6 +216,27 @@ void Communicator::on_returned(const RankSet& came) {
     for (int r : came.list()) votes_.erase(r);
     std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
     std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt <= attempt_; });
+}
+
+// A timeout is for those who could go on and do not. Restarted, not stopped: a death that nobody replaces, or a replacement that hangs,
+// still ends what waits.
+void Communicator::restart_timers() {
+    if (!replays()) return;
+    for (auto& op : open_) op->deadline = std::max(op->deadline, core_.now + op->timeout);
+    const Time deadline = core_.now + (spec_.timeout > 0 ? spec_.timeout : core_.config.timeout);
+    for_pairs([&](LoggedPairs& pairs) { pairs.postpone(deadline); });
+    if (ring_ != nullptr) ring_->postpone();
+}
+
+std::uint64_t Communicator::replay_progress() const {
+    if (!replays() || !catching_up_) return 0;
+    auto done = replayed_;
+    for (const auto* pairs : {pairs_.get(), ring_ != nullptr ? &ring_->pairs() : nullptr}) {
+        if (pairs == nullptr) continue;
+        done += pairs->replayed();
+        for (auto n : pairs->position().received) done += n;
+    }
+    return done;
 }
 
 // The first operation that is not in the log.

@@ -36,6 +36,7 @@ void NodeImpl::on_tick() {
     if (did_not_run) leave_deadline_ += gap;
     if (leave_request_ != nullptr && leave_overdue()) check_leave_done();
     if (!core.dead_end()) return;
+    tell_progress();
     for (auto& [id, comm] : comms) comm->on_tick();
     if (join_request_ != nullptr && core.now >= next_join_request_) send_join_requests();
     if (did_not_run) {
@@ -204,6 +205,7 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
     if (core.solo && !self_came && join_request_ != nullptr && !came.empty()) send_join_requests();  // they have not heard it
     if (core.view.admissions > before.admissions) on_admission(came, self_came);
     for (auto& [id, comm] : comms) comm->on_view();
+    restart_timers();
     if (admit_request_ != nullptr && admit_voted_) send_admit_vote();
     check_leave_done();
     std::vector<Held> early;

@@ -101,6 +101,11 @@ Vote Communicator::build_vote() const {
     v.logged = logged_;
     v.known_done = decision_.done_through;
     v.view_epoch = core_.view.epoch;
+    v.inherited = inherited_;
+    if (replays()) {
+        v.revoked_from = decision_.revoked_from;
+        for (const auto& [seq, known] : failures_) v.failures.push_back({seq, known.cause});
+    }
     if (last_.seq > 0) {
         OpVote o;
         o.seq = last_.seq;

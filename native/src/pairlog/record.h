@@ -23,6 +23,7 @@ enum class RecordKind : std::uint8_t {
     Result = 2,    // of a collective operation
     Answer = 3,    // of something nondeterministic: who matched a wildcard, a probe, a clock, a draw
     Mark = 4,      // a place in the stream: a checkpoint, a step
+    Failure = 5,   // of a collective operation, or the revocation of all that follow
 };
 
 struct RecordInfo {

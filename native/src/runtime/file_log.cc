@@ -21,6 +21,7 @@ pairlog::RecordKind kind_of(const LogKey& key) {
     return key.dst == kResults   ? pairlog::RecordKind::Result
            : key.dst == kAnswers ? pairlog::RecordKind::Answer
            : key.dst == kMarks   ? pairlog::RecordKind::Mark
+           : key.dst == kFailures ? pairlog::RecordKind::Failure
                                  : pairlog::RecordKind::Message;
 }
 
@@ -131,6 +132,16 @@ std::uint64_t FileLog::first(const LogKey& key) {
     }
     auto* r = reader(key);
     return r != nullptr ? r->first_seq() : 1;
+}
+
+Status FileLog::state(const LogKey& key) {
+    Status s;
+    if (own(key)) {
+        writer(key, &s);
+        return s;
+    }
+    auto* r = reader(key, &s);
+    return r != nullptr ? r->error() : s;
 }
 
 Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {

@@ -24,6 +24,7 @@ public:
 
     std::uint64_t last(const LogKey& key) override;
     std::uint64_t first(const LogKey& key) override;
+    Status state(const LogKey& key) override;
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override;
     Status collect(const LogKey& key, std::uint64_t through) override;

@@ -1,7 +1,7 @@
 """How this process ends, as far as an atexit callback can know.
 
-Python tells nobody: when callbacks run, an uncaught SystemExit is gone. But just before, the interpreter has read its ``code``, from no
-Python frame; whoever catches one and looks at it does so from a frame.
+Python tells nobody: when callbacks run, an uncaught SystemExit is gone. But just before, the interpreter has read its ``code``,
+from no Python frame; whoever catches one and looks at it does so from a frame.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def failed() -> bool:
 
 
 def watch() -> None:
-    """From now on exit codes are noted. Only in a process that needs it: it changes SystemExit and sys.exit, though not what they do."""
+    """From now on exit codes are noted. Only in a process that needs it: it replaces parts of SystemExit and sys.exit."""
     if _watched[0]:
         return
     _watched[0] = True

@@ -427,7 +427,10 @@ FT_TEST(replay_failure_stays_one_whatever_the_log_has) {
             second[1] = rig.sum(1, x[1]);
         }
         rig.settle();
-        for (const auto& r : second) EXPECT(r->done && r->status.code == Code::Revoked);
+        for (const auto& r : second) {
+            REQUIRE(r->done);
+            EXPECT_EQ(r->status.code, Code::Revoked);
+        }
     }
 }
 
@@ -462,6 +465,48 @@ FT_TEST(replay_what_may_have_been_returned_is_not_given_up) {
     EXPECT(x[0] == 7 && again == 7 && x[2] == 7);
 }
 
+// Rank 1 had come through the fence; rank 0 and the replacement do the operation again when it is given up. Both have it in their logs.
+FT_TEST(replay_what_is_done_again_and_complete_is_taken_from_the_log) {
+    auto setup = replay();
+    setup.timeout = 10 * Rig::kHeartbeat;
+    Rig rig(2, setup);
+    rig.comm({0, 1}, Rig::kComm, Policy::Replay);
+    std::int64_t x[2] = {1, 2};
+    const auto post = [&](int slot) {
+        OpDesc d;
+        d.kind = OpKind::AllReduce;
+        d.dtype = DType::Int64;
+        d.op = ReduceOp::Sum;
+        d.algorithm = Algorithm::Ring;
+        d.count = 1;
+        d.recv = &x[slot];
+        return rig.node(slot).collective(rig.now(), Rig::kComm, d);
+    };
+    auto first = post(0), second = post(1);
+    while (!second->done && (rig.deliver(0, 1) || rig.deliver(1, 0))) {}
+    REQUIRE(second->done && !first->done);
+    rig.hold(1, 0);
+    rig.kill(1);
+    rig.evidence(0, 1, Evidence::Pidfd);
+    rig.settle();
+    rig.hold(1, 0, false);
+    rig.restart(1);
+    rig.settle();
+    rig.join_comm(1, {0, 1}, Rig::kComm, Policy::Replay);
+    rig.settle();
+    rig.hold(0, 1);
+    rig.hold(1, 0);
+    x[1] = 2;
+    second = post(1);
+    rig.advance(12 * Rig::kHeartbeat);
+    EXPECT(!first->done && !second->done);
+    rig.hold(0, 1, false);
+    rig.hold(1, 0, false);
+    rig.settle();
+    REQUIRE(first->done && second->done);
+    EXPECT(first->status.ok() && second->status.ok() && x[0] == 3 && x[1] == 3);
+}
+
 FT_TEST(replay_log_that_cannot_be_read_is_not_an_empty_one) {
     for (const auto& key : {LogKey{Rig::kComm, 2, kResults}, LogKey{Rig::kComm, 2, kAnswers}, LogKey{Rig::kComm, 2, kMarks},
                             LogKey{Rig::kComm, 2, 0}, LogKey{Rig::kComm, 1, 2}}) {
@@ -483,6 +528,76 @@ FT_TEST(replay_log_that_cannot_be_read_is_not_an_empty_one) {
         spec.policy = Policy::Replay;
         EXPECT_EQ(rig.node(2).create_comm(rig.now(), spec).code, Code::LogCorrupt);
         EXPECT(rig.sum(2, x[2])->done);
+    }
+}
+
+// Threads that receive different tags from anyone need not take turns in the same order again.
+FT_TEST(replay_answers_are_counted_by_tag) {
+    Rig rig(3, replay());
+    rig.comm(kThree, Rig::kComm, Policy::Replay);
+    std::int64_t in[4] = {};
+    const auto receive = [&](int i, std::int64_t tag) {
+        auto r = rig.node(1).recv(rig.now(), Rig::kComm, &in[i], sizeof in[i], kAny, tag);
+        rig.settle();
+        EXPECT(r->done && r->status.ok());
+        return r->source;
+    };
+    const auto say = [&](int from, std::int64_t tag) {
+        std::int64_t out = 10 * from + tag;
+        rig.node(from).send(rig.now(), Rig::kComm, &out, sizeof out, 1, tag);
+        rig.settle();
+    };
+    say(2, 5);
+    say(0, 6);
+    EXPECT_EQ(receive(0, 5), 2);
+    EXPECT_EQ(receive(1, 6), 0);
+    say(0, 5);
+    say(2, 6);
+    rig.kill(1);
+    rig.evidence(0, 1, Evidence::Pidfd);
+    rig.settle();
+    rig.restart(1);
+    rig.settle();
+    rig.join_comm(1, kThree, Rig::kComm, Policy::Replay);
+    EXPECT_EQ(receive(1, 6), 0);
+    EXPECT_EQ(receive(0, 5), 2);
+    EXPECT_EQ(receive(2, 5), 0);
+    EXPECT_EQ(receive(3, 6), 2);
+}
+
+// The message that came after it was given up belongs to the next receive, in every run.
+FT_TEST(replay_receive_that_was_given_up_stays_so) {
+    for (bool cancelled : {true, false}) {
+        for (int source : {0, kAny}) {
+            auto setup = replay();
+            setup.timeout = 10 * Rig::kHeartbeat;
+            Rig rig(2, setup);
+            rig.comm({0, 1}, Rig::kComm, Policy::Replay);
+            std::int64_t in[2] = {}, out = 5;
+            const auto receive = [&](int i) { return rig.node(1).recv(rig.now(), Rig::kComm, &in[i], sizeof in[i], source, 3); };
+            const auto first = receive(0);
+            if (cancelled) rig.node(1).fail_request(rig.now(), first, Code::Cancelled);
+            else rig.advance(11 * Rig::kHeartbeat);
+            REQUIRE(first->done);
+            rig.node(0).send(rig.now(), Rig::kComm, &out, sizeof out, 1, 3);
+            rig.settle();
+            EXPECT(receive(1)->done && in[1] == 5);
+            rig.kill(1);
+            rig.evidence(0, 1, Evidence::Pidfd);
+            rig.settle();
+            rig.restart(1);
+            rig.settle();
+            rig.join_comm(1, {0, 1}, Rig::kComm, Policy::Replay);
+            in[1] = 0;
+            const auto again = receive(0);
+            rig.settle();
+            REQUIRE(again->done);
+            EXPECT_EQ(again->status.code, cancelled ? Code::Cancelled : Code::Timeout);
+            EXPECT_EQ(again->status.message, first->status.message);
+            const auto second = receive(1);
+            rig.settle();
+            EXPECT(second->done && second->status.ok() && in[1] == 5);
+        }
     }
 }
 

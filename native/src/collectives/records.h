@@ -84,7 +84,8 @@ struct Vote {
     std::uint64_t done_seq = 0;
     std::uint64_t logged = 0;    // replay: this rank's results up to here are in its log, complete elsewhere or not
     std::uint64_t known_done = 0;  // replay: by the decision before, somebody has returned from the operations up to here
-    std::uint64_t inherited = 0;  // replay: a process before this one has logged the results up to here, and may have returned them
+    std::uint64_t inherited =
+        0;  // replay: a process before this one has logged the results up to here, and may have returned them
     std::uint64_t revoked_from = ~std::uint64_t{0};  // replay
     std::vector<Failure> failures;  // replay: as far as this rank knows
     std::vector<OpVote> ops;     // last finished, then the open one
@@ -125,7 +126,7 @@ struct Decision {
     std::uint64_t fail_from = ~std::uint64_t{0};  // operations from here on fail with `cause`
     Cause cause;
     std::vector<OpPlan> plans;
-    std::vector<Failure> failures;   // replay: of this decision, and all before it
+    std::vector<Failure> failures;  // replay: of this decision, and all before it
     std::uint64_t done_through = 0;  // somebody has returned from the operations up to here: what the log has of them holds
     // agree and shrink: the last result
     std::uint64_t agree_seq = 0;

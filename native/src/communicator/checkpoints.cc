@@ -22,14 +22,14 @@ struct Communicator::Mark {
         w.put(static_cast<std::uint32_t>(p.sent.size()));
         for (auto n : p.sent) w.put(n);
         for (auto n : p.received) w.put(n);
-        w.put(p.anys);
+        w.put(p.answers);
     }
     static LoggedPairs::Position get(ByteReader& r) {
         LoggedPairs::Position p;
         const auto n = r.count(16);
         for (std::uint32_t i = 0; i < n; ++i) p.sent.push_back(r.get<std::uint64_t>());
         for (std::uint32_t i = 0; i < n; ++i) p.received.push_back(r.get<std::uint64_t>());
-        p.anys = r.get<std::uint64_t>();
+        p.answers = r.get<std::uint64_t>();
         return p;
     }
     Bytes encode() const {
@@ -93,7 +93,7 @@ Status Communicator::find_resume_point() {
         }
         bases[{spec_.id, other, kResults}] = newest->base.next_seq - 1;  // resume() comes at the same place for all
     }
-    bases[note_key(kAnswers)] = newest->base.messages.anys;
+    bases[note_key(kAnswers)] = newest->base.messages.answers;
     log_->split(std::move(bases));
     log_->set_reading(false);
     return {};
@@ -134,6 +134,7 @@ Status Communicator::resume(const std::string& tag) {
         if (auto s = find_resume_point(); !s) return s;
         log_->set_reading(true);
         marks_ = 1;
+        pairs_->count_anew(marks_);
         return {};
     }
     const auto newest = read_mark(last);
@@ -164,6 +165,7 @@ Status Communicator::resume(const std::string& tag) {
     done_seq_ = next_seq_ - 1;
     log_->set_reading(true);
     pairs_->go_to(to->place.messages);
+    pairs_->count_anew(marks_);
     const auto& ring_sent = to->place.ring.sent;
     if (ring_ != nullptr || std::any_of(ring_sent.begin(), ring_sent.end(), [](auto n) { return n > 0; }))
         ring().pairs().go_to(to->place.ring);
@@ -201,6 +203,7 @@ Status Communicator::mark(const std::string& tag) {
         FT_POINT("checkpoint.mark.after");
     }
     marks_ = number;
+    pairs_->count_anew(marks_);
     if (number < 4) return {};  // the resume point, and two checkpoints before this one, stay
     const auto old = read_mark(number - 2);
     if (!old) return {};

@@ -176,6 +176,7 @@ void Communicator::apply(const Decision& d) {
 
 void Communicator::apply_plans() {
     if (!open_.empty()) open_.front()->started = false;
+    if (replays()) serve_logged();  // what was being done again and turns out to be complete: this process has not all of it
     for (const auto& p : decision_.plans) {
         core_.host.trace(p.verdict == OpPlan::Verdict::Complete ? "plan.complete"
                          : p.verdict == OpPlan::Verdict::Fail   ? "plan.fail"

@@ -23,6 +23,7 @@ Status Communicator::read_failures() {
         if (record.aux == kRevocation) {
             decision_.revoked = true;
             decision_.revoked_from = seq;
+            revocation_noted_ = true;
             continue;
         }
         ByteReader r(record.payload);

@@ -48,16 +48,7 @@ LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel cha
       replaying_(replaying),
       caught_up_(std::move(caught_up)),
       peers_(spec.members.size()) {
-    if (channel_ != Channel::Messages) return;  // nothing there is received from anybody
-    const LogKey key{spec_.id, core_.self(), kAnswers};
-    const auto read = [&](std::uint64_t from, std::uint64_t to) {
-        for (auto seq = from; seq <= to; ++seq) {
-            LogRecord record;
-            if (log_.find(key, seq, &record)) answers_[static_cast<std::uint64_t>(record.tag)] = static_cast<int>(record.aux);
-        }
-    };
-    if (log_.is_split()) read(1, log_.base(key));
-    read(log_.first(key), log_.last(key));
+    if (channel_ == Channel::Messages) read_answers();  // nobody receives from the ring's streams but the ring
 }
 
 void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
@@ -165,10 +156,15 @@ void LoggedPairs::end_hopeless() {
 // --- receiving
 
 void LoggedPairs::recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline) {
-    Recv r{request, static_cast<std::byte*>(data), bytes, src, tag, deadline};
-    if (src < 0) {
-        r.any = ++anys_;
-        if (const auto it = answers_.find(r.any); it != answers_.end()) r.src = it->second;  // L5: as it was answered before
+    Recv r{request, static_cast<std::byte*>(data), bytes, std::max(src, -1), tag, deadline, 0, src < 0};
+    r.number = ++asked_[{r.src, tag}];
+    if (const auto it = answers_.find(asked(r)); it != answers_.end()) {  // L5: as it was answered before
+        r.answered = true;
+        if (it->second.failure) {
+            core_.finish(request, it->second.failure->status(""));
+            return;
+        }
+        r.src = it->second.source;
     }
     for (int s = 0; s < static_cast<int>(peers_.size()); ++s)
         if (r.src < 0 || r.src == s) {
@@ -186,10 +182,14 @@ void LoggedPairs::look(int rank) {
     auto& p = peer(rank);
     // Before the process has said where it goes on, what comes after the resume point is not looked at (L6).
     const auto last = log_.is_split() && !log_.reading() ? log_.base(from(rank)) : log_.last(from(rank));
+    if (auto s = log_.state(from(rank)); !s) {
+        broke(std::move(s));
+        return;
+    }
     while (p.seen < last) {
         LogRecord record;
         if (auto s = log_.find(from(rank), p.seen + 1, &record); !s) {
-            broken_ = std::move(s);
+            broke(std::move(s));
             return;
         }
         ++p.seen;
@@ -216,7 +216,7 @@ bool LoggedPairs::match_one(Recv& r) {
 }
 
 bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) {
-    Status status = remember_answer(r, src);
+    Status status = r.any ? remember(r, {src, std::nullopt}) : Status{};
     r.request->source = src;
     r.request->bytes = message->bytes;
     if (status && message->bytes > r.capacity) status = message_too_long(message->bytes, src, r.capacity);
@@ -234,16 +234,6 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
     return true;
 }
 
-// L5: who answered a receive from ANY is on record before the program can act on it.
-Status LoggedPairs::remember_answer(Recv& r, int src) {
-    if (r.any == 0 || answers_.count(r.any) > 0 || !core_.rules.l5) return {};
-    FT_POINT("channel.answer.before");
-    auto s =
-        log_.append({spec_.id, core_.self(), kAnswers}, static_cast<std::int64_t>(r.any), static_cast<std::uint64_t>(src), {});
-    FT_POINT("channel.answer.after");
-    return s;
-}
-
 // --- checkpoints
 
 LoggedPairs::Position LoggedPairs::position() const {
@@ -253,7 +243,7 @@ LoggedPairs::Position LoggedPairs::position() const {
         now.sent.push_back(p.sent);
         now.received.push_back(p.taken);
     }
-    now.anys = anys_;
+    if (channel_ == Channel::Messages) now.answers = log_.last({spec_.id, core_.self(), kAnswers});
     return now;
 }
 
@@ -265,7 +255,6 @@ void LoggedPairs::go_to(const Position& position) {
         peers_[r].partial.clear();
         peers_[r].asked = ~0u;
     }
-    anys_ = position.anys;
     on_view();
 }
 
@@ -273,7 +262,7 @@ void LoggedPairs::collect(const Position& position) {
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
         const auto i = static_cast<std::size_t>(r);
         for (auto s : {log_.collect(to(r), position.sent[i]), log_.collect(from(r), position.received[i])})
-            if (!s && broken_) broken_ = std::move(s);
+            if (!s && broken_) broke(std::move(s));
     }
 }
 
@@ -312,7 +301,7 @@ void LoggedPairs::stream(int rank) {
     for (; p.wanted <= log_.last(to(rank)); ++p.wanted, p.wanted_offset = 0) {
         LogRecord record;
         if (auto s = log_.find(to(rank), p.wanted, &record); !s) {
-            broken_ = std::move(s);
+            broke(std::move(s));
             return;
         }
         do {
@@ -344,7 +333,7 @@ void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
     if (p.partial.size() < h.aux2) return;
     const ByteView whole = p.partial;
     if (auto s = log_.append(this->from(rank), static_cast<std::int64_t>(h.aux), 0, std::span(&whole, 1)); !s)
-        broken_ = std::move(s);
+        broke(std::move(s));
     p.partial.clear();
     FT_POINT("channel.arrived");
     look(rank);
@@ -371,7 +360,7 @@ void LoggedPairs::on_tick(Time now) {
                         " died and no replacement came within the timeout. Start one, or raise the timeout";
         }
         s.operation = "ft_recv in communicator " + spec_.name;
-        core_.finish(it->request, std::move(s));
+        give_up(*it, std::move(s));
         it = recvs_.erase(it);
     }
 }
@@ -384,7 +373,7 @@ void LoggedPairs::postpone(Time deadline) {
 bool LoggedPairs::cancel(const RequestPtr& request) {
     for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
         if (it->request != request) continue;
-        core_.finish(request, Status::error(Code::Cancelled, "the receive was cancelled"));
+        give_up(*it, Status::error(Code::Cancelled, "the receive was cancelled"));
         recvs_.erase(it);
         return true;
     }

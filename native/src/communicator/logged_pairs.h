@@ -13,9 +13,12 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "channel/phased_log.h"
+#include "collectives/records.h"
 #include "communicator/core.h"
 
 namespace ftcomm {
@@ -45,12 +48,16 @@ public:
     // has more before it). quiet: no receive waits.
     struct Position {
         std::vector<std::uint64_t> sent, received;
-        std::uint64_t anys = 0;
+        std::uint64_t answers = 0;  // on record
         bool quiet = true;
-        bool operator==(const Position&) const = default;
+        bool same_messages(const Position& other) const { return sent == other.sent && received == other.received; }
     };
     Position position() const;
     void go_to(const Position& position);
+    void count_anew(std::uint64_t mark) {  // answers are numbered from mark to mark: what counts them need not grow for ever
+        mark_ = mark;
+        asked_.clear();
+    }
     void collect(const Position& position);  // L3: by each end's own position at its checkpoint
     std::uint64_t replayed() const { return replayed_; }  // sends that were in the log already
 
@@ -62,7 +69,21 @@ private:
         int src;
         std::int64_t tag;
         Time deadline;
-        std::uint64_t any = 0;  // its number among this rank's receives from ANY; 0: from one rank
+        std::uint64_t number;  // among the receives from that source (or ANY) with that tag
+        bool any, answered = false;
+    };
+    // What a receive was told that another run of it might not be told: who answered ANY, or that it was given up (L5). Receives are told
+    // apart by source and tag, so that threads which receive different tags need not take turns.
+    struct Asked {
+        std::uint64_t mark;
+        int src;
+        std::int64_t tag;
+        std::uint64_t number;
+        auto operator<=>(const Asked&) const = default;
+    };
+    struct Answer {
+        int source = -1;
+        std::optional<Cause> failure;
     };
     struct Message {  // a record that nobody has received
         std::uint64_t seq;
@@ -100,7 +121,11 @@ private:
     void end_hopeless();
     bool match_one(Recv& recv);  // true: it is finished
     bool take(Recv& recv, int src, std::deque<Message>::iterator message);
-    Status remember_answer(Recv& recv, int src);
+    Asked asked(const Recv& recv) const { return {mark_, recv.any ? -1 : recv.src, recv.tag, recv.number}; }
+    Status remember(const Recv& recv, const Answer& answer);
+    void give_up(const Recv& recv, Status status);
+    void read_answers();
+    void broke(Status status);
 
     Core& core_;
     const CommSpec& spec_;
@@ -111,8 +136,9 @@ private:
     const std::function<void()> caught_up_;
     std::vector<Peer> peers_;
     std::list<Recv> recvs_;
-    std::map<std::uint64_t, int> answers_;  // receives from ANY of the processes before: number -> source
-    std::uint64_t anys_ = 0;
+    std::map<Asked, Answer> answers_;  // of the processes before
+    std::map<std::pair<int, std::int64_t>, std::uint64_t> asked_;  // receives since the mark, by source and tag
+    std::uint64_t mark_ = 0;
     std::uint64_t replayed_ = 0;
     Status broken_;  // the log cannot be read on
 };

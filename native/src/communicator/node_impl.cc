@@ -45,6 +45,7 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
                                  ": the policy replay is the whole job's: give it in the job's "
                                  "options (FTCOMM_POLICY, ftrun --policy), and to every communicator or to none");
     if (spec.id == 0) return Status::error(Code::Invalid, "communicator id 0 is reserved");
+    if (!core.abandoned) return core.abandoned;
     if (auto* old = find(spec.id)) {
         if (old->claimed()) return Status::error(Code::Invalid, "communicator " + spec.name + " exists already");
         if (old->spec().members != spec.members || old->spec().policy != spec.policy)

@@ -18,11 +18,11 @@ namespace {
 constexpr std::size_t kChunk = 128u << 10;  // published at a time: readers copy while the rest is written
 
 pairlog::RecordKind kind_of(const LogKey& key) {
-    return key.dst == kResults   ? pairlog::RecordKind::Result
-           : key.dst == kAnswers ? pairlog::RecordKind::Answer
-           : key.dst == kMarks   ? pairlog::RecordKind::Mark
+    return key.dst == kResults    ? pairlog::RecordKind::Result
+           : key.dst == kAnswers  ? pairlog::RecordKind::Answer
+           : key.dst == kMarks    ? pairlog::RecordKind::Mark
            : key.dst == kFailures ? pairlog::RecordKind::Failure
-                                 : pairlog::RecordKind::Message;
+                                  : pairlog::RecordKind::Message;
 }
 
 std::string mark_name(int slot) { return "rank-" + std::to_string(slot); }

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
-from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftcomm._lib import check, lib
 from ftcomm.errors import ConfigError
+from ftcomm.request import Request
 
 if TYPE_CHECKING:
     from ftcomm.job import Job
-    from ftcomm.request import Outcome
 
 __all__ = ["Checkpoints"]
 
@@ -33,7 +31,6 @@ class Checkpoints:
     rank: int
     size: int
     _native: tuple[Any, int]
-    all_gather: Callable[..., Outcome]
 
     def commit_checkpoint(self, tag: str | int) -> None:
         """Says that this rank's state at this point is saved as ``tag``. Collective, all or none, also when a rank dies in it.
@@ -47,46 +44,11 @@ class Checkpoints:
                 tags, or :meth:`resume` was not called before.
             ReplayDiverged: a process before this one committed another tag here.
         """
-        text = _text_of(tag)
-        self._agree(f"Checkpoint {tag!r}", text)
-        check(lib()[1].ft_comm_mark(*self._native, text.encode()))
-        self._job.emit("checkpoint", tag=tag, comm=self.name)
-
-    def _agree(self, what: str, tag: str | None) -> None:
-        """Whether all ranks are at the same point, with no message under way: the same answer on all."""
         ffi, C = lib()
-        sent, received = ffi.new("uint64_t[]", self.size), ffi.new("uint64_t[]", self.size)
-        state = ffi.new("int32_t*")
-        check(C.ft_comm_position(*self._native, sent, received, state))
-        if tag is not None and not state[0] & 2:
-            raise ConfigError(
-                f"{what}: call resume() first, once, where the preparations end that every process makes again: it says what a "
-                "replacement can leave out."
-            )
-        digest = int.from_bytes(hashlib.blake2b((tag or "").encode(), digest_size=7).digest(), "little")
-        mine = array("q", [digest, state[0] & 1, *sent, *received])
-        width = len(mine)
-        everybody = array("q", bytes(8 * width * self.size))
-        self.all_gather(everybody, mine)
-        rows = [everybody[r * width : (r + 1) * width] for r in range(self.size)]
-        other = [r for r, row in enumerate(rows) if row[0] != rows[0][0]]
-        if other:
-            raise ConfigError(f"{what}: ranks {other} gave another tag. Give the same one on every rank.", ranks=other)
-        n = self.size
-        for src in range(n):
-            for dst in range(n):
-                ahead = rows[src][2 + dst] - rows[dst][2 + n + src]
-                if ahead:
-                    raise ConfigError(
-                        f"{what}: {ahead} message(s) from rank {src} to rank {dst} have not been received. Receive everything "
-                        "first.",
-                        ranks=[src, dst],
-                    )
-        busy = [r for r, row in enumerate(rows) if not row[1]]
-        if busy:
-            raise ConfigError(
-                f"{what}: ranks {busy} have operations that are not done. Wait for all requests first.", ranks=busy
-            )
+        out = ffi.new("ft_request**")
+        check(C.ft_comm_commit(*self._native, _text_of(tag).encode(), out))
+        Request(self._job, out[0], self.size, None, f"commit_checkpoint({tag!r}) on {self.name}").wait()
+        self._job.emit("checkpoint", tag=tag, comm=self.name)
 
     def checkpoints(self) -> list[str | int]:
         """Tags that this rank can :meth:`resume` from, the newest first. Empty in the first process, and before a commit."""
@@ -110,15 +72,16 @@ class Checkpoints:
             ReplayDiverged: a process before this one has done something else before it called resume.
         """
         ffi, C = lib()
-        if self._job.options.policy == "replay":
-            self._agree("resume", None)
-        check(C.ft_comm_resume(*self._native, ffi.NULL if tag is None else _text_of(tag).encode()))
+        out = ffi.new("ft_request**")
+        check(C.ft_comm_resume(*self._native, ffi.NULL if tag is None else _text_of(tag).encode(), out))
+        Request(self._job, out[0], self.size, None, f"resume on {self.name}").wait()
 
     def resume_from(self, load: Callable[[str | int], T]) -> tuple[str | int | None, T | None]:
         """Loads the newest checkpoint that can be loaded, and resumes from it; ``(None, None)`` if there is none yet.
 
         ``load(tag)`` returns the state that was saved under ``tag``, or raises: then the one before is tried, and a line on
-        stderr and an event say so.
+        stderr and an event say so. Before the first checkpoint comes the start: ``(None, None)`` as well, while the log reaches
+        back to it (until the third commit).
 
         Raises:
             ConfigError: there are checkpoints, and none of them can be loaded.
@@ -139,9 +102,12 @@ class Checkpoints:
                 continue
             self.resume(tag)
             return tag, state
-        if tags:
-            raise ConfigError(f"No checkpoint of rank {self.rank} can be loaded: {'; '.join(causes)}.")
-        self.resume(None)
+        try:
+            self.resume(None)
+        except ConfigError as error:
+            if not tags:
+                raise
+            raise ConfigError(f"No checkpoint of rank {self.rank} can be loaded: {'; '.join(causes)}.") from error
         return None, None
 
 

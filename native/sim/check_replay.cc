@@ -27,8 +27,13 @@ void Checker::sends(Instance& who, OpenCall& call, int of) {
 
 void Checker::check_replay(Instance& who, OpenCall& call) {
     const Request& q = *call.request;
-    if (!q.status.ok()) return;
     const auto& steps = world_.scenario().steps;
+    if (call.call == Call::Commit && (q.status.ok() || q.status.code == Code::Invalid)) {
+        if (!q.status.ok() && !steps[static_cast<std::size_t>(call.step)].refused)
+            world_.violate("X", "slot %d: %s: refused: %s", who.slot, describe(call).c_str(), q.status.message.c_str());
+        same({History::What::Result, who.slot, call.step}, static_cast<std::uint64_t>(q.status.code), false, describe(call));
+    }
+    if (!q.status.ok()) return;
     switch (call.call) {
         case Call::Send:
             if (hash64(*call.send) != call.sent) world_.violate("B", "slot %d: a send buffer was written", who.slot);

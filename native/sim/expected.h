@@ -38,6 +38,8 @@ inline constexpr const char* kExpected[] = {
     "inject kill of a voted-out rank",
     "inject crash before an append",
     "inject crash after an append",
+    "inject damaged checkpoint",
+    "inject resume from a checkpoint",
     // checks that had something to look at
     "check lost host left in one view change",
     "check smaller side of a cut voted out",
@@ -77,6 +79,8 @@ inline constexpr const char* kExpected[] = {
     "event caught_up",
     "replay.admit",
     "replay.returned",
+    "checkpoint.collect",
+    "checkpoint.refused",
     "join.request",
     "join.dead_early",
     "admit.vote",

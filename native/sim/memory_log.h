@@ -1,9 +1,11 @@
 // The pair logs of a pretended machine: they outlive the ranks that write them.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <map>
+#include <set>
 
 #include "base/crc32c.h"
 #include "channel/log.h"
@@ -17,17 +19,21 @@ struct LogFiles {
         Bytes payload;
     };
     std::map<LogKey, std::deque<Record>> streams;
-    std::map<LogKey, std::uint64_t> collected;
     std::map<LogKey, Status> damaged;
+    std::map<LogKey, std::uint64_t> collected;     // by the writer
+    std::map<LogKey, std::uint64_t> acknowledged;  // by a reader in another process
+    std::set<LogKey> read;                         // streams that have one: what it has not acknowledged stays
     std::uint64_t limit = ~std::uint64_t{0}, bytes = 0;
 };
 
-// One rank's view of them. `readable`: whether that slot's streams are on this rank's host.
+// Slot `self`'s view of them. `readable`: whether that slot's streams are on this rank's host.
 class MemoryLog final : public Log {
 public:
-    MemoryLog(LogFiles& files, std::function<bool(int slot)> readable) : files_(files), readable_(std::move(readable)) {}
+    MemoryLog(LogFiles& files, int self, std::function<bool(int slot)> readable)
+        : files_(files), self_(self), readable_(std::move(readable)) {}
 
     std::uint64_t last(const LogKey& key) override {
+        if (!own(key) && key.dst >= 0) files_.read.insert(key);
         const auto it = files_.streams.find(key);
         return it == files_.streams.end() || !state(key) ? 0 : it->second.size();
     }
@@ -35,9 +41,12 @@ public:
         const auto it = files_.damaged.find(key);
         return it == files_.damaged.end() ? Status{} : it->second;
     }
-    std::uint64_t first(const LogKey& key) override { return files_.collected[key] + 1; }
+    std::uint64_t first(const LogKey& key) override {
+        const auto collected = files_.collected[key];
+        return (files_.read.contains(key) ? std::min(collected, files_.acknowledged[key]) : collected) + 1;
+    }
     Status collect(const LogKey& key, std::uint64_t through) override {
-        auto& collected = files_.collected[key];
+        auto& collected = (own(key) ? files_.collected : files_.acknowledged)[key];
         collected = std::max(collected, through);
         return {};
     }
@@ -59,7 +68,10 @@ public:
     bool readable(int slot) override { return readable_(slot); }
 
 private:
+    bool own(const LogKey& key) const { return key.src == self_ || !readable_(key.src); }
+
     LogFiles& files_;
+    const int self_;
     std::function<bool(int)> readable_;
 };
 

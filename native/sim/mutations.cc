@@ -34,10 +34,16 @@ constexpr Rule kRules[] = {
     {"M12", "suspect per host"},
     {"M13", "join at a join point"},
     {"L1", "replay skips sending, never logging"},
+    {"L2", "a restart voids its checkpoint vote"},
+    {"L3", "no checkpoint while a message is under way"},
+    {"L4", "two generations are kept"},
     {"L5", "answers from ANY are on record"},
+    {"L6", "what comes before the resume point stays"},
     {"L7", "what is done again is done by the same owners"},
     {"L11", "a result is logged before its fence begins"},
     {"L12", "the last logged result counts when the vote says so"},
+    {"L13", "given up only when all have acknowledged"},
+    {"L14", "a mark proves the commit"},
 };
 
 // The first seed of [plan.first, plan.first + plan.count) that breaks without the rule and holds with it.

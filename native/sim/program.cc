@@ -16,6 +16,8 @@ const char* to_string(Call call) {
         case Call::Admit: return "admit";
         case Call::Join: return "join_wait";
         case Call::Leave: return "leave";
+        case Call::Resume: return "resume";
+        case Call::Commit: return "commit_checkpoint";
     }
     return "?";
 }
@@ -190,10 +192,25 @@ void Program::run() {
                     phase_ = Phase::Leaving;
                     break;
                 }
+                if (group_ == s.resume_group && !resumed_) {
+                    create_comms(group_);
+                    if (!self_.running()) return;
+                    resumed_ = true;
+                    post_resume();
+                    phase_ = Phase::Resume;
+                    break;
+                }
                 if (!post_group()) return;
                 phase_ = Phase::Wait;
                 break;
             }
+            case Phase::Resume:
+                if (!wait_done()) return;
+                if (stop_) after_group();
+                else resumed();
+                if (phase_ == Phase::Finished) return;
+                phase_ = Phase::Post;
+                break;
             case Phase::Wait:
                 if (!wait_done()) return;
                 after_group();
@@ -239,7 +256,7 @@ bool Program::post_group() {
 }
 
 std::string Program::where() const {
-    static const char* const phases[] = {"begin", "joining", "post", "wait", "recover", "leaving", "finished"};
+    static const char* const phases[] = {"begin", "joining", "resume", "post", "wait", "recover", "leaving", "finished"};
     std::string out = std::string(phases[static_cast<int>(phase_)]) + " in group " + std::to_string(group_) + ":";
     for (const auto* c : open_)
         if (!c->request->done.load())

@@ -15,7 +15,7 @@ namespace ftcomm::sim {
 class World;
 struct Instance;
 
-enum class Call : std::uint8_t { Collective, Send, Recv, Agree, Shrink, Admit, Join, Leave };
+enum class Call : std::uint8_t { Collective, Send, Recv, Agree, Shrink, Admit, Join, Leave, Resume, Commit };
 const char* to_string(Call call);
 
 // One posted request and the memory that belongs to it (which lives as long as the instance).
@@ -41,6 +41,13 @@ struct OpenCall {
 
 std::string describe(const OpenCall& call);
 
+// What a program saves at a checkpoint: with it, a process goes on as if it had done all that came before.
+struct Saved {
+    std::uint64_t state = 0;
+    std::map<int, std::vector<int>> heard;
+    int group = 0;
+};
+
 class Program {
 public:
     Program(World& world, Instance& self) : world_(world), self_(self) {}
@@ -64,7 +71,7 @@ public:
     void check_scribbles();       // nobody wrote to a buffer after its request was done
 
 private:
-    enum class Phase : std::uint8_t { Begin, Joining, Post, Wait, Recover, Leaving, Finished };
+    enum class Phase : std::uint8_t { Begin, Joining, Resume, Post, Wait, Recover, Leaving, Finished };
     struct Handle {
         CommId id = 0;
         std::vector<int> members;
@@ -91,6 +98,9 @@ private:
     void post_receive(int step, int of, int peer, int number);
     void post_fan_in(int step);
     void post_answers(int step);
+    void post_resume();           // program_checkpoints.cc
+    void post_commit(int step);
+    void resumed();
     bool ends_replay(const OpenCall& call);
     void end_of_replay_group();
     std::unique_ptr<OpenCall> make(Call kind, int step, int comm_index);
@@ -100,6 +110,8 @@ private:
     Phase phase_ = Phase::Begin;
     int group_ = 0, next_step_ = 0;
     bool napped_ = false, stop_ = false;
+    bool resumed_ = false;        // replay with checkpoints
+    std::string tag_;             // from which one; empty: from the resume point
     std::uint64_t state_ = 1;     // replay: a hash of all that this rank has received, groups before this one
     std::map<std::pair<int, int>, std::uint64_t> received_;  // replay: in this group; what does not depend on time
     std::map<int, std::vector<int>> heard_;  // replay: step of a fan-in -> sources in the order of its receives

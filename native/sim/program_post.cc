@@ -90,6 +90,7 @@ void Program::post(int index) {
         case StepKind::WebReceive: post_messages(index); return;
         case StepKind::FanIn: post_fan_in(index); return;
         case StepKind::Answer: post_answers(index); return;
+        case StepKind::Commit: post_commit(index); return;
         case StepKind::Admit: return;
     }
 }

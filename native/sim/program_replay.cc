@@ -103,6 +103,7 @@ void Program::post_answers(int index) {
 bool Program::ends_replay(const OpenCall& call) {
     const auto& step = world_.scenario().steps[static_cast<std::size_t>(std::max(call.step, 0))];
     const Code code = call.request->status.code;
+    if (call.call == Call::Commit && code == Code::Invalid) return false;  // refused: the program goes on
     if (code != Code::Ok) {
         stop_ = true;
         return true;

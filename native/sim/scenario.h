@@ -36,6 +36,7 @@ enum class StepKind : std::uint8_t {
     WebReceive,  // and received here, of step `of`
     FanIn,       // all send to the root, which receives from anyone
     Answer,      // the root tells each of them in which order it heard the fan-in `of`
+    Commit,      // a checkpoint of all ranks
 };
 
 struct Step {
@@ -54,6 +55,7 @@ struct Step {
     int quitting_slot = -1;     // this rank does not call it: it revokes the communicator and goes to shrink
     int sleeping_slot = -1;     // this rank is late by `nap`
     Time nap = 0;
+    bool refused = false;       // Commit: a message of a WebSend is under way
     int of = -1;                // WebReceive, Answer: the step that this one goes on from
     int each = 1;               // Web, FanIn: messages from one rank to another, at most
 };
@@ -133,6 +135,7 @@ struct Scenario {
     Network network;
     bool has_naps = false;
     bool replay = false;               // policy replay: every dead rank is replaced, and nobody may tell from the results
+    int resume_group = -1;             // replay: with checkpoints; before this group is what every process does again
     bool may_lose_all = false;         // replay: also the last one may die
     int group_count() const { return static_cast<int>(groups.size()) - 1; }
 };

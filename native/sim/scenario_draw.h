@@ -7,5 +7,7 @@ namespace ftcomm::sim {
 
 void draw_network(Scenario& s, Random& r);
 Scenario draw_replay(std::uint64_t seed);
+void draw_checkpoints(Scenario& s);  // replay, before the faults
+void aim_at_checkpoints(Scenario& s);  // some of the faults
 
 }  // namespace ftcomm::sim

@@ -130,10 +130,12 @@ Scenario draw_replay(std::uint64_t seed) {
         s.comms.push_back({more == 2 ? "group(a)" : "group(b)", draw_members(s, r), Policy::Replay, 1000 * kHeartbeat,
                            r.chance(0.3) ? r.index(6) : 0});
     draw_script(s, r);
+    draw_checkpoints(s);
     const int count = static_cast<int>(r.between(2, 6));
     for (int i = 0; i < count; ++i) s.faults.push_back(draw_fault(s, r, i > 0 && r.chance(0.6)));
     s.faults[0].kind = FaultKind::Crash;  // something to recover from, early
     s.faults[0].group = r.index(static_cast<std::size_t>(s.group_count() * 2 / 3 + 1));
+    aim_at_checkpoints(s);
     return s;
 }
 

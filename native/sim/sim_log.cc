@@ -5,7 +5,9 @@
 namespace ftcomm::sim {
 
 SimLog::SimLog(World& world, Instance& self, LogFiles& files)
-    : world_(world), self_(self), memory_(files, [&world, &self](int slot) { return world.same_host(slot, self.slot); }) {}
+    : world_(world),
+      self_(self),
+      memory_(files, self.slot, [&world, &self](int slot) { return world.same_host(slot, self.slot); }) {}
 
 Status SimLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {
     if (self_.crashed) return {};

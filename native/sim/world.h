@@ -104,6 +104,12 @@ public:
     void wake_program(Instance& who, Time delay);
     void violate(const char* invariant, const char* format, ...) __attribute__((format(printf, 3, 4)));
     void progress() { last_progress_ = now(); }
+    // Replay: what the program of a slot has saved under a tag; it outlives processes and hosts.
+    void save(int slot, const std::string& tag, Saved what) { saved_[{slot, tag}] = std::move(what); }
+    const Saved* saved(int slot, const std::string& tag) const {
+        const auto it = saved_.find({slot, tag});
+        return it == saved_.end() ? nullptr : &it->second;
+    }
 
 private:
     Instance& start(int slot, std::uint32_t incarnation);
@@ -157,6 +163,7 @@ private:
     int injected_ = 0;               // faults that have really happened
     bool in_recovery_ = false;       // one of them during a recovery
     std::map<std::uint64_t, LogFiles> logs_;  // by host
+    std::map<std::pair<int, std::string>, Saved> saved_;
     int generation_ = 0;             // replay: how often all ranks have been started again
     bool agents_ = false;            // hosts have an agent that reports exits
 };

@@ -86,7 +86,8 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.initial_view = Node::make_initial_view(kJob, kBoot, std::vector<std::uint32_t>(peers_.size(), 0));  // what formation wrote
     auto& p = *fresh;
     if (setup_.replay) {
-        p.log = std::make_unique<MemoryLog>(log(slot), [this, slot](int other) { return setup_.one_host || other == slot; });
+        p.log =
+            std::make_unique<MemoryLog>(log(slot), slot, [this, slot](int other) { return setup_.one_host || other == slot; });
         c.log = p.log.get();
         c.again = incarnation > 0;
     }

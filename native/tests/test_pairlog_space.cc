@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -109,6 +110,44 @@ FT_TEST(pairlog_spills_what_it_is_not_writing_to) {
     auto writer = open_writer(*dir);
     for (int i = 0; i < 4; ++i) REQUIRE(add(*writer, 4 * kSmall - kPage).ok());  // one record fills nearly all of the limit
     EXPECT(holds_all(*writer));
+}
+
+// L8. Fresh pages of a tmpfs cost ten times what used ones cost: once it has what a step needs, the log asks for no more.
+FT_TEST(pairlog_steady_state_takes_no_fresh_page) {
+    Folder folder;
+    auto config = folder.config();
+    config.segment_bytes = 1u << 20;
+    auto dir = open_log(config);
+    auto writer = open_writer(*dir);
+    auto reader = open_reader(*dir, Role::Consumer);
+    std::set<ino_t> files;
+    const auto faults = [] {
+        rusage now{};
+        getrusage(RUSAGE_SELF, &now);
+        return now.ru_minflt;
+    };
+    const Bytes payload = content(1, 300'000);
+    RecordInfo info, found;
+    ByteView view;
+    const auto step = [&] {  // 12 MB are logged, read, and given up at a checkpoint
+        for (int i = 0; i < 40; ++i) {
+            REQUIRE(writer->append(info, payload).ok());
+            reader->refresh();
+            REQUIRE(reader->find(reader->last_seq(), &found, &view).ok());
+        }
+        for (const auto& entry : std::filesystem::directory_iterator(folder.stream())) {
+            struct stat what{};
+            if (stat(entry.path().c_str(), &what) == 0 && what.st_size >= (1 << 20)) files.insert(what.st_ino);
+        }
+        reader->acknowledge(reader->last_seq());
+        REQUIRE(writer->collect(writer->last_seq()).ok());
+    };
+    for (int i = 0; i < 4; ++i) step();
+    const auto warm = files.size();
+    const auto before = faults();
+    for (int i = 0; i < 40; ++i) step();
+    EXPECT_EQ(files.size(), warm);
+    EXPECT(faults() - before < 3000);  // 40 steps touch 117,000 pages of the log
 }
 
 FT_TEST(pairlog_free_segments_do_not_stay_for_ever) {

@@ -117,12 +117,11 @@ FT_API int ft_comm_ack_failed(ft_job* job, ft_comm comm, int32_t n);
 FT_API int ft_comm_solo(ft_job* job, ft_comm comm);     /* 1: a replacement before its admission */
 FT_API uint64_t ft_comm_seq(ft_job* job, ft_comm comm);
 
-/* Policy replay. resume: what every process does again ends here; go on at the checkpoint `tag`, NULL: here. position: how many messages
- * went to and came from each rank (size each); quiet: 1 when nothing is open, + 2 after resume. mark: all ranks have agreed on a checkpoint.
- * checkpoints: JSON list of tags, the newest first; *needed is its length, written where it fits. */
-FT_API int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag);
-FT_API int ft_comm_position(ft_job* job, ft_comm comm, uint64_t* sent, uint64_t* received, int32_t* quiet);
-FT_API int ft_comm_mark(ft_job* job, ft_comm comm, const char* tag);
+/* Policy replay, collective. resume: what every process does again ends here; go on at the checkpoint `tag`, NULL: here. commit: this rank's
+ * state at this point is saved as `tag`; all ranks or none. checkpoints: JSON list of tags, the newest first; *needed is its length, written
+ * where it fits. */
+FT_API int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
+FT_API int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
 FT_API int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);
 
 typedef struct {

@@ -109,30 +109,13 @@ uint64_t ft_comm_seq(ft_job* job, ft_comm comm) {
     return seq;
 }
 
-int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag) {
-    return with_node(job, [&](Node& node) {
-        auto s = node.comm_resume(IoLoop::now(), comm, tag != nullptr ? tag : "");
-        return s ? int{FT_OK} : fail(s);
-    });
+int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag, ft_request** out) {
+    return post(job, false, out, [&](Node& node) { return node.comm_resume(IoLoop::now(), comm, tag != nullptr ? tag : ""); });
 }
 
-int ft_comm_position(ft_job* job, ft_comm comm, uint64_t* sent, uint64_t* received, int32_t* quiet) {
-    return with_node(job, [&](Node& node) {
-        Node::LogPosition position;
-        if (auto s = node.comm_position(IoLoop::now(), comm, &position); !s) return fail(s);
-        std::copy(position.sent.begin(), position.sent.end(), sent);
-        std::copy(position.received.begin(), position.received.end(), received);
-        *quiet = (position.quiet ? 1 : 0) | (position.resumed ? 2 : 0);
-        return int{FT_OK};
-    });
-}
-
-int ft_comm_mark(ft_job* job, ft_comm comm, const char* tag) {
+int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out) {
     if (tag == nullptr || *tag == 0) return fail(Code::Invalid, "a checkpoint needs a tag");
-    return with_node(job, [&](Node& node) {
-        auto s = node.comm_mark(IoLoop::now(), comm, tag);
-        return s ? int{FT_OK} : fail(s);
-    });
+    return post(job, false, out, [&](Node& node) { return node.comm_commit(IoLoop::now(), comm, tag); });
 }
 
 int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed) {

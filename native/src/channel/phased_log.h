@@ -2,6 +2,7 @@
 // again; what comes after it goes as checkpoints allow (L6). Numbers go on over both, so that nobody else need know.
 #pragma once
 
+#include <algorithm>
 #include <map>
 
 #include "channel/log.h"
@@ -10,7 +11,8 @@ namespace ftcomm {
 
 class PhasedLog final : public Log {
 public:
-    explicit PhasedLog(Log& log) : log_(log) {}
+    // keep_first: no rule of the protocol is switched off.
+    explicit PhasedLog(Log& log, bool keep_first = true) : log_(log), keep_first_(keep_first) {}
 
     // From here on records go to the second part; `bases`: how many of each stream are in the first.
     void split(std::map<LogKey, std::uint64_t> bases) {
@@ -22,6 +24,8 @@ public:
     void set_reading(bool on) { reading_ = on; }
     bool reading() const { return reading_; }
 
+    // Which of its parts record `seq` is in, or will be.
+    int part_of(const LogKey& key, std::uint64_t seq) const { return split_ && seq > base(key) ? 1 : 0; }
     std::uint64_t base(const LogKey& key) const {
         const auto it = bases_.find(key);
         return it == bases_.end() ? 0 : it->second;
@@ -45,6 +49,8 @@ public:
     }
     Status collect(const LogKey& key, std::uint64_t through) override {
         const auto before = base(key);
+        if (!keep_first_ && split_)  // rule L6 switched off: the part before the resume point goes as well
+            if (auto s = log_.collect(key, std::min(through, before)); !s) return s;
         return split_ && through > before ? log_.collect(second(key), through - before) : Status{};
     }
     bool readable(int slot) override { return log_.readable(slot); }
@@ -56,6 +62,7 @@ private:
     }
 
     Log& log_;
+    const bool keep_first_;
     bool split_ = false, reading_ = true;
     std::map<LogKey, std::uint64_t> bases_;
 };

@@ -1,67 +1,17 @@
 // Checkpoints under the policy replay: marks in the log say where the program was at each, so that a process can go on from there, and what
 // comes before is given up. (The hybrid of checkpoints and log that Grover and Rajagopal 2022 leave to future work.)
 //
-// Mark 1 is the resume point: what comes before it, every process does again (L6). Mark n + 1 is the nth checkpoint. A rank writes it once a
-// collective has shown that all ranks are there, with no message under way. Who takes part in that collective has written the mark before;
-// so when mark n is written, all ranks have mark n - 1, and the one before for a checkpoint that turns out to be damaged (L4): what is older
-// than mark n - 2 is given up.
+// Mark 1 is the resume point: what comes before it, every process does again (L6). Mark n + 1 is the nth checkpoint. A rank writes it once an
+// agreement (agreement.cc) has shown that all ranks are there, with no message under way. In it, each rank says how many marks it has written:
+// what all have acknowledged stays (L2), and the mark before that, for a checkpoint that turns out to be damaged (L4). What is older is given up.
 #include <algorithm>
 #include <utility>
 
 #include "base/check.h"
 #include "base/failpoint.h"
-#include "communicator/communicator.h"
+#include "communicator/mark.h"
 
 namespace ftcomm {
-
-struct Communicator::Mark {
-    std::string tag;  // empty: the resume point
-    Place place, base;  // base: where the resume point was
-
-    static void put(ByteWriter& w, const LoggedPairs::Position& p) {
-        w.put(static_cast<std::uint32_t>(p.sent.size()));
-        for (auto n : p.sent) w.put(n);
-        for (auto n : p.received) w.put(n);
-        w.put(p.answers);
-    }
-    static LoggedPairs::Position get(ByteReader& r) {
-        LoggedPairs::Position p;
-        const auto n = r.count(16);
-        for (std::uint32_t i = 0; i < n; ++i) p.sent.push_back(r.get<std::uint64_t>());
-        for (std::uint32_t i = 0; i < n; ++i) p.received.push_back(r.get<std::uint64_t>());
-        p.answers = r.get<std::uint64_t>();
-        return p;
-    }
-    Bytes encode() const {
-        ByteWriter w;
-        w.text(tag);
-        for (const auto* p : {&place, &base}) {
-            w.put(p->next_seq);
-            put(w, p->messages);
-            put(w, p->ring);
-        }
-        return w.take();
-    }
-    static std::optional<Mark> decode(ByteView data) {
-        ByteReader r(data);
-        Mark m;
-        m.tag = r.text();
-        for (auto* p : {&m.place, &m.base}) {
-            p->next_seq = r.get<std::uint64_t>();
-            p->messages = get(r);
-            p->ring = get(r);
-        }
-        if (!r.done()) return std::nullopt;
-        return m;
-    }
-};
-
-namespace {
-Status not_quiet(const char* call, const std::string& name) {
-    return Status::error(Code::Invalid, std::string(call) + " on communicator " + name +
-                                            " while operations are open: wait for all requests first");
-}
-}  // namespace
 
 std::optional<Communicator::Mark> Communicator::read_mark(std::uint64_t number) const {
     auto& log = *core_.config.log;
@@ -116,12 +66,15 @@ Communicator::Place Communicator::place() const {
     return p;
 }
 
-Status Communicator::resume(const std::string& tag) {
-    if (!replays()) return Status::error(Code::Invalid, "resume needs the policy replay");
-    if (marks_ > 0)
-        return Status::error(Code::Invalid, "resume was called before on communicator " + spec_.name + ": call it once");
-    const auto here = place();
-    if (!here.messages.quiet) return not_quiet("resume", spec_.name);
+// A mark is written after its agreement: so all that comes before it, the agreement's own all-gather included, is complete everywhere. A process
+// that goes on from there will not take part in any of it again.
+std::uint64_t Communicator::proven_by_mark() const {
+    const auto newest = read_mark(core_.config.log->last(note_key(kMarks)));
+    return newest ? newest->place.next_seq - 1 : 0;
+}
+
+// All ranks are here, or were when a process before this one came to this point.
+Status Communicator::pass_resume_point(const std::string& tag, const Place& here) {
     const auto key = note_key(kMarks);
     const auto last = core_.config.log->last(key);
     if (last == 0) {
@@ -133,6 +86,7 @@ Status Communicator::resume(const std::string& tag) {
         if (auto s = write_mark(mark); !s) return s;
         if (auto s = find_resume_point(); !s) return s;
         log_->set_reading(true);
+        for_pairs([](LoggedPairs& pairs) { pairs.on_resume_point(); });
         marks_ = 1;
         pairs_->count_anew(marks_);
         return {};
@@ -173,45 +127,40 @@ Status Communicator::resume(const std::string& tag) {
     return {};
 }
 
-// What is said to the others is what the mark will say: after they have agreed, messages from further on may be here already.
-Status Communicator::position(LoggedPairs::Position* out) {
-    if (!replays()) return Status::error(Code::Invalid, "checkpoints in the log need the policy replay");
-    to_mark_ = place();
-    *out = to_mark_->messages;
-    return {};
-}
-
-Status Communicator::mark(const std::string& tag) {
-    auto here = std::exchange(to_mark_, std::nullopt);
-    if (!here || marks_ == 0)
-        return Status::error(Code::Invalid, "a mark is written after resume, and after its position was agreed on");
-    if (!here->messages.quiet) return not_quiet("commit_checkpoint", spec_.name);
-    here->next_seq = next_seq_;  // behind the operations by which all agreed
+// All ranks are at this checkpoint, with `acknowledged` marks written by each of them.
+Status Communicator::pass_checkpoint(const std::string& tag, const Place& here, std::uint64_t acknowledged) {
     const auto key = note_key(kMarks);
     const auto number = marks_ + 1;
     if (number <= core_.config.log->last(key)) {  // done again
         const auto before = read_mark(number);
-        if (!before || before->tag != tag || before->place.next_seq != next_seq_)
+        if (!before || before->tag != tag || before->place.next_seq != here.next_seq)
             return Status::error(Code::ReplayDiverged, "checkpoint " + std::to_string(number - 1) + " was \"" +
                                                            (before ? before->tag : "?") + "\", and is now \"" + tag + "\"");
     } else {
         const auto first = read_mark(marks_);
         FT_CHECK(first.has_value(), "mark %llu is not in the log", static_cast<unsigned long long>(marks_));
-        const Mark mark{tag, *here, first->base};
+        const Mark mark{tag, here, first->base};
         FT_POINT("checkpoint.mark.before");
         if (auto s = write_mark(mark); !s) return s;
         FT_POINT("checkpoint.mark.after");
     }
     marks_ = number;
     pairs_->count_anew(marks_);
-    if (number < 4) return {};  // the resume point, and two checkpoints before this one, stay
-    const auto old = read_mark(number - 2);
-    if (!old) return {};
+    if (!core_.rules.l13) acknowledged = number;  // rule L13 switched off: "all have it, for I have it"
+    return give_up_before(core_.rules.l4 ? acknowledged - 1 : acknowledged);
+}
+
+// From the mark `keep` on, everything stays.
+Status Communicator::give_up_before(std::uint64_t keep) {
+    if (keep < 2) return {};  // the resume point stays until two checkpoints are there
+    const auto old = read_mark(keep);
+    if (!old) return {};  // before the last restart
+    core_.host.trace("checkpoint.collect");
     FT_POINT("checkpoint.collect");
     pairs_->collect(old->place.messages);
     if (ring_ != nullptr) ring_->pairs().collect(old->place.ring);
     if (auto s = log_->collect(note_key(kResults), old->place.next_seq - 1); !s) return s;
-    return core_.config.log->collect(key, number - 3);
+    return core_.config.log->collect(note_key(kMarks), keep - 1);
 }
 
 std::vector<std::string> Communicator::checkpoints() const {

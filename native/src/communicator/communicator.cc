@@ -192,7 +192,8 @@ void Communicator::on_tick() {
     }
 }
 
-bool Communicator::fail_request(const RequestPtr& request, Code why) {
+bool Communicator::fail_request(const RequestPtr& given, Code why) {
+    const auto request = waited_for(given);
     for (auto& op : open_) {
         if (op->request != request) continue;
         propose(why, op->seq);

@@ -25,6 +25,7 @@ class Communicator final : private ResultLog {
 public:
     // claimed: made by the user's call; otherwise by a peer's vote, so that a rank that has not called yet can vote, too.
     Communicator(Core& core, CommSpec spec, bool claimed);
+    ~Communicator();
 
     void claim(const CommSpec& spec);
     bool claimed() const { return claimed_; }
@@ -59,15 +60,14 @@ public:
     void hold() { held_from_ = next_seq_; }  // admit was called: what is posted from now on waits for the newcomers
     void resume();  // admitting or solo has ended: start what was posted meanwhile
 
+    // agreement.cc: the policy replay. Collective. resume says where the prologue ends, and where this process goes on (empty: right there).
+    RequestPtr resume(const std::string& tag);
+    RequestPtr commit_checkpoint(const std::string& tag);
+    void settle_agreement();
+    std::vector<std::string> checkpoints() const;  // the newest first
+
     // Queries.
     // Nothing is under way that began before the join point.
-    // checkpoints.cc: the policy replay. resume says where the prologue ends, and where this process goes on (empty: right there); mark is
-    // called by every rank after all have agreed on a checkpoint.
-    Status resume(const std::string& tag);
-    Status position(LoggedPairs::Position* out);
-    bool resumed() const { return marks_ > 0; }
-    Status mark(const std::string& tag);
-    std::vector<std::string> checkpoints() const;  // the newest first
     bool quiescent() const {
         return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ && !agree_.active;
     }
@@ -180,6 +180,15 @@ private:
     Place place() const;
     Status find_resume_point();
     Status damaged_marks() const;
+    struct Agreement;
+    RequestPtr refuse(Code code, std::string text);
+    RequestPtr begin_agreement(const std::string& tag, bool commits);
+    RequestPtr waited_for(const RequestPtr& request) const;
+    Status judge(const Agreement& agreement) const;
+    Status pass_resume_point(const std::string& tag, const Place& here);
+    Status pass_checkpoint(const std::string& tag, const Place& here, std::uint64_t acknowledged);
+    std::uint64_t proven_by_mark() const;
+    Status give_up_before(std::uint64_t keep);
     std::optional<Mark> read_mark(std::uint64_t number) const;
     Status write_mark(const Mark& mark);
     bool log_result(const OpState& op) override;
@@ -260,7 +269,7 @@ private:
     std::uint64_t inherited_ = 0;  // results up to here were in the log when this process began
     std::map<std::uint64_t, KnownFailure> failures_;
     bool revocation_noted_ = false;
-    std::optional<Place> to_mark_;  // as it was said to the others
+    std::shared_ptr<Agreement> agreement_;
     std::uint64_t marks_ = 0;  // the program has passed so many, the resume point included
     std::uint64_t replayed_ = 0;  // so many were
     bool catching_up_ = false;  // until the first operation that is not in the log

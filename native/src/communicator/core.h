@@ -44,6 +44,7 @@ struct Core {
     Bytes scratch;             // of runs, within one input
     bool has_work = false;     // some run may have work that waits for no frame
     Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read
+    int agreements = 0;        // replay: checkpoints that are being committed, in all communicators
     RankSet left;              // slots that said goodbye (not necessarily out of the view yet)
 
     int self() const { return config.slot; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/crc32c.h"
@@ -258,6 +259,14 @@ void LoggedPairs::go_to(const Position& position) {
     on_view();
 }
 
+void LoggedPairs::on_resume_point() {
+    for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+        if (!std::exchange(peer(r).early, false)) continue;
+        peer(r).asked = ~0u;
+        want(r);
+    }
+}
+
 void LoggedPairs::collect(const Position& position) {
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
         const auto i = static_cast<std::size_t>(r);
@@ -312,6 +321,8 @@ void LoggedPairs::stream(int rank) {
             if (n > 0) std::memcpy(room, record.payload.data() + p.wanted_offset, n);
             auto h = header(FrameKind::LogPiece);
             h.seq = record.seq;
+            h.step = static_cast<std::uint16_t>(log_.part_of(to(rank), record.seq));
+            h.flags = p.wanted_offset == 0 ? 1 : 0;
             h.aux = static_cast<std::uint64_t>(record.tag);
             h.aux2 = record.payload.size();
             h.length = n;
@@ -325,6 +336,12 @@ void LoggedPairs::stream(int rank) {
 void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
     auto& p = peer(rank);
     if (h.seq != p.seen + 1 || !broken_) return;  // L1: of what is here already
+    if (h.step != log_.part_of(this->from(rank), h.seq)) {
+        p.early = true;  // the sender is past its resume point, this rank is not: asked for again then
+        return;
+    }
+    if (h.flags == 1) p.partial.clear();
+    else if (p.partial.empty()) return;  // its first piece came too early
     p.partial.insert(p.partial.end(), payload.begin(), payload.end());
     FT_CHECK(h.seq == log_.last(this->from(rank)) + 1, "message %llu, after %llu in the log",
              static_cast<unsigned long long>(h.seq), static_cast<unsigned long long>(log_.last(this->from(rank))));

@@ -58,6 +58,7 @@ public:
         mark_ = mark;
         asked_.clear();
     }
+    void on_resume_point();  // this process is the first to be there
     void collect(const Position& position);  // L3: by each end's own position at its checkpoint
     std::uint64_t replayed() const { return replayed_; }  // sends that were in the log already
 
@@ -100,6 +101,7 @@ private:
         std::uint64_t wanted = 0, wanted_offset = 0;  // the next record that it wants; 0: it has not asked
         std::uint32_t asked = ~0u;  // incarnation that has been asked for its records
         Bytes partial;  // of record seen + 1
+        bool early = false;  // records from behind the resume point have come before this rank was there
     };
 
     int slot_of(int rank) const { return spec_.members[static_cast<std::size_t>(rank)]; }

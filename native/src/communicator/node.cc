@@ -132,6 +132,14 @@ RequestPtr Node::shrink(Time now, CommId comm) {
     FTCOMM_WITH_COMM(comm);
     return c->agree(Communicator::AgreeKind::Shrink, -1);
 }
+RequestPtr Node::comm_resume(Time now, CommId comm, const std::string& tag) {
+    FTCOMM_WITH_COMM(comm);
+    return c->resume(tag);
+}
+RequestPtr Node::comm_commit(Time now, CommId comm, const std::string& tag) {
+    FTCOMM_WITH_COMM(comm);
+    return c->commit_checkpoint(tag);
+}
 #undef FTCOMM_WITH_COMM
 
 void Node::revoke(Time now, CommId comm) {
@@ -146,31 +154,6 @@ void Node::fail_request(Time now, const RequestPtr& request, Code why) {
 void Node::close_comm(Time now, CommId comm) {
     Input input(*impl_, now);
     if (auto* c = impl_->find(comm)) c->close();
-}
-namespace {
-Status no_such_communicator() {
-    return Status::error(Code::Closed, "no such communicator on this rank: it was closed or never made");
-}
-}  // namespace
-
-Status Node::comm_resume(Time now, CommId comm, const std::string& tag) {
-    Input input(*impl_, now);
-    auto* c = impl_->find(comm);
-    return c != nullptr ? c->resume(tag) : no_such_communicator();
-}
-Status Node::comm_position(Time now, CommId comm, LogPosition* out) {
-    Input input(*impl_, now);
-    auto* c = impl_->find(comm);
-    if (c == nullptr) return no_such_communicator();
-    LoggedPairs::Position position;
-    auto s = c->position(&position);
-    *out = {std::move(position.sent), std::move(position.received), position.quiet, c->resumed()};
-    return s;
-}
-Status Node::comm_mark(Time now, CommId comm, const std::string& tag) {
-    Input input(*impl_, now);
-    auto* c = impl_->find(comm);
-    return c != nullptr ? c->mark(tag) : no_such_communicator();
 }
 std::vector<std::string> Node::comm_checkpoints(CommId comm) const {
     const auto* c = impl_->find(comm);

@@ -130,14 +130,9 @@ public:
     // Gives up on a request (Ctrl-C, a wait's own timeout): proposes its failure to the vote (C7); it still completes.
     void fail_request(Time now, const RequestPtr& request, Code why);
     void close_comm(Time now, CommId comm);
-    // Replay, see communicator/checkpoints.cc. By communicator rank.
-    struct LogPosition {
-        std::vector<std::uint64_t> sent, received;
-        bool quiet = false, resumed = false;
-    };
-    Status comm_resume(Time now, CommId comm, const std::string& tag);
-    Status comm_position(Time now, CommId comm, LogPosition* out);
-    Status comm_mark(Time now, CommId comm, const std::string& tag);
+    // Replay, see communicator/agreement.cc. Collective. comm_resume: an empty tag is the resume point itself.
+    RequestPtr comm_resume(Time now, CommId comm, const std::string& tag);
+    RequestPtr comm_commit(Time now, CommId comm, const std::string& tag);
     std::vector<std::string> comm_checkpoints(CommId comm) const;
     // Membership of the process. join_wait: a replacement; done when admitted. admit: survivors, collectively (M13): all
     // waiting replacements come in; `survivors` of the request = members afterwards.

@@ -154,7 +154,10 @@ void NodeImpl::fail_all() {
         core.event(std::move(e));
     }
     core.admitting = false;
-    for (auto& [id, comm] : comms) comm->on_dead_end();
+    for (auto& [id, comm] : comms) {
+        comm->on_dead_end();
+        comm->settle_agreement();
+    }
     for (auto* r : {&join_request_, &admit_request_, &leave_request_}) {
         if (*r == nullptr || (r == &leave_request_ && goodbye_sent_)) continue;
         auto request = std::move(*r);
@@ -173,6 +176,8 @@ void NodeImpl::work() {
 }
 
 void NodeImpl::settle() {
+    if (core.agreements > 0)
+        for (auto& [id, comm] : comms) comm->settle_agreement();
     if (!core.dead_end()) {
         if (!dead_end_done_) fail_all();
         if (goodbye_sent_) check_leave_done();  // voted out because it leaves: some have not heard the goodbye yet

@@ -22,7 +22,7 @@ constexpr std::uint32_t kAttemptsPerAdmission = 4096;
 }  // namespace
 
 void Communicator::begin_replay() {
-    log_ = std::make_unique<PhasedLog>(*core_.config.log);
+    log_ = std::make_unique<PhasedLog>(*core_.config.log, core_.rules.l6);
     auto& log = *log_;
     if (auto s = find_what_is_logged(); !s) core_.abandoned = std::move(s).within("the log of communicator " + spec_.name);
     pairs_ = make_pairs(LoggedPairs::Channel::Messages);
@@ -41,6 +41,7 @@ void Communicator::begin_replay() {
     const bool failed = (newest && newest->failed) || (!failures_.empty() && failures_.rbegin()->first >= logged_);
     const bool complete = anybody_left() || !core_.rules.l12 || failed;
     served_ = logged_ == 0 || complete ? logged_ : logged_ - 1;
+    if (core_.rules.l14) served_ = std::max(served_, proven_by_mark());
     shared_seq_ = served_;
     catching_up_ = true;
     if (served_ > 0) last_ = last_from_log(served_);

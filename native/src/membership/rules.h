@@ -30,10 +30,16 @@ struct Rules {
     bool m12 = true;  // suspect per host
     bool m13 = true;  // a newcomer starts where the communicators stand
     bool l1 = true;   // replay skips what is in the log already, nothing else
+    bool l2 = true;   // a restart voids its checkpoint vote: only the mark counts
+    bool l3 = true;   // no checkpoint is committed while a message is under way
+    bool l4 = true;   // two generations are kept: the newest checkpoint may be damaged
     bool l5 = true;   // answers to receives from ANY are on record
+    bool l6 = true;   // what comes before the resume point is never given up
     bool l7 = true;   // what is done again is done by the same owners with the same algorithm
     bool l11 = true;  // a result is logged before its fence begins
     bool l12 = true;  // the last result in the log counts only when the vote says so
+    bool l13 = true;  // given up is only what a checkpoint made superfluous that all have acknowledged
+    bool l14 = true;  // a mark in the log proves that all agreed on it
 
     static Rules without(const std::vector<std::string>& names) {
         Rules r;
@@ -58,10 +64,16 @@ struct Rules {
                          : n == "M12" ? &r.m12
                          : n == "M13" ? &r.m13
                          : n == "L1"  ? &r.l1
+                         : n == "L2"  ? &r.l2
+                         : n == "L3"  ? &r.l3
+                         : n == "L4"  ? &r.l4
                          : n == "L5"  ? &r.l5
+                         : n == "L6"  ? &r.l6
                          : n == "L7"  ? &r.l7
                          : n == "L11" ? &r.l11
                          : n == "L12" ? &r.l12
+                         : n == "L14" ? &r.l14
+                         : n == "L13" ? &r.l13
                                       : nullptr;
             FT_CHECK(flag != nullptr, "no removable rule named %s", n.c_str());
             *flag = false;

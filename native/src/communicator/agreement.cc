@@ -1,0 +1,160 @@
+// resume and commit_checkpoint are collective: before anything is written down, every rank learns where all others are. One all-gather carries
+// that: the tag, whether anything is open, how many marks are written, and how many messages went to and came from each rank. As all have the
+// same rows, all come to the same answer: a checkpoint is committed on all ranks, or refused on all.
+//
+// To take part is no commit (L2): a process that dies after it has told the others, and before it has written its mark, has no such
+// checkpoint. Its replacement starts from the one before, comes here again, and gets the rows from the log, or tells the same again.
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "communicator/mark.h"
+
+namespace ftcomm {
+
+struct Communicator::Agreement {
+    static constexpr std::size_t kTag = 0, kQuiet = 1, kMarked = 2, kCounts = 3;  // of a row
+    RequestPtr request, gather;
+    std::string tag;
+    bool commits = false;
+    Place here;  // behind it
+    std::size_t width = 0;
+    std::vector<std::int64_t> mine, all;
+
+    std::int64_t row(std::size_t rank, std::size_t what) const { return all[rank * width + what]; }
+};
+
+namespace {
+
+std::string list_of(const std::vector<int>& ranks) {
+    std::string out;
+    for (int r : ranks) out += (out.empty() ? "[" : ", ") + std::to_string(r);
+    return out + "]";
+}
+
+Status refused(std::string text, std::vector<int> ranks) {
+    auto s = Status::error(Code::Invalid, std::move(text));
+    s.ranks = std::move(ranks);
+    return s;
+}
+
+}  // namespace
+
+Communicator::~Communicator() {
+    if (agreement_ != nullptr) --core_.agreements;
+}
+
+RequestPtr Communicator::resume(const std::string& tag) {
+    if (marks_ > 0) return refuse(Code::Invalid, "resume was called before on communicator " + spec_.name + ": call it once");
+    return begin_agreement(tag, false);
+}
+
+RequestPtr Communicator::commit_checkpoint(const std::string& tag) {
+    if (replays() && marks_ == 0)
+        return refuse(Code::Invalid, "checkpoint " + tag +
+                                         ": call resume() first, once, where the preparations end that every process makes "
+                                         "again: it says what a replacement can leave out");
+    return begin_agreement(tag, true);
+}
+
+RequestPtr Communicator::refuse(Code code, std::string text) {
+    auto request = std::make_shared<Request>();
+    core_.finish(request, Status::error(code, std::move(text)));
+    return request;
+}
+
+RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits) {
+    if (!replays()) return refuse(Code::Invalid, "checkpoints in the log need the policy replay");
+    if (agreement_ != nullptr)
+        return refuse(Code::Invalid, "resume or commit_checkpoint on communicator " + spec_.name +
+                                         " while another one is under way: wait for it first");
+    agreement_ = std::make_shared<Agreement>();
+    auto& a = *agreement_;
+    a.request = std::make_shared<Request>();
+    a.tag = tag;
+    a.commits = commits;
+    // What is said to the others is what the mark will say: after they have agreed, messages from further on may be here already.
+    a.here = place();
+    a.here.next_seq = next_seq_ + 1;
+    const auto& messages = a.here.messages;
+    const auto bytes = std::as_bytes(std::span(tag));
+    a.mine = {commits ? static_cast<std::int64_t>(hash64(bytes)) : 0, messages.quiet ? 1 : 0, static_cast<std::int64_t>(marks_)};
+    for (const auto* counts : {&messages.sent, &messages.received})
+        for (auto n : *counts) a.mine.push_back(static_cast<std::int64_t>(n));
+    a.width = a.mine.size();
+    a.all.resize(a.width * spec_.members.size());
+    if (!core_.rules.l2 && commits) {  // rule L2 switched off: the vote counts as the commit
+        const auto before = marks_;
+        (void)pass_checkpoint(tag, a.here, before);
+        marks_ = before;
+    }
+    OpDesc d;
+    d.kind = OpKind::AllGather;
+    d.dtype = DType::Int64;
+    d.algorithm = Algorithm::Ring;  // nobody reads these rows where they are
+    d.count = a.width;
+    d.send = a.mine.data();
+    d.recv = a.all.data();
+    const auto request = a.request;
+    ++core_.agreements;
+    a.gather = collective(d);
+    return request;  // settle() looks whether all have told
+}
+
+// To give up on an agreement is to give up on its all-gather.
+RequestPtr Communicator::waited_for(const RequestPtr& request) const {
+    return agreement_ != nullptr && agreement_->request == request ? agreement_->gather : request;
+}
+
+// After every input.
+void Communicator::settle_agreement() {
+    if (agreement_ == nullptr || agreement_->gather == nullptr || !agreement_->gather->done.load(std::memory_order_relaxed))
+        return;
+    const auto a = std::move(agreement_);
+    --core_.agreements;
+    auto status = a->gather->status;
+    if (status) status = judge(*a);
+    if (status) {
+        if (a->commits) {
+            std::uint64_t acknowledged = marks_;
+            for (std::size_t r = 0; r < spec_.members.size(); ++r)
+                acknowledged = std::min(acknowledged, static_cast<std::uint64_t>(a->row(r, Agreement::kMarked)));
+            status = pass_checkpoint(a->tag, a->here, acknowledged);
+        } else if (next_seq_ != a->here.next_seq || place().messages.sent != a->here.messages.sent) {
+            status = Status::error(Code::Invalid, "resume on communicator " + spec_.name +
+                                                      ": operations were begun while it was under way. Wait for it first");
+        } else {
+            status = pass_resume_point(a->tag, a->here);
+        }
+    } else if (status.code == Code::Invalid) {
+        core_.host.trace("checkpoint.refused");
+    }
+    a->request->outcome = a->gather->outcome;
+    core_.finish(a->request, std::move(status));
+}
+
+Status Communicator::judge(const Agreement& a) const {
+    const auto what = a.commits ? "checkpoint " + a.tag : std::string("resume");
+    const auto n = spec_.members.size();
+    std::vector<int> other, busy;
+    for (std::size_t r = 0; r < n; ++r) {
+        if (a.row(r, Agreement::kTag) != a.row(0, Agreement::kTag)) other.push_back(static_cast<int>(r));
+        if (a.row(r, Agreement::kQuiet) == 0) busy.push_back(static_cast<int>(r));
+    }
+    if (!other.empty())
+        return refused(what + ": ranks " + list_of(other) + " gave another tag. Give the same one on every rank.", other);
+    for (std::size_t src = 0; src < n && core_.rules.l3; ++src)
+        for (std::size_t dst = 0; dst < n; ++dst) {
+            const auto ahead = a.row(src, Agreement::kCounts + dst) - a.row(dst, Agreement::kCounts + n + src);
+            if (ahead != 0)
+                return refused(what + ": " + std::to_string(ahead) + " message(s) from rank " + std::to_string(src) +
+                                   " to rank " + std::to_string(dst) + " have not been received. Receive everything first.",
+                               {static_cast<int>(src), static_cast<int>(dst)});
+        }
+    if (!busy.empty())
+        return refused(what + ": ranks " + list_of(busy) + " have operations that are not done. Wait for all requests first.",
+                       busy);
+    return {};
+}
+
+}  // namespace ftcomm

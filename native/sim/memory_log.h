@@ -65,6 +65,7 @@ public:
         *out = {seq, record.tag, record.aux, crc32c(record.payload.data(), record.payload.size()), record.payload};
         return {};
     }
+    Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return find(key, seq, out); }
     bool readable(int slot) override { return readable_(slot); }
 
 private:

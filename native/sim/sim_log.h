@@ -16,6 +16,7 @@ public:
     Status state(const LogKey& key) override { return memory_.state(key); }
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return memory_.find(key, seq, out); }
+    Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return memory_.peek(key, seq, out); }
     Status collect(const LogKey& key, std::uint64_t through) override { return memory_.collect(key, through); }
     bool readable(int slot) override { return memory_.readable(slot); }
 

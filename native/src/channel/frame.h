@@ -44,22 +44,22 @@ enum class FrameKind : std::uint8_t {
     // logged messages
     LogMark = 68,    // seq = how far the sender's stream to the receiver goes
     LogWant = 69,    // seq = the record that the receiver, on another host, needs next
-    LogPiece =
-        70,   // of record seq; aux = tag, aux2 = bytes of the whole; flags = 1: its first; step = 1: behind the resume point
+    LogPiece = 70,   // of record seq; aux = tag, aux2 = bytes of the whole, attempt = their CRC-32C; flags = 1: the first one;
+                     // step = 1: from behind the resume point
 };
 
 inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::GroupReady; }
 inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::LogPiece; }
 
 struct FrameHeader {
-    std::uint32_t length = 0;   // payload bytes that follow
+    std::uint32_t length = 0;  // payload bytes that follow
     FrameKind kind = FrameKind::Ping;
     std::uint8_t flags = 0;
     std::uint16_t step = 0;
     std::uint32_t attempt = 0;
     std::uint32_t segment = 0;
-    std::uint64_t comm = 0;     // communicator id, 0: job level
-    std::uint64_t seq = 0;      // operation number in the communicator, or message number for p2p
+    std::uint64_t comm = 0;  // communicator id, 0: job level
+    std::uint64_t seq = 0;  // operation number in the communicator, or message number for p2p
     std::uint64_t aux = 0;
     std::uint64_t aux2 = 0;
 };

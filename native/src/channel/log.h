@@ -48,6 +48,8 @@ public:
     virtual Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) = 0;
     // Checks what it returns: Code::LogCorrupt names the record.
     virtual Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) = 0;
+    // The same without a look at the payload: for who does not read it, or sends its checksum along.
+    virtual Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) = 0;
     // No rank will look for records up to `through` any more, as far as this rank is concerned: it has written them, or has received them
     // and is past the checkpoint before the last.
     virtual Status collect(const LogKey& key, std::uint64_t through) = 0;

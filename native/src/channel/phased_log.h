@@ -40,13 +40,8 @@ public:
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
         return log_.append(split_ ? second(key) : key, tag, aux, parts);
     }
-    Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override {
-        const auto before = base(key);
-        const bool in_second = split_ && seq > before;
-        auto s = in_second ? log_.find(second(key), seq - before, out) : log_.find(key, seq, out);
-        out->seq = seq;
-        return s;
-    }
+    Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(&Log::find, key, seq, out); }
+    Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(&Log::peek, key, seq, out); }
     Status collect(const LogKey& key, std::uint64_t through) override {
         const auto before = base(key);
         if (!keep_first_ && split_)  // rule L6 switched off: the part before the resume point goes as well
@@ -56,6 +51,13 @@ public:
     bool readable(int slot) override { return log_.readable(slot); }
 
 private:
+    Status get(Status (Log::*how)(const LogKey&, std::uint64_t, LogRecord*), const LogKey& key, std::uint64_t seq,
+               LogRecord* out) {
+        const auto before = base(key);
+        auto s = part_of(key, seq) == 1 ? (log_.*how)(second(key), seq - before, out) : (log_.*how)(key, seq, out);
+        out->seq = seq;
+        return s;
+    }
     static LogKey second(LogKey key) {
         key.part = 1;
         return key;

@@ -189,7 +189,7 @@ void LoggedPairs::look(int rank) {
     }
     while (p.seen < last) {
         LogRecord record;
-        if (auto s = log_.find(from(rank), p.seen + 1, &record); !s) {
+        if (auto s = log_.peek(from(rank), p.seen + 1, &record); !s) {  // checked when it is taken
             broke(std::move(s));
             return;
         }
@@ -309,7 +309,7 @@ void LoggedPairs::stream(int rank) {
     const int slot = slot_of(rank);
     for (; p.wanted <= log_.last(to(rank)); ++p.wanted, p.wanted_offset = 0) {
         LogRecord record;
-        if (auto s = log_.find(to(rank), p.wanted, &record); !s) {
+        if (auto s = log_.peek(to(rank), p.wanted, &record); !s) {  // the receiver checks it
             broke(std::move(s));
             return;
         }
@@ -323,6 +323,7 @@ void LoggedPairs::stream(int rank) {
             h.seq = record.seq;
             h.step = static_cast<std::uint16_t>(log_.part_of(to(rank), record.seq));
             h.flags = p.wanted_offset == 0 ? 1 : 0;
+            h.attempt = record.crc;
             h.aux = static_cast<std::uint64_t>(record.tag);
             h.aux2 = record.payload.size();
             h.length = n;
@@ -340,14 +341,22 @@ void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
         p.early = true;  // the sender is past its resume point, this rank is not: asked for again then
         return;
     }
-    if (h.flags == 1) p.partial.clear();
+    if (h.flags == 1) p.partial.clear(), p.crc = 0;
     else if (p.partial.empty()) return;  // its first piece came too early
+    p.crc = crc32c(payload.data(), payload.size(), p.crc);
     p.partial.insert(p.partial.end(), payload.begin(), payload.end());
     FT_CHECK(h.seq == log_.last(this->from(rank)) + 1, "message %llu, after %llu in the log",
              static_cast<unsigned long long>(h.seq), static_cast<unsigned long long>(log_.last(this->from(rank))));
     FT_CHECK(p.partial.size() <= h.aux2, "%zu bytes of a message of %llu", p.partial.size(),
              static_cast<unsigned long long>(h.aux2));
     if (p.partial.size() < h.aux2) return;
+    if (p.crc != h.attempt) {
+        broke(Status::error(Code::LogCorrupt, "message #" + std::to_string(h.seq) + " from rank " + std::to_string(rank) +
+                                                  " of communicator " + spec_.name + " is damaged in its sender's log: its " +
+                                                  std::to_string(h.aux2) + " bytes were logged with the CRC-32C " +
+                                                  hex(h.attempt) + ", and have " + hex(p.crc)));
+        return;
+    }
     const ByteView whole = p.partial;
     if (auto s = log_.append(this->from(rank), static_cast<std::int64_t>(h.aux), 0, std::span(&whole, 1)); !s)
         broke(std::move(s));

@@ -101,6 +101,7 @@ private:
         std::uint64_t wanted = 0, wanted_offset = 0;  // the next record that it wants; 0: it has not asked
         std::uint32_t asked = ~0u;  // incarnation that has been asked for its records
         Bytes partial;  // of record seen + 1
+        std::uint32_t crc = 0;  // of it
         bool early = false;  // records from behind the resume point have come before this rank was there
     };
 

@@ -169,15 +169,15 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     return w->commit();
 }
 
-Status FileLog::find(const LogKey& key, std::uint64_t seq, LogRecord* out) {
+Status FileLog::get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out) {
     pairlog::RecordInfo info;
     Status s;
     if (own(key)) {
         auto* w = writer(key, &s);
-        if (w != nullptr) s = w->find(seq, &info, &out->payload);
+        if (w != nullptr) s = w->find(seq, &info, &out->payload, verify);
     } else {
         auto* r = reader(key, &s);
-        if (r != nullptr) s = r->find(seq, &info, &out->payload);
+        if (r != nullptr) s = r->find(seq, &info, &out->payload, verify);
     }
     if (!s) return s;
     out->seq = info.seq;

@@ -26,7 +26,8 @@ public:
     std::uint64_t first(const LogKey& key) override;
     Status state(const LogKey& key) override;
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
-    Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override;
+    Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(key, seq, true, out); }
+    Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(key, seq, false, out); }
     Status collect(const LogKey& key, std::uint64_t through) override;
     bool readable(int slot) override;
 
@@ -38,6 +39,7 @@ public:
 private:
     explicit FileLog(const FileLogConfig& config) : config_(config) {}
     bool own(const LogKey& key) { return key.src == config_.slot || (key.dst == config_.slot && !readable(key.src)); }
+    Status get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out);
     pairlog::StreamKey file_of(const LogKey& key) const;
     // Of this rank's own streams; a failure to open is said by append and find.
     pairlog::StreamWriter* writer(const LogKey& key, Status* why = nullptr);

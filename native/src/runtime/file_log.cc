@@ -166,7 +166,9 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
             part = part.subspan(n);
         }
     }
-    return w->commit();
+    if (s = w->commit(); !s || !dir_->host_durable()) return s;
+    // Nothing that follows from this record leaves the process before it is on stable storage (L10).
+    return w->flush();
 }
 
 Status FileLog::get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out) {

@@ -32,6 +32,7 @@ void draw_checkpoints(Scenario& s) {
     for (int g = 1; g <= s.group_count() / 3; ++g)
         if (!under_way(s, s.groups[static_cast<std::size_t>(g)], true)) candidates.push_back(g);
     s.resume_group = r.pick(candidates);
+    if (r.chance(0.4)) s.may_lose_all = true;  // then only the logs know what was committed
     // One communicator has checkpoints: what others did behind the resume point could not be left out.
     for (int i = s.groups[static_cast<std::size_t>(s.resume_group)]; i < static_cast<int>(s.steps.size()); ++i)
         s.steps[static_cast<std::size_t>(i)].comm = 0;
@@ -74,6 +75,7 @@ void aim_at_checkpoints(Scenario& s) {
         if (f.trigger != Trigger::Group || !r.chance(0.6)) continue;
         f.group = std::min(r.pick(commits) + (r.chance(0.7) ? 0 : 1), s.group_count() - 1);
         f.commits = static_cast<int>(r.below(20));
+        if (s.may_lose_all && r.chance(0.4)) f.kind = FaultKind::CrashAll;
     }
 }
 

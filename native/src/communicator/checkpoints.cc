@@ -117,12 +117,14 @@ Status Communicator::pass_resume_point(const std::string& tag, const Place& here
     }
     next_seq_ = to->place.next_seq;
     done_seq_ = next_seq_ - 1;
+    // Made before it may read on: what comes before this checkpoint may be gone, and it has not been told yet that it is not to look there.
+    const auto& ring_sent = to->place.ring.sent;
+    const bool with_ring = ring_ != nullptr || std::any_of(ring_sent.begin(), ring_sent.end(), [](auto n) { return n > 0; });
+    if (with_ring) ring();
     log_->set_reading(true);
     pairs_->go_to(to->place.messages);
     pairs_->count_anew(marks_);
-    const auto& ring_sent = to->place.ring.sent;
-    if (ring_ != nullptr || std::any_of(ring_sent.begin(), ring_sent.end(), [](auto n) { return n > 0; }))
-        ring().pairs().go_to(to->place.ring);
+    if (with_ring) ring().pairs().go_to(to->place.ring);
     serve_logged();
     return {};
 }

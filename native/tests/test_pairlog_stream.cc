@@ -40,6 +40,28 @@ FT_TEST(pairlog_appends_and_finds) {
     EXPECT_EQ(writer->find(0, &out, &got).code, Code::Invalid);
 }
 
+FT_TEST(pairlog_puts_parts_past_the_cache) {
+    Folder folder;
+    auto dir = open_log(folder.config());
+    auto writer = open_writer(*dir);
+    std::uint64_t seq = 0;
+    for (std::size_t length : {0u, 1u, 63u, 64u, 65u, 4096u, 40001u, 200003u}) {
+        const auto whole = content(++seq, length);
+        RecordInfo info;
+        info.length = length;
+        std::byte* to = nullptr;
+        REQUIRE(writer->begin(info, &to).ok());
+        const auto cut = length / 3;
+        writer->put(ByteView(whole).first(cut), true);
+        writer->put(ByteView(whole).subspan(cut, length / 2 - cut));
+        writer->put(ByteView(whole).subspan(length / 2), true);
+        REQUIRE(writer->commit().ok());
+        ByteView view;
+        REQUIRE(writer->find(seq, &info, &view).ok());  // with its checksum
+        EXPECT(same(view, whole));
+    }
+}
+
 FT_TEST(pairlog_goes_on_after_reopening) {
     Folder folder;
     for (int round = 0; round < 5; ++round) {

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "base/random.h"
@@ -20,6 +21,7 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 constexpr std::uint64_t kLongest = 128ull << 30;   // a segment notes places in 32 bits
 constexpr std::uint64_t kChunk = 128u << 10;   // stays in the second-level cache between copy and checksum
+constexpr std::size_t kPastCacheChunk = 16u << 10;   // the same, in the first-level one
 
 }  // namespace
 
@@ -65,6 +67,24 @@ void StreamWriter::publish(std::uint64_t bytes) {
     index_->published.store(bytes, kRelease);
 }
 
+void StreamWriter::put(ByteView part, bool past_cache) {
+    FT_CHECK(payload_ != nullptr && part.size() <= info_.length - published_,
+             "%zu bytes are put into a log record of %llu, after %llu", part.size(),
+             static_cast<unsigned long long>(info_.length), static_cast<unsigned long long>(published_));
+    while (!part.empty()) {
+        const auto n = std::min<std::size_t>(past_cache ? kPastCacheChunk : kChunk, part.size());
+        if (past_cache) {  // the checksum of what is read: what is written is out of reach
+            info_.crc = crc32c(part.data(), n, info_.crc);
+            copy_past_cache(payload_ + published_, part.data(), n);
+            index_->published.store(published_ += n, kRelease);
+        } else {
+            std::memcpy(payload_ + published_, part.data(), n);
+            publish(published_ + n);
+        }
+        part = part.subspan(n);
+    }
+}
+
 Status StreamWriter::commit() {
     FT_CHECK(payload_ != nullptr, "a log record is committed that was not begun");
     publish(info_.length);
@@ -99,11 +119,7 @@ Status StreamWriter::append(const RecordInfo& info, ByteView payload) {
     whole.length = payload.size();
     std::byte* to = nullptr;
     if (auto status = begin(whole, &to); !status) return status;
-    for (std::uint64_t done = 0; done < payload.size();) {
-        const auto n = std::min<std::uint64_t>(kChunk, payload.size() - done);
-        std::memcpy(to + done, payload.data() + done, n);
-        publish(done += n);
-    }
+    put(payload);
     return commit();
 }
 

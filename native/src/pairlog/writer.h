@@ -32,6 +32,8 @@ public:
     // The first `bytes` of the payload are there and final: readers may copy them. Call it every 100 KiB or so, while they are
     // in the cache: the checksum is computed here.
     void publish(std::uint64_t bytes);
+    // Writes what comes next of the payload, and publishes it. past_cache: nobody will read it soon.
+    void put(ByteView part, bool past_cache = false);
     // The payload is there: the record is part of the stream from here on. Publishes the rest.
     Status commit();
     void abandon();                                               // the open record never was

@@ -15,7 +15,7 @@ namespace ftcomm {
 
 namespace {
 
-constexpr std::size_t kChunk = 128u << 10;  // published at a time: readers copy while the rest is written
+constexpr std::size_t kPastCache = 32u << 10;  // below it the cache has room
 
 pairlog::RecordKind kind_of(const LogKey& key) {
     return key.dst == kResults    ? pairlog::RecordKind::Result
@@ -156,16 +156,8 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     for (const auto& part : parts) info.length += part.size();
     std::byte* to = nullptr;
     if (s = w->begin(info, &to); !s) return s;
-    std::uint64_t done = 0;
-    for (auto part : parts) {
-        while (!part.empty()) {
-            const auto n = std::min(part.size(), kChunk);
-            std::memcpy(to + done, part.data(), n);
-            done += n;
-            w->publish(done);
-            part = part.subspan(n);
-        }
-    }
+    // A message is read at once, a result only by who runs again.
+    for (auto part : parts) w->put(part, info.kind == pairlog::RecordKind::Result && part.size() >= kPastCache);
     if (s = w->commit(); !s || !dir_->host_durable()) return s;
     // Nothing that follows from this record leaves the process before it is on stable storage (L10).
     return w->flush();

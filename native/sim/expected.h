@@ -112,4 +112,32 @@ inline constexpr const char* kExpected[] = {
     "plan.hand_out",
 };
 
+// Of these, what scenarios of the policy replay alone need not show: nobody is missed there for good, nothing is agreed on without a rank, no
+// rank calls something else, and authorities are not lost.
+inline constexpr const char* kNotUnderReplay[] = {
+    "inject authority-lost",
+    "inject authority-blank",
+    "inject join completed",
+    "inject revoke during an admission",
+    "inject revoke instead of entering",
+    "check lost host left in one view change",
+    "check smaller side of a cut voted out",
+    "event authority_lost",
+    "view.unread",
+    "propose",
+    "decide.ahead",
+    "agree",
+    "agree.conflict",
+    "shrink",
+    "admit.vote",
+    "admit.decide",
+    "admission.revoke_again",
+    "run.absent",
+    "mismatch",
+    "mismatch.late",
+    "timeout",
+    "p2p.given_up",
+    "plan.fail",
+};
+
 }  // namespace ftcomm::sim

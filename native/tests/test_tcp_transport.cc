@@ -167,6 +167,25 @@ FT_TEST(tcp_transport_replacement) {
 }
 
 // Replacements dial at once, whatever their slot: two connections are made at the same time and one of them stays.
+// Two replacements at once. One read the other's address, and then a view that still has the other's predecessor in it.
+FT_TEST(tcp_transport_view_is_behind_the_addresses) {
+    rig::Rank first(rig::config(0, 2, 1)), second(rig::config(1, 2, 1));
+    first.start({Bytes(), second.tcp.address()});
+    second.start({Bytes(), Bytes()});
+    const auto attach = [](rig::Rank& rank, int slot, std::uint32_t incarnation) {
+        std::lock_guard guard(rank.engine);
+        rank.tcp.attach(slot, incarnation);
+    };
+    attach(first, 1, 0);
+    attach(second, 0, 0);
+    attach(first, 1, 1);
+    attach(second, 0, 1);
+    first.send(1, 3, 1000);
+    second.send(0, 3, 1000);
+    EXPECT(first.wait([&] { return first.received[{1, 1}] == 3; }));
+    EXPECT(second.wait([&] { return second.received[{0, 1}] == 3; }));
+}
+
 FT_TEST(tcp_transport_both_dial) {
     for (int round = 0; round < 20; ++round) {
         Job job(2, 1);

@@ -156,6 +156,8 @@ void TcpImpl::drop(const LinkPtr& link) {
 void TcpImpl::attach(int slot, std::uint32_t incarnation) {
     const auto s = static_cast<std::size_t>(slot);
     if (slot == config_.slot || attached_[s] == incarnation) return;
+    // A replacement's address book may be ahead of its view: then the newer link waits for its turn, and is not refused.
+    if (attached_[s] > incarnation) attached_[s] = -1;
     if (attached_[s] >= 0) detach(slot);
     const auto link = make_link(slot, incarnation);
     attached_[s] = incarnation;

@@ -50,6 +50,18 @@ class Checkpoints:
         Request(self._job, out[0], self.size, None, f"commit_checkpoint({tag!r}) on {self.name}").wait()
         self._job.emit("checkpoint", tag=tag, comm=self.name)
 
+    def log_flush(self) -> None:
+        """Writes to the log what is logged asynchronously (``log_mode="async"``): if this rank dies now, its replacement sends
+        none of it again.
+
+        Nothing needs it to be exact: what is lost with a process is computed again. :meth:`commit_checkpoint`, leaving, and the
+        death of another rank do the same.
+
+        Raises:
+            LogFull: the log has reached its limit. What is not written is still sent, and kept.
+        """
+        check(lib()[1].ft_job_flush_log(self._native[0]))
+
     def checkpoints(self) -> list[str | int]:
         """Tags that this rank can :meth:`resume` from, the newest first. Empty in the first process, and before a commit."""
         ffi, C = lib()

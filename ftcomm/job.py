@@ -100,6 +100,7 @@ class Job:
             config.log_spill = self._text(os.path.abspath(self.options.log_spill))
         config.log_durability = int(self.options.durability == "host")
         config.log_remove = int(os.environ.get("FTCOMM_LOG_OWNER") != "launcher")
+        config.log_late = int(self.options.log_mode == "async")
         flags = [int(rank in self.finished) for rank in range(self.world_size)]
         config.finished = self._held(ffi.new("uint8_t[]", flags))
 

@@ -16,6 +16,7 @@ __all__ = ["Options", "environment_name"]
 POLICIES = ("raise", "lossy", "replay")
 TRANSPORTS = ("auto", "shm", "tcp")
 DURABILITIES = ("process", "host")
+LOG_MODES = ("sync", "async")
 DEFAULT_TIMEOUT = 1800.0
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(|k|m|g|t)(i?b)?\s*$", re.IGNORECASE)
 
@@ -96,6 +97,12 @@ class Options:
     log_spill: str | None = _option(
         "log_spill", None, "folder on disk for what is above log_limit (None: LogFull is raised then)"
     )
+    log_mode: str = _option(
+        "log_mode",
+        "sync",
+        "policy replay: when a message to another host is logged: sync (before send returns), async (in the background; at "
+        "the latest at a checkpoint)",
+    )
     durability: str = _option("durability", "process", "what a logged message survives: process, host")
     events: str | None = _option("events", None, "folder for events-RANK-INCARNATION.jsonl (None: no file)")
 
@@ -103,6 +110,7 @@ class Options:
         _one_of("policy", self.policy, POLICIES)
         _one_of("transport", self.transport, TRANSPORTS)
         _one_of("durability", self.durability, DURABILITIES)
+        _one_of("log_mode", self.log_mode, LOG_MODES)
         _positive("heartbeat", self.heartbeat, least=0.01)
         if self.timeout is not None:
             _positive("timeout", self.timeout)

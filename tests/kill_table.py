@@ -39,7 +39,8 @@ LEAVE = ("leave.",)
 VIEW = ("vote.", "decide.", "view.")  # after a death, under both policies
 AFTER_A_DEATH = (*VIEW, "agree.", "shrink.")
 REPAIR = ("repair.",)  # under lossy
-LATER = ("checkpoint.", "log.collect.", "log.ack")  # tests/replay/test_checkpoints.py kills there
+# tests/replay/test_checkpoints.py and test_late_logging.py kill there
+LATER = ("checkpoint.", "log.collect.", "log.ack", "late.")
 OPERATION = ("ring.", "pull.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
 
 

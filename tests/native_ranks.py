@@ -51,6 +51,7 @@ class JobConfig(ctypes.Structure):
         ("log_durability", ctypes.c_int32),
         ("log_remove", ctypes.c_int32),
         ("finished", ctypes.c_void_p),
+        ("log_late", ctypes.c_int32),
     ]
 
 

@@ -31,6 +31,7 @@ void World::died(Instance& who) {
     trace_.text(now(), "%d.%u dies", who.slot, who.incarnation);
     counters_.add(who.lost_host >= 0 ? "inject crash with host" : "inject crash");
     if (who.lost_host < 0 || who.crash_after >= 0) ++injected_;
+    if (who.node != nullptr && who.node->late_records() > 0) counters_.add("inject crash with late records");
     who.crashed = true;
     who.just_completed.clear();
     who.node.reset();

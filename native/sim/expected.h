@@ -38,6 +38,7 @@ inline constexpr const char* kExpected[] = {
     "inject kill of a voted-out rank",
     "inject crash before an append",
     "inject crash after an append",
+    "inject crash with late records",
     "inject damaged checkpoint",
     "inject resume from a checkpoint",
     // checks that had something to look at

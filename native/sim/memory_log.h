@@ -17,6 +17,7 @@ struct LogFiles {
         std::int64_t tag;
         std::uint64_t aux;
         Bytes payload;
+        std::uint32_t crc;
     };
     std::map<LogKey, std::deque<Record>> streams;
     std::map<LogKey, Status> damaged;
@@ -51,21 +52,27 @@ public:
         return {};
     }
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
-        LogFiles::Record record{tag, aux, {}};
+        LogFiles::Record record{tag, aux, {}, 0};
         for (const auto& part : parts) record.payload.insert(record.payload.end(), part.begin(), part.end());
         if (files_.bytes + record.payload.size() > files_.limit) return Status::error(Code::LogFull, "the pretended log is full");
         files_.bytes += record.payload.size();
+        record.crc = crc32c(record.payload.data(), record.payload.size());
         files_.streams[key].push_back(std::move(record));
         return {};
     }
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override {
+        auto s = peek(key, seq, out);
+        if (s && crc32c(out->payload.data(), out->payload.size()) != out->crc)
+            s = Status::error(Code::LogCorrupt, "record " + std::to_string(seq) + " is damaged");
+        return s;
+    }
+    Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override {
         if (seq < first(key) || seq > last(key))
             return Status::error(Code::LogCorrupt, "there is no record " + std::to_string(seq));
         const auto& record = files_.streams[key][seq - 1];
-        *out = {seq, record.tag, record.aux, crc32c(record.payload.data(), record.payload.size()), record.payload};
+        *out = {seq, record.tag, record.aux, record.crc, record.payload};
         return {};
     }
-    Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return find(key, seq, out); }
     bool readable(int slot) override { return readable_(slot); }
 
 private:

@@ -45,6 +45,7 @@ constexpr Rule kRules[] = {
     {"L12", "the last logged result counts when the vote says so"},
     {"L13", "given up only when all have acknowledged"},
     {"L14", "a mark proves the commit", 6900},
+    {"L15", "nothing is late beyond a mark"},
 };
 
 // The first seed of [plan.first, plan.first + plan.count) that breaks without the rule and holds with it.

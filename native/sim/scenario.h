@@ -136,6 +136,7 @@ struct Scenario {
     bool has_naps = false;
     bool replay = false;               // policy replay: every dead rank is replaced, and nobody may tell from the results
     int resume_group = -1;             // replay: with checkpoints; before this group is what every process does again
+    bool log_late = false;             // replay: messages between hosts are logged off the critical path
     bool may_lose_all = false;         // replay: also the last one may die
     int group_count() const { return static_cast<int>(groups.size()) - 1; }
 };

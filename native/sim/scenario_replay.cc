@@ -136,6 +136,7 @@ Scenario draw_replay(std::uint64_t seed) {
     s.faults[0].kind = FaultKind::Crash;  // something to recover from, early
     s.faults[0].group = r.index(static_cast<std::size_t>(s.group_count() * 2 / 3 + 1));
     aim_at_checkpoints(s);
+    s.log_late = hosts > 1 && r.chance(0.7);
     return s;
 }
 

@@ -87,6 +87,7 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
         who.log = std::make_unique<SimLog>(*this, who, logs_[scenario_.hosts[static_cast<std::size_t>(slot)]]);
         c.log = who.log.get();
         c.again = incarnation > 0;
+        c.log_late = scenario_.log_late;
     }
     who.program = std::make_unique<Program>(*this, who);
     who.view = RankSet::first(scenario_.ranks);
@@ -242,9 +243,10 @@ void World::after_input(Instance& who) {
             random_.chance(0.01) ? random_.between(0, kHeartbeat / 20) : random_.between(0, scenario_.network.think);
         wake_program(who, think);
     }
-    if (who.running() && who.node->has_work() && !who.work_queued) {
+    const bool work = who.running() && who.node->has_work();
+    if ((work || (who.running() && who.node->has_idle_work())) && !who.work_queued) {
         who.work_queued = true;
-        queue_.push(now() + random_.between(0, 20 * kUs), EventKind::Work, who.id);
+        queue_.push(now() + random_.between(0, work ? 20 * kUs : 5 * kMs), EventKind::Work, who.id);
     }
     if (!violation_.found()) checker_.touched(who);
 }

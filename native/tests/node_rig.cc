@@ -90,6 +90,7 @@ void Rig::start(int slot, std::uint32_t incarnation) {
             std::make_unique<MemoryLog>(log(slot), slot, [this, slot](int other) { return setup_.one_host || other == slot; });
         c.log = p.log.get();
         c.again = incarnation > 0;
+        c.log_late = setup_.log_late;
     }
     peers_[static_cast<std::size_t>(slot)] = std::move(fresh);
     p.node = std::make_unique<Node>(c, p, p, p, now_);

@@ -25,6 +25,7 @@ public:
         Time timeout = 1000 * kHeartbeat;
         bool one_host = true;
         bool replay = false;  // one log for each host
+        bool log_late = false;  // between hosts; settle() leaves it late
     };
     explicit Rig(int slots) : Rig(slots, Setup()) {}
     Rig(int slots, Setup setup);

@@ -87,6 +87,7 @@ typedef struct {
     int32_t log_durability;      /* 0: survives the process, 1: the host */
     int32_t log_remove;          /* 1: the last rank of the host that leaves removes the folder */
     const uint8_t* finished;     /* world_size flags: slots that have left for good before this start; NULL: none */
+    int32_t log_late;            /* 1: messages between hosts are logged off the critical path */
 } ft_job_config;
 
 /* Start-up: create, publish ft_job_address() to the others, gather theirs, ft_job_start(). */
@@ -121,6 +122,7 @@ FT_API uint64_t ft_comm_seq(ft_job* job, ft_comm comm);
  * state at this point is saved as `tag`; all ranks or none. checkpoints: JSON list of tags, the newest first; *needed is its length, written
  * where it fits. */
 FT_API int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
+FT_API int ft_job_flush_log(ft_job* job);             /* what is logged late is in the log when it returns */
 FT_API int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
 FT_API int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);
 

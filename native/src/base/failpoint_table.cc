@@ -84,6 +84,8 @@ static constexpr PointInfo kPoints[] = {
     {"channel.send.logged", "Replay: a message is in its log; the receiver has not been told."},
     {"channel.send.marked", "Replay: the receiver has been told how far the log goes."},
     {"channel.piece", "Replay: a piece of a logged message has been sent to another host."},
+    {"late.queued", "Replay, log_mode async: a message is kept to be logged later; it has not been sent."},
+    {"late.write", "Replay, log_mode async: a message that was sent is about to be written to the log, or a piece of it."},
     {"channel.arrived", "Replay: a message from another host has arrived whole; no receive has it yet."},
     {"channel.receive", "Replay: a logged message is in the receiver's buffer; the receive has not returned."},
     {"channel.answer.before", "Replay: a receive from ANY has found its message; which one is about to be logged."},

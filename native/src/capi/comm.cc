@@ -113,6 +113,13 @@ int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag, ft_request** out)
     return post(job, false, out, [&](Node& node) { return node.comm_resume(IoLoop::now(), comm, tag != nullptr ? tag : ""); });
 }
 
+int ft_job_flush_log(ft_job* job) {
+    return with_node(job, [&](Node& node) {
+        auto s = node.flush_log(IoLoop::now());
+        return s ? int{FT_OK} : fail(s);
+    });
+}
+
 int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out) {
     if (tag == nullptr || *tag == 0) return fail(Code::Invalid, "a checkpoint needs a tag");
     return post(job, false, out, [&](Node& node) { return node.comm_commit(IoLoop::now(), comm, tag); });

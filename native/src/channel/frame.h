@@ -44,8 +44,8 @@ enum class FrameKind : std::uint8_t {
     // logged messages
     LogMark = 68,    // seq = how far the sender's stream to the receiver goes
     LogWant = 69,    // seq = the record that the receiver, on another host, needs next
-    LogPiece = 70,   // of record seq; aux = tag, aux2 = bytes of the whole, attempt = their CRC-32C; flags = 1: the first one;
-                     // step = 1: from behind the resume point
+    LogPiece = 70,  // of record seq; aux = tag, aux2 = bytes of the whole; flags + 1: the first one, + 2: attempt is the CRC-32C
+    // of the whole in the sender's log; step = 1: from behind the resume point
 };
 
 inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::GroupReady; }

@@ -4,9 +4,14 @@
 
 #include <compare>
 #include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
 #include <span>
+#include <utility>
 
 #include "base/bytes.h"
+#include "base/crc32c.h"
 #include "base/status.h"
 
 namespace ftcomm {
@@ -25,7 +30,7 @@ struct LogRecord {
     std::uint64_t seq = 0;  // 1, 2, 3, ... without gaps
     std::int64_t tag = 0;
     std::uint64_t aux = 0;  // results: the operation's signature; answers: the rank that was matched
-    std::uint32_t crc = 0;  // CRC-32C of the payload
+    std::optional<std::uint32_t> crc;  // CRC-32C of the payload; nothing: peek() found none, as it is not written yet
     ByteView payload;  // valid until the record is collected
 };
 
@@ -55,6 +60,60 @@ public:
     virtual Status collect(const LogKey& key, std::uint64_t through) = 0;
     // Whether this rank can read the streams that `slot` writes: it runs, or ran, on this host.
     virtual bool readable(int slot) = 0;
+
+    // As append, of a record of so many bytes that comes in pieces, in order, of which this one begins at `at`: crc is that of all up to its
+    // end. It is in the log once all of it is committed; one that another is begun before the commit of never was. Until then nothing
+    // else is appended to the stream.
+    virtual Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
+                                ByteView piece, std::uint32_t* crc);
+    virtual Status commit_pieces(const LogKey& key);
+
+    // is_late(): append_later and append_held may write the record any time up to the end of the next flush(). For what can be had again
+    // elsewhere if this process dies before, and nobody reads in another process. last() and find() know of it at once.
+    virtual bool is_late() const { return false; }
+    // Takes the payload's memory if it keeps it; scratch() gives memory to build one in.
+    virtual Status append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) {
+        const ByteView whole = payload;
+        return append(key, tag, aux, std::span(&whole, 1));
+    }
+    virtual Bytes scratch(std::uint64_t bytes) {
+        Bytes memory;
+        memory.reserve(bytes);
+        return memory;
+    }
+    // The payload stays where it is and as it is until `release` is called, once, unless this returns an error.
+    virtual Status append_held(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload,
+                               std::function<void()> release) {
+        auto s = append(key, tag, aux, std::span(&payload, 1));
+        if (s) release();
+        return s;
+    }
+    virtual void release_all() {}  // now: what is not written yet is copied
+    virtual Status flush() { return {}; }
+
+private:
+    struct Pieces {
+        std::int64_t tag = 0;
+        std::uint64_t aux = 0;
+        Bytes all;
+        std::uint32_t crc = 0;
+    };
+    std::map<LogKey, Pieces> pieces_;
 };
+
+inline Status Log::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t, std::uint64_t at,
+                                ByteView piece, std::uint32_t* crc) {
+    auto& open = pieces_[key];
+    if (at == 0) open = {tag, aux, {}, 0};
+    open.all.insert(open.all.end(), piece.begin(), piece.end());
+    *crc = open.crc = crc32c(piece.data(), piece.size(), open.crc);
+    return {};
+}
+
+inline Status Log::commit_pieces(const LogKey& key) {
+    const auto whole = std::exchange(pieces_[key], {});
+    const ByteView payload = whole.all;
+    return append(key, whole.tag, whole.aux, std::span(&payload, 1));
+}
 
 }  // namespace ftcomm

@@ -49,6 +49,22 @@ public:
         return split_ && through > before ? log_.collect(second(key), through - before) : Status{};
     }
     bool readable(int slot) override { return log_.readable(slot); }
+    Status append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) override {
+        return log_.append_later(split_ ? second(key) : key, tag, aux, payload);
+    }
+    Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
+                        ByteView piece, std::uint32_t* crc) override {
+        return log_.append_piece(split_ ? second(key) : key, tag, aux, bytes, at, piece, crc);
+    }
+    Status commit_pieces(const LogKey& key) override { return log_.commit_pieces(split_ ? second(key) : key); }
+    Status append_held(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload,
+                       std::function<void()> release) override {
+        return log_.append_held(split_ ? second(key) : key, tag, aux, payload, std::move(release));
+    }
+    void release_all() override { log_.release_all(); }
+    bool is_late() const override { return log_.is_late(); }
+    Bytes scratch(std::uint64_t bytes) override { return log_.scratch(bytes); }
+    Status flush() override { return log_.flush(); }
 
 private:
     Status get(Status (Log::*how)(const LogKey&, std::uint64_t, LogRecord*), const LogKey& key, std::uint64_t seq,

@@ -291,6 +291,7 @@ RequestPtr NodeImpl::leave() {
 }
 
 void NodeImpl::begin_leave() {
+    (void)late.flush();  // nobody comes after this process who would do it again
     leave_deadline_ = core.now + (replays() ? core.config.timeout : leave_timeout());
     leave_sent_ = true;
     send_leave(core.view.alive() - core.left);

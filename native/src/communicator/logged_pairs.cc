@@ -15,6 +15,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kPiece = 128u << 10;
+constexpr std::uint8_t kFirst = 1, kSummed = 2;  // flags of a piece
 
 std::string hex(std::uint32_t crc) {
     char text[12];
@@ -73,7 +74,8 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
     }
     caught_up_();
     FT_POINT("channel.send.before");
-    if (auto status = log_.append(to(dst), tag, 0, std::span(&payload, 1)); !status) {
+    bool held = false;
+    if (auto status = log(request, payload, dst, tag, &held); !status) {
         core_.finish(request, std::move(status));
         return;
     }
@@ -85,7 +87,21 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
     } else {
         mark(dst);
     }
-    core_.finish(request, {});
+    if (!held) core_.finish(request, {});
+}
+
+// Between hosts nobody but this process and its replacement reads the record, and the replacement sends again what it does not find: it may
+// be written later. Until then a large message stays in the caller's buffer, whose send is not done; a small one is copied (B).
+// On one host the record is the message.
+Status LoggedPairs::log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held) {
+    if (!log_.is_late() || log_.readable(slot_of(dst))) return log_.append(to(dst), tag, 0, std::span(&payload, 1));
+    if (channel_ != Channel::Messages || payload.size() <= core_.config.eager_limit) {  // a ring goes on with its buffer at once
+        auto copy = log_.scratch(payload.size());
+        copy.assign(payload.begin(), payload.end());
+        return log_.append_later(to(dst), tag, 0, copy);
+    }
+    *held = true;
+    return log_.append_held(to(dst), tag, 0, payload, [&core = core_, request] { core.finish(request, {}); });
 }
 
 // What differs is an error of the program, or of the machine: nothing is overwritten, and the receiver is not told.
@@ -97,8 +113,8 @@ Status LoggedPairs::compare(const LogRecord& record, ByteView data, std::int64_t
     };
     auto s = Status::error(Code::ReplayDiverged,
                            "message #" + std::to_string(record.seq) + " to rank " + std::to_string(dst) + " of communicator " +
-                               spec_.name + " was " + text(record.tag, record.payload.size(), record.crc) + ", and is now " +
-                               text(tag, data.size(), crc) +
+                               spec_.name + " was " + text(record.tag, record.payload.size(), record.crc.value_or(0)) +
+                               ", and is now " + text(tag, data.size(), crc) +
                                ": the program does not do the same again. Seed its generators, take no decision from time or "
                                "thread order, use ftcomm.recovery.deterministic(), and start it from a fresh log");
     s.operation = "ft_send #" + std::to_string(record.seq);
@@ -221,15 +237,17 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
     r.request->source = src;
     r.request->bytes = message->bytes;
     if (status && message->bytes > r.capacity) status = message_too_long(message->bytes, src, r.capacity);
-    if (status && message->bytes > 0) {
+    auto& p = peer(src);
+    const bool there = p.into == r.request && message->seq == p.open;  // it was put there as it came
+    if (status && message->bytes > 0 && !there) {
         LogRecord record;
         status = log_.find(from(src), message->seq, &record);
         if (status) std::memcpy(r.data, record.payload.data(), record.payload.size());
     }
     FT_POINT("channel.receive");
     if (status || status.code == Code::Truncated) {  // else it is still to be had
-        peer(src).waiting.erase(message);
-        ++peer(src).taken;
+        p.waiting.erase(message);
+        ++p.taken;
     }
     core_.finish(r.request, std::move(status));
     return true;
@@ -253,7 +271,7 @@ void LoggedPairs::go_to(const Position& position) {
         peers_[r].sent = position.sent[r];
         peers_[r].seen = peers_[r].taken = position.received[r];
         peers_[r].waiting.clear();
-        peers_[r].partial.clear();
+        peers_[r].open = 0;
         peers_[r].asked = ~0u;
     }
     on_view();
@@ -297,7 +315,7 @@ void LoggedPairs::want(int rank) {
     if (!reachable(rank) || p.asked == incarnation(rank) || core_.solo || !log_.reading() || log_.readable(slot_of(rank))) return;
     p.asked = incarnation(rank);
     look(rank);  // of what is in this host's half nothing is asked for
-    p.partial.clear();
+    p.open = 0;
     auto h = header(FrameKind::LogWant);
     h.seq = p.seen + 1;
     core_.sender.send(slot_of(rank), h);
@@ -322,8 +340,8 @@ void LoggedPairs::stream(int rank) {
             auto h = header(FrameKind::LogPiece);
             h.seq = record.seq;
             h.step = static_cast<std::uint16_t>(log_.part_of(to(rank), record.seq));
-            h.flags = p.wanted_offset == 0 ? 1 : 0;
-            h.attempt = record.crc;
+            h.flags = static_cast<std::uint8_t>((p.wanted_offset == 0 ? kFirst : 0) | (record.crc ? kSummed : 0));
+            h.attempt = record.crc.value_or(0);
             h.aux = static_cast<std::uint64_t>(record.tag);
             h.aux2 = record.payload.size();
             h.length = n;
@@ -334,35 +352,65 @@ void LoggedPairs::stream(int rank) {
     }
 }
 
+// The receive that it is for, if that is known already, gets it piece by piece; the log gets it whole.
+void LoggedPairs::begin_message(int rank, const FrameHeader& h) {
+    auto& p = peer(rank);
+    p.open = h.seq;
+    p.arrived = 0;
+    p.into = nullptr;
+    const auto fits = [&](const Recv& r) { return r.tag == static_cast<std::int64_t>(h.aux) && (r.src < 0 || r.src == rank); };
+    const auto it = std::find_if(recvs_.begin(), recvs_.end(), fits);
+    if (it == recvs_.end() || it->src < 0 || it->capacity < h.aux2) return;  // one from anyone may be answered by another yet
+    p.into = it->request;
+    p.into_data = it->data;
+}
+
 void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
     auto& p = peer(rank);
     if (h.seq != p.seen + 1 || !broken_) return;  // L1: of what is here already
-    if (h.step != log_.part_of(this->from(rank), h.seq)) {
+    if (h.step != log_.part_of(from(rank), h.seq)) {
         p.early = true;  // the sender is past its resume point, this rank is not: asked for again then
         return;
     }
-    if (h.flags == 1) p.partial.clear(), p.crc = 0;
-    else if (p.partial.empty()) return;  // its first piece came too early
-    p.crc = crc32c(payload.data(), payload.size(), p.crc);
-    p.partial.insert(p.partial.end(), payload.begin(), payload.end());
-    FT_CHECK(h.seq == log_.last(this->from(rank)) + 1, "message %llu, after %llu in the log",
-             static_cast<unsigned long long>(h.seq), static_cast<unsigned long long>(log_.last(this->from(rank))));
-    FT_CHECK(p.partial.size() <= h.aux2, "%zu bytes of a message of %llu", p.partial.size(),
+    if ((h.flags & kFirst) != 0) begin_message(rank, h);
+    else if (p.open != h.seq) return;  // its first piece came too early
+    FT_CHECK(h.seq == log_.last(from(rank)) + 1, "message %llu, after %llu in the log", static_cast<unsigned long long>(h.seq),
+             static_cast<unsigned long long>(log_.last(from(rank))));
+    const auto at = p.arrived;
+    FT_CHECK(at + payload.size() <= h.aux2, "%zu bytes of a message of %llu", static_cast<std::size_t>(at) + payload.size(),
              static_cast<unsigned long long>(h.aux2));
-    if (p.partial.size() < h.aux2) return;
-    if (p.crc != h.attempt) {
+    const auto tag = static_cast<std::int64_t>(h.aux);
+    std::uint32_t crc = 0;
+    if (auto s = log_.append_piece(from(rank), tag, 0, h.aux2, at, payload, &crc); !s) {
+        broke(std::move(s));
+        return;
+    }
+    if (p.into != nullptr && !p.into->done.load(std::memory_order_relaxed) && !payload.empty())
+        std::memcpy(p.into_data + at, payload.data(), payload.size());
+    p.arrived += payload.size();
+    if (p.arrived < h.aux2) return;
+    end_message(rank, h, crc);
+}
+
+// In this host's half, and so seen by a receive, only if it is what the sender's log says; else it stays without a commit.
+void LoggedPairs::end_message(int rank, const FrameHeader& h, std::uint32_t crc) {
+    auto& p = peer(rank);
+    if ((h.flags & kSummed) != 0 && crc != h.attempt) {
         broke(Status::error(Code::LogCorrupt, "message #" + std::to_string(h.seq) + " from rank " + std::to_string(rank) +
                                                   " of communicator " + spec_.name + " is damaged in its sender's log: its " +
                                                   std::to_string(h.aux2) + " bytes were logged with the CRC-32C " +
-                                                  hex(h.attempt) + ", and have " + hex(p.crc)));
+                                                  hex(h.attempt) + ", and have " + hex(crc)));
         return;
     }
-    const ByteView whole = p.partial;
-    if (auto s = log_.append(this->from(rank), static_cast<std::int64_t>(h.aux), 0, std::span(&whole, 1)); !s)
+    if (auto s = log_.commit_pieces(from(rank)); !s) {
         broke(std::move(s));
-    p.partial.clear();
+        return;
+    }
     FT_POINT("channel.arrived");
     look(rank);
+    match();
+    p.into = nullptr;
+    p.open = 0;
 }
 
 void LoggedPairs::on_writable(int slot) {
@@ -403,10 +451,13 @@ bool LoggedPairs::cancel(const RequestPtr& request) {
         recvs_.erase(it);
         return true;
     }
-    return false;
+    if (!log_.is_late()) return false;
+    log_.release_all();  // a send is done as soon as its buffer is the caller's again
+    return request->done.load(std::memory_order_relaxed);
 }
 
 void LoggedPairs::fail_all(const Status& status) {
+    log_.release_all();
     for (auto& r : recvs_) core_.finish(r.request, status);
     recvs_.clear();
 }

@@ -2,7 +2,8 @@
 // exactly once, in order per (source, tag), however often either side dies and starts again. (Pairwise commit logs: Grover and
 // Rajagopal 2022, 3.4; here the record in the log is the message itself.)
 //
-// A send is done when its record is in the log: the receiver may be dead, or not born yet. A sender that runs again compares what it
+// A send is done when its record is in the log, or between hosts, where logging may be late, in this process's memory on its way there (see
+// channel/late_log.h): the receiver may be dead, or not born yet. A sender that runs again compares what it
 // sends with what is there already and sends nothing (L1). A receiver that runs again reads the same records in the same order. On one host
 // it reads them where they are. From another one the sender streams them, from the record that the receiver asks for, and the receiver
 // keeps a half of its own: what has arrived there outlives the sender's host, and its own process.
@@ -100,8 +101,10 @@ private:
         // Another host: to it, and from it.
         std::uint64_t wanted = 0, wanted_offset = 0;  // the next record that it wants; 0: it has not asked
         std::uint32_t asked = ~0u;  // incarnation that has been asked for its records
-        Bytes partial;  // of record seen + 1
-        std::uint32_t crc = 0;  // of it
+        std::uint64_t open = 0;  // the record that is coming: its first piece is in this host's half; 0: none
+        std::uint64_t arrived = 0;  // so many bytes of it,
+        RequestPtr into;  // and the receive that gets its pieces as they come,
+        std::byte* into_data = nullptr;  // there; if it is done before, it got none
         bool early = false;  // records from behind the resume point have come before this rank was there
     };
 
@@ -114,11 +117,14 @@ private:
     bool reachable(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].alive && rank != rank_; }
     std::uint32_t incarnation(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].incarnation; }
 
+    Status log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held);
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
     void mark(int rank);
     void want(int rank);
     void stream(int rank);
+    void begin_message(int rank, const FrameHeader& header);
     void on_piece(int rank, const FrameHeader& header, ByteView payload);
+    void end_message(int rank, const FrameHeader& header, std::uint32_t crc);
     void look(int rank);  // what is new in its stream
     void match();
     void end_hopeless();

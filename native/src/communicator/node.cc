@@ -87,9 +87,12 @@ void Node::on_cell(Time now, CellReply reply) {
     Input input(*impl_, now);
     impl_->core.cells.on_reply(reply);
 }
-bool Node::has_work() const { return impl_->core.has_work; }
+bool Node::has_work() const { return impl_->core.has_work || impl_->late.is_due(); }
+bool Node::has_idle_work() const { return impl_->late.has_work(); }
 void Node::halt() {
     impl_->core.has_work = false;
+    (void)impl_->late.flush();
+    impl_->late.release_all();
     for (auto& [id, comm] : impl_->comms) comm->halt();
 }
 void Node::work(Time now) {
@@ -98,6 +101,7 @@ void Node::work(Time now) {
 }
 void Node::on_tick(Time now) {
     Input input(*impl_, now);
+    impl_->late.on_tick();
     impl_->on_tick();
 }
 Time Node::tick_interval() const { return impl_->tick_interval(); }
@@ -159,6 +163,12 @@ std::vector<std::string> Node::comm_checkpoints(CommId comm) const {
     const auto* c = impl_->find(comm);
     return c != nullptr ? c->checkpoints() : std::vector<std::string>{};
 }
+
+Status Node::flush_log(Time now) {
+    Input input(*impl_, now);
+    return impl_->late.flush();
+}
+std::uint64_t Node::late_records() const { return impl_->late.records(); }
 
 RequestPtr Node::join_wait(Time now) {
     Input input(*impl_, now);

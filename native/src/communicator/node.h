@@ -78,6 +78,7 @@ struct NodeConfig {
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"
     // Policy replay: where this rank logs, and finds what processes before it have logged. All communicators of the job are replay then.
     Log* log = nullptr;
+    bool log_late = false;  // messages between hosts are logged off the critical path (channel/late_log.h)
     bool again = false;  // it is not the slot's first process: what it holds of earlier ones is in the log
     Bytes initial_view;  // the job cell's content after formation (see View in membership/view.h)
 };
@@ -114,6 +115,8 @@ public:
     void on_tick(Time now);
     // Work that waits for no input: as long as has_work(), call work() again and again, with other inputs between.
     bool has_work() const;
+    // Work that is best done while this rank waits for something, before it sleeps; if it never waits, it becomes work in time.
+    bool has_idle_work() const;
     // Before waiting callers are told that the job is closed: no peer reads their buffers any more (C9), no run touches them.
     void halt();
     void work(Time now);
@@ -134,6 +137,8 @@ public:
     RequestPtr comm_resume(Time now, CommId comm, const std::string& tag);
     RequestPtr comm_commit(Time now, CommId comm, const std::string& tag);
     std::vector<std::string> comm_checkpoints(CommId comm) const;
+    Status flush_log(Time now);  // what is logged late is in the log when it returns
+    std::uint64_t late_records() const;
     // Membership of the process. join_wait: a replacement; done when admitted. admit: survivors, collectively (M13): all
     // waiting replacements come in; `survivors` of the request = members afterwards.
     RequestPtr join_wait(Time now);

@@ -6,8 +6,16 @@
 
 namespace ftcomm {
 
+namespace {
+NodeConfig behind(NodeConfig config, LateLog& late) {
+    if (config.log != nullptr) config.log = &late;
+    return config;
+}
+}  // namespace
+
 NodeImpl::NodeImpl(NodeConfig config, Transport& transport, Authority& authority, NodeHost& host, Time now)
-    : core(std::move(config), transport, authority, host, now),
+    : late(config.log, config.log_late),
+      core(behind(std::move(config), late), transport, authority, host, now),
       heard_(static_cast<std::size_t>(core.config.world_size), now),
       last_tick_(now) {
     const auto view = JobView::decode(core.config.initial_view);
@@ -173,6 +181,7 @@ void NodeImpl::work() {
     bool more = false;
     for (auto& [id, comm] : comms) more |= comm->work();
     core.has_work |= more;
+    late.work();
 }
 
 void NodeImpl::settle() {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "channel/late_log.h"
 #include "communicator/communicator.h"
 #include "communicator/core.h"
 
@@ -45,6 +46,7 @@ public:
     void on_goodbye(int slot);
     void on_admission(const RankSet& came, bool self_came);
 
+    LateLog late;  // replay: between the node and the log that it was given
     Core core;
     std::map<CommId, std::unique_ptr<Communicator>> comms;
     std::map<int, std::uint32_t> waiting;  // replacements that ask to come in: slot -> incarnation

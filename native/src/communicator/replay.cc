@@ -186,6 +186,8 @@ Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
 
 void Communicator::on_view_replay() {
     freeze_sent_ = false;
+    // A second death would cost this rank, too, what is late: it would be computed again. If the log is full, a send says so.
+    (void)core_.config.log->flush();
     if (!present() || !(decision_.alive - in_view()).empty()) freeze();
     for_pairs([](LoggedPairs& pairs) { pairs.on_view(); });
     if (frozen_) send_vote();
@@ -242,6 +244,7 @@ std::uint64_t Communicator::replay_progress() const {
 
 // The first operation that is not in the log.
 void Communicator::caught_up() {
+    if (done_seq_ < served_) return;  // a late message was lost with the process; later results were not
     if (!std::exchange(catching_up_, false)) return;
     FT_POINT("replay.live");
     NodeEvent e;

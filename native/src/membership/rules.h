@@ -40,6 +40,7 @@ struct Rules {
     bool l12 = true;  // the last result in the log counts only when the vote says so
     bool l13 = true;  // given up is only what a checkpoint made superfluous that all have acknowledged
     bool l14 = true;  // a mark in the log proves that all agreed on it
+    bool l15 = true;  // nothing is late beyond a mark
 
     static Rules without(const std::vector<std::string>& names) {
         Rules r;
@@ -73,6 +74,7 @@ struct Rules {
                          : n == "L11" ? &r.l11
                          : n == "L12" ? &r.l12
                          : n == "L14" ? &r.l14
+                         : n == "L15" ? &r.l15
                          : n == "L13" ? &r.l13
                                       : nullptr;
             FT_CHECK(flag != nullptr, "no removable rule named %s", n.c_str());

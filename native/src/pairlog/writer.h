@@ -27,7 +27,8 @@ public:
     std::uint64_t first_seq() const { return collected_ + 1; }    // the oldest that find() gives; last_seq() + 1: none
 
     // Begins record last_seq() + 1 with info.length bytes of payload: 64-byte aligned memory to write it to. LogFull leaves
-    // everything as it was. While a record is open, only publish, commit, abandon, find and flush are allowed.
+    // everything as it was. While a record is open, only publish, commit, abandon, find, collect and flush are
+    // allowed.
     Status begin(const RecordInfo& info, std::byte** payload);
     // The first `bytes` of the payload are there and final: readers may copy them. Call it every 100 KiB or so, while they are
     // in the cache: the checksum is computed here.

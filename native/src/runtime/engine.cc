@@ -96,7 +96,8 @@ bool Engine::on_done(const RequestPtr& request, std::function<void()> fn) {
 
 bool Engine::poll() {
     bool did = shm_ != nullptr && shm_->poll(kPollBytes);
-    if (!has_work()) return did;
+    // In a bubble: the driver waits, and nothing has come.
+    if (!has_work() && (did || !driving_ || !has_idle_work())) return did;
     // Who works has a processor; the progress thread, which waits for deaths, may have to wait for one.
     if (parts_.watch != nullptr) parts_.watch->check_liveness();
     node_->work(IoLoop::now());
@@ -105,7 +106,7 @@ bool Engine::poll() {
 
 bool Engine::sleep_as(shm::Sleeper who) {
     mailbox_->sleeper.store(who, std::memory_order_seq_cst);
-    if (!has_mail() && !has_work()) return true;
+    if (!has_mail() && !has_work() && !(who == shm::kDriver && has_idle_work())) return true;
     mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
     return false;
 }

@@ -111,6 +111,7 @@ private:
     bool poll();                            // locked
     bool has_mail() const { return shm_ != nullptr && shm_->has_mail(); }
     bool has_work() const { return node_ != nullptr && node_->has_work(); }  // locked
+    bool has_idle_work() const { return node_ != nullptr && node_->has_idle_work(); }  // locked
     bool sleep_as(shm::Sleeper who);        // locked. False: there is mail, or work
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
     void hand_back();                       // locked

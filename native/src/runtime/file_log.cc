@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <utility>
 
 #include "base/check.h"
 
@@ -158,9 +159,41 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     if (s = w->begin(info, &to); !s) return s;
     // A message is read at once, a result only by who runs again.
     for (auto part : parts) w->put(part, info.kind == pairlog::RecordKind::Result && part.size() >= kPastCache);
-    if (s = w->commit(); !s || !dir_->host_durable()) return s;
+    return commit(*w);
+}
+
+Status FileLog::commit(pairlog::StreamWriter& w) {
+    auto s = w.commit();
     // Nothing that follows from this record leaves the process before it is on stable storage (L10).
-    return w->flush();
+    return s && dir_->host_durable() ? w.flush() : s;
+}
+
+Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
+                             ByteView piece, std::uint32_t* crc) {
+    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
+    Status s;
+    auto* w = writer(key, &s);
+    if (w == nullptr) return s;
+    auto& to = open_[key];
+    if (at == 0) {
+        if (std::exchange(to, nullptr) != nullptr) w->abandon();
+        pairlog::RecordInfo info;
+        info.kind = kind_of(key);
+        info.tag = tag;
+        info.aux = aux;
+        info.length = bytes;
+        if (s = w->begin(info, &to); !s) return s;
+    }
+    FT_CHECK(to != nullptr, "a piece of a log record comes that was not begun");
+    w->put(piece);
+    *crc = w->last_record().crc;
+    return {};
+}
+
+Status FileLog::commit_pieces(const LogKey& key) {
+    FT_CHECK(open_[key] != nullptr, "a log record is committed that was not begun");
+    open_[key] = nullptr;
+    return commit(*writer(key));
 }
 
 Status FileLog::get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out) {

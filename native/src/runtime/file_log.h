@@ -26,6 +26,9 @@ public:
     std::uint64_t first(const LogKey& key) override;
     Status state(const LogKey& key) override;
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
+    Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
+                        ByteView piece, std::uint32_t* crc) override;
+    Status commit_pieces(const LogKey& key) override;
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(key, seq, true, out); }
     Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(key, seq, false, out); }
     Status collect(const LogKey& key, std::uint64_t through) override;
@@ -39,6 +42,7 @@ public:
 private:
     explicit FileLog(const FileLogConfig& config) : config_(config) {}
     bool own(const LogKey& key) { return key.src == config_.slot || (key.dst == config_.slot && !readable(key.src)); }
+    Status commit(pairlog::StreamWriter& writer);
     Status get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out);
     pairlog::StreamKey file_of(const LogKey& key) const;
     // Of this rank's own streams; a failure to open is said by append and find.
@@ -50,6 +54,7 @@ private:
     pairlog::Fd folder_;
     pairlog::FileLock mark_;            // this process is the rank
     std::map<LogKey, std::unique_ptr<pairlog::StreamWriter>> writers_;
+    std::map<LogKey, std::byte*> open_;  // payloads of records that come in pieces
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
 };
 

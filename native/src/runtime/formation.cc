@@ -343,6 +343,7 @@ Status Job::open_log() {
 Status Job::make_node() {
     NodeConfig c;
     c.log = log_.get();
+    c.log_late = config_.log_late;
     c.again = config_.replay && config_.incarnation > 0;
     c.job = config_.job;
     c.slot = config_.rank;

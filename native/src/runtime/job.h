@@ -40,6 +40,7 @@ struct JobConfig {
     bool replay = false;
     pairlog::LogConfig log;  // path: the folder for all hosts that share it
     bool log_remove = false;
+    bool log_late = false;
     RankSet finished;
 
     // Checks everything that comes from outside, the environment's table of algorithms included.

@@ -96,6 +96,7 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
             from.log_durability == 1 ? pairlog::LogConfig::Durability::Host : pairlog::LogConfig::Durability::Process;
         c.log.segment_bytes = 1u << 20;
         c.log_remove = from.log_remove != 0;
+        c.log_late = from.log_late != 0;
     }
     for (int r = 0; from.finished != nullptr && r < c.world_size; ++r)
         if (from.finished[r] != 0) c.finished.add(r);

@@ -1,0 +1,176 @@
+#include "channel/late_log.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "base/crc32c.h"
+#include "base/failpoint.h"
+
+namespace ftcomm {
+
+namespace {
+
+// What is late at most. Beyond it a record waits until older ones are written.
+constexpr std::uint64_t kMostBytes = 64ull << 20;
+constexpr std::size_t kMostRecords = 4096;
+constexpr std::uint64_t kPart = 64u << 10;
+constexpr std::uint64_t kAll = ~std::uint64_t{0};
+
+}  // namespace
+
+std::uint64_t LateLog::last(const LogKey& key) {
+    const auto it = late_.find(key);
+    return log_->last(key) + (it == late_.end() ? 0 : it->second.size());
+}
+
+// Records of a stream keep their order.
+Status LateLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {
+    if (const auto it = late_.find(key); it != late_.end() && !it->second.empty())
+        if (auto s = flush(); !s) return s;
+    return log_->append(key, tag, aux, parts);
+}
+
+Status LateLog::append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) {
+    if (!on_) return Log::append_later(key, tag, aux, payload);
+    if (auto s = make_room(payload.size()); !s) return s;
+    Late late{tag, aux, std::move(payload), {}};
+    late.payload = late.owned;
+    add(key, std::move(late));
+    return {};
+}
+
+Status LateLog::append_held(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload,
+                            std::function<void()> release) {
+    if (!on_) return Log::append_held(key, tag, aux, payload, std::move(release));
+    if (auto s = make_room(payload.size()); !s) return s;
+    add(key, {tag, aux, {}, payload, std::move(release)});
+    return {};
+}
+
+Status LateLog::make_room(std::uint64_t bytes) {
+    while (!order_.empty() && (bytes_ + bytes > kMostBytes || order_.size() >= kMostRecords))
+        if (auto s = write_oldest(kAll); !s) return s;
+    return {};
+}
+
+void LateLog::add(const LogKey& key, Late late) {
+    bytes_ += late.payload.size();
+    ++queued_;
+    late_[key].push_back(std::move(late));
+    order_.push_back(key);
+    FT_POINT("late.queued");
+}
+
+const LateLog::Late* LateLog::late(const LogKey& key, std::uint64_t seq) {
+    const auto it = late_.find(key);
+    if (it == late_.end() || it->second.empty()) return nullptr;
+    const auto written = log_->last(key);
+    if (seq <= written) return nullptr;
+    FT_CHECK(seq - written <= it->second.size(), "record %llu of a stream with %llu and %zu late ones",
+             static_cast<unsigned long long>(seq), static_cast<unsigned long long>(written), it->second.size());
+    return &it->second[seq - written - 1];
+}
+
+Status LateLog::find(const LogKey& key, std::uint64_t seq, LogRecord* out) {
+    const auto* record = late(key, seq);
+    if (record == nullptr) return log_->find(key, seq, out);
+    *out = {seq, record->tag, record->aux, crc32c(record->payload.data(), record->payload.size()), record->payload};
+    return {};
+}
+
+// Its sum is computed when it is written.
+Status LateLog::peek(const LogKey& key, std::uint64_t seq, LogRecord* out) {
+    const auto* record = late(key, seq);
+    if (record == nullptr) return log_->peek(key, seq, out);
+    *out = {seq, record->tag, record->aux, std::nullopt, record->payload};
+    return {};
+}
+
+Status LateLog::collect(const LogKey& key, std::uint64_t through) {
+    if (auto s = finish_part(); !s) return s;
+    failed_ = {};
+    return log_->collect(key, through);
+}
+
+Status LateLog::write_oldest(std::uint64_t most) {
+    const auto key = order_.front();
+    auto& stream = late_[key];
+    auto& record = stream.front();
+    FT_POINT("late.write");
+    const auto piece = record.payload.subspan(part_, std::min<std::uint64_t>(most, record.payload.size() - part_));
+    std::uint32_t crc = 0;
+    if (auto s = log_->append_piece(key, record.tag, record.aux, record.payload.size(), part_, piece, &crc); !s)
+        return failed(std::move(s));
+    part_ += piece.size();
+    if (part_ < record.payload.size()) return {};
+    part_ = 0;
+    const auto before = log_->last(key);
+    auto status = log_->commit_pieces(key);
+    if (!status && log_->last(key) == before) return failed(std::move(status));
+    bytes_ -= record.payload.size();
+    ++written_;
+    recycle(std::move(record.owned));
+    const auto release = std::move(record.release);
+    stream.pop_front();
+    order_.pop_front();
+    if (release) release();
+    return status ? Status{} : failed(std::move(status));  // it is in the log, but not on the disk
+}
+
+// It is tried again from its beginning.
+Status LateLog::failed(Status status) {
+    part_ = 0;
+    failed_ = status;
+    release_all();  // their callers would wait for ever
+    return status;
+}
+
+Status LateLog::finish_part() { return part_ > 0 ? write_oldest(kAll) : Status{}; }
+
+Status LateLog::flush() {
+    failed_ = {};
+    while (!order_.empty())
+        if (auto s = write_oldest(kAll); !s) return s;
+    return {};
+}
+
+void LateLog::release_all() {
+    for (auto& [key, stream] : late_)
+        for (auto& record : stream) {
+            if (!record.release) continue;
+            record.owned = scratch(record.payload.size());
+            record.owned.assign(record.payload.begin(), record.payload.end());
+            record.payload = record.owned;
+            std::exchange(record.release, nullptr)();
+        }
+}
+
+void LateLog::work() {
+    if (has_work()) (void)write_oldest(kPart);  // an error is said by the next append or flush that needs room
+}
+
+void LateLog::on_tick() { due_ = std::exchange(queued_at_tick_, queued_); }
+
+// Memory that has been written to before: fresh pages cost more than the copy.
+Bytes LateLog::scratch(std::uint64_t bytes) {
+    const auto fits = std::find_if(spare_.begin(), spare_.end(), [&](const Bytes& b) { return b.capacity() >= bytes; });
+    Bytes memory;
+    if (fits != spare_.end()) {
+        memory = std::move(*fits);
+        spare_bytes_ -= memory.capacity();
+        *fits = std::move(spare_.back());
+        spare_.pop_back();
+    }
+    memory.clear();
+    memory.reserve(bytes);
+    return memory;
+}
+
+void LateLog::recycle(Bytes&& memory) {
+    if (memory.capacity() == 0 || spare_bytes_ + memory.capacity() > kMostBytes || spare_.size() >= kMostRecords) return;
+    spare_bytes_ += memory.capacity();
+    spare_.push_back(std::move(memory));
+}
+
+}  // namespace ftcomm

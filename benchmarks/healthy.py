@@ -13,10 +13,10 @@ import json
 import os
 import socket
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
+
+from _ranks import run_ranks
 
 SIZES = [8, 64, 512, 4096, 32768, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 
@@ -67,9 +67,7 @@ def main() -> None:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
-    base = {**os.environ, "WORLD_SIZE": str(args.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    processes = [subprocess.Popen([sys.executable, *sys.argv], env={**base, "RANK": str(r)}) for r in range(args.ranks)]
-    sys.exit(max(p.wait() for p in processes))
+    run_ranks(args.ranks, WORLD_SIZE=str(args.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
 
 
 if __name__ == "__main__":

@@ -16,15 +16,13 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _ranks import run_ranks
 
 import ftcomm
 
@@ -83,9 +81,7 @@ def rank_main(args: argparse.Namespace) -> None:
     rank, folder = int(os.environ["RANK"]), os.environ["FOLDER"]
     comms = {}
     for policy in POLICIES:
-        options = ftcomm.Options(
-            policy=policy, transport=args.transport, log_dir=f"/dev/shm/ftcomm-bench-{os.getppid()}"
-        )
+        options = ftcomm.Options(policy=policy, transport=args.transport, log_dir=f"{folder}/log")
         comms[policy] = ftcomm.init(rank, args.ranks, f"file://{folder}/{policy}", options, job=f"cost-{policy}")
     comms["replay"].resume()
     rows = []
@@ -123,10 +119,7 @@ def main() -> None:
     if "RANK" in os.environ:
         rank_main(args)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        base = {**os.environ, "FOLDER": folder}
-        ranks = [subprocess.Popen([sys.executable, *sys.argv], env={**base, "RANK": str(r)}) for r in range(args.ranks)]
-        sys.exit(max(process.wait() for process in ranks))
+    run_ranks(args.ranks)
 
 
 if __name__ == "__main__":

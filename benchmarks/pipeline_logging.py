@@ -19,14 +19,12 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _ranks import run_ranks
 
 import ftcomm
 
@@ -45,7 +43,7 @@ def variants(wire: str) -> dict[str, dict[str, Any]]:
 def options_of(wire: str, rank: int, more: dict[str, Any], name: str) -> ftcomm.Options:
     if wire == "hosts":
         more = {**more, "host": f"host{rank}", "transport": "tcp", "secret": SECRET, "authority": "store"}
-    return ftcomm.Options(**more, log_dir=f"/dev/shm/ftcomm-bench-{os.getppid()}-{name}")
+    return ftcomm.Options(**more, log_dir=f"{os.environ['FOLDER']}/log-{name}")
 
 
 class Pipeline:
@@ -180,12 +178,7 @@ def main() -> None:
     if "RANK" in os.environ:
         rank_main(args)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        base = {**os.environ, "FOLDER": folder}
-        ranks = [
-            subprocess.Popen([sys.executable, *sys.argv], env={**base, "RANK": str(r)}) for r in range(args.stages)
-        ]
-        sys.exit(max(process.wait() for process in ranks))
+    run_ranks(args.stages)
 
 
 if __name__ == "__main__":

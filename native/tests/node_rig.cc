@@ -111,6 +111,15 @@ void Rig::join_comm(int slot, const std::vector<int>& slots, CommId id, Policy p
     FT_CHECK(status.ok(), "create_comm: %s", status.message.c_str());
 }
 
+void Rig::replace(int slot, int observer, const std::vector<int>& slots) {
+    kill(slot);
+    evidence(observer, slot, Evidence::Pidfd);
+    settle();
+    restart(slot);
+    settle();
+    join_comm(slot, slots, kComm, Policy::Replay);
+}
+
 void Rig::comm(const std::vector<int>& slots, CommId id, Policy policy) {
     for (int s : slots) join_comm(s, slots, id, policy);
 }

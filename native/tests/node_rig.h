@@ -63,6 +63,9 @@ public:
     void evidence(int observer, int about, Evidence what, int incarnation = -1);
     void restart(int slot);  // a replacement, which asks to come in
 
+    // Under the policy replay: killed, which `observer` tells, and again a member of the communicator of these slots.
+    void replace(int slot, int observer, const std::vector<int>& slots);
+
     void settle();  // all that is not held moves, until nothing does
 
     // small all-reduce over one number

@@ -94,12 +94,7 @@ FT_TEST(late_message_that_died_with_its_sender_is_not_received_twice) {
     EXPECT(got->done && in == 5);
     EXPECT_EQ(logged(rig, 0), 0u);
     EXPECT_EQ(logged(rig, 1), 1u);  // its own half
-    rig.kill(0);
-    rig.evidence(1, 0, Evidence::Pidfd);
-    rig.settle();
-    rig.restart(0);
-    rig.settle();
-    rig.join_comm(0, {0, 1}, Rig::kComm, Policy::Replay);
+    rig.replace(0, 1, {0, 1});
     rig.settle();
     got = rig.node(1).recv(rig.now(), Rig::kComm, &more, sizeof more, 0, 3);
     rig.node(0).send(rig.now(), Rig::kComm, &out, sizeof out, 1, 3);

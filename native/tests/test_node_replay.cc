@@ -57,24 +57,14 @@ FT_TEST(replay_message_is_delivered_once_whoever_dies) {
         auto got = rig.node(1).recv(rig.now(), Rig::kComm, &in, sizeof in, 0, 3);
         rig.settle();
         EXPECT(got->done && in == 5);
-        rig.kill(1);
-        rig.evidence(0, 1, Evidence::Pidfd);
-        rig.settle();
-        rig.restart(1);
-        rig.settle();
-        rig.join_comm(1, {0, 1}, Rig::kComm, Policy::Replay);
+        rig.replace(1, 0, {0, 1});
         in = 0;
         got = rig.node(1).recv(rig.now(), Rig::kComm, &in, sizeof in, 0, 3);
         auto got2 = rig.node(1).recv(rig.now(), Rig::kComm, &in2, sizeof in2, 0, 3);
         rig.settle();
         EXPECT(got->done && in == 5);
         EXPECT(got2->done && in2 == 6);
-        rig.kill(0);  // now the sender: it sends the same again, then a third
-        rig.evidence(1, 0, Evidence::Pidfd);
-        rig.settle();
-        rig.restart(0);
-        rig.settle();
-        rig.join_comm(0, {0, 1}, Rig::kComm, Policy::Replay);
+        rig.replace(0, 1, {0, 1});  // now the sender: it sends the same again, then a third
         for (std::int64_t x : {5, 6, 7}) {
             sent = rig.node(0).send(rig.now(), Rig::kComm, &x, sizeof x, 1, 3);
             EXPECT(sent->done && sent->status.ok());
@@ -112,12 +102,7 @@ FT_TEST(replay_that_sends_something_else_is_told) {
     rig.comm({0, 1}, Rig::kComm, Policy::Replay);
     std::int64_t out = 5;
     rig.node(0).send(rig.now(), Rig::kComm, &out, sizeof out, 1, 3);
-    rig.kill(0);
-    rig.evidence(1, 0, Evidence::Pidfd);
-    rig.settle();
-    rig.restart(0);
-    rig.settle();
-    rig.join_comm(0, {0, 1}, Rig::kComm, Policy::Replay);
+    rig.replace(0, 1, {0, 1});
     out = 6;
     const auto sent = rig.node(0).send(rig.now(), Rig::kComm, &out, sizeof out, 1, 3);
     EXPECT(sent->done);
@@ -160,14 +145,7 @@ FT_TEST(replay_logs_what_the_vote_completes) {
     nothing.op = ReduceOp::Sum;
     nothing.recv = &unused;
     const auto post = [&](int s) { return rig.node(s).collective(rig.now(), Rig::kComm, nothing); };
-    const auto reborn = [&](int s) {
-        rig.kill(s);
-        rig.evidence(0, s, Evidence::Pidfd);
-        rig.settle();
-        rig.restart(s);
-        rig.settle();
-        rig.join_comm(s, kThree, Rig::kComm, Policy::Replay);
-    };
+    const auto reborn = [&](int s) { rig.replace(s, 0, kThree); };
     rig.hold(0, 2);
     rig.hold(1, 2);
     for (int s : kThree) post(s);
@@ -408,12 +386,7 @@ FT_TEST(replay_failure_stays_one_whatever_the_log_has) {
         for (int s : {1, 2}) second[s] = rig.sum(s, x[s]);
         rig.settle();
         for (int s : everybody ? std::vector<int>{1, 0} : std::vector<int>{0}) {
-            rig.kill(s);
-            rig.evidence(2, s, Evidence::Pidfd);
-            rig.settle();
-            rig.restart(s);
-            rig.settle();
-            rig.join_comm(s, kThree, Rig::kComm, Policy::Replay);
+            rig.replace(s, 2, kThree);
             rig.settle();
         }
         const auto again = swap(rig, 0, out[0], in[0]);
@@ -553,12 +526,7 @@ FT_TEST(replay_answers_are_counted_by_tag) {
     EXPECT_EQ(receive(1, 6), 0);
     say(0, 5);
     say(2, 6);
-    rig.kill(1);
-    rig.evidence(0, 1, Evidence::Pidfd);
-    rig.settle();
-    rig.restart(1);
-    rig.settle();
-    rig.join_comm(1, kThree, Rig::kComm, Policy::Replay);
+    rig.replace(1, 0, kThree);
     EXPECT_EQ(receive(1, 6), 0);
     EXPECT_EQ(receive(0, 5), 2);
     EXPECT_EQ(receive(2, 5), 0);
@@ -582,12 +550,7 @@ FT_TEST(replay_receive_that_was_given_up_stays_so) {
             rig.node(0).send(rig.now(), Rig::kComm, &out, sizeof out, 1, 3);
             rig.settle();
             EXPECT(receive(1)->done && in[1] == 5);
-            rig.kill(1);
-            rig.evidence(0, 1, Evidence::Pidfd);
-            rig.settle();
-            rig.restart(1);
-            rig.settle();
-            rig.join_comm(1, {0, 1}, Rig::kComm, Policy::Replay);
+            rig.replace(1, 0, {0, 1});
             in[1] = 0;
             const auto again = receive(0);
             rig.settle();

@@ -495,7 +495,7 @@ namespace {
 
 constexpr auto kNever = ~std::uint64_t{0};
 
-// L13: whoever leads may be new, and know of no failure but from the others.
+// Replay: whoever leads may be new, and know of no failure but from the others.
 void carry_failures(const PlanInput& in, Decision* d) {
     std::map<std::uint64_t, Cause> all;
     for (const auto& f : in.previous.failures) all.emplace(f.seq, f.cause);

@@ -131,6 +131,16 @@ Cause Cause::decode(ByteReader& r) {
     return c;
 }
 
+Cause Cause::of(const Status& status) {
+    Cause c;
+    c.code = status.code;
+    c.message = status.message;
+    c.ranks.assign(status.ranks.begin(), status.ranks.end());
+    c.evidence = status.evidence;
+    c.epoch = status.epoch;
+    return c;
+}
+
 Status Cause::status(const std::string& operation) const {
     Status s = Status::error(code, operation.empty() ? message : operation + ": " + message);
     s.operation = operation;

@@ -70,6 +70,7 @@ struct Cause {
 
     void encode(ByteWriter& w) const;
     static Cause decode(ByteReader& r);
+    static Cause of(const Status& status);
     Status status(const std::string& operation) const;
 };
 

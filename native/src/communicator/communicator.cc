@@ -94,7 +94,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         core_.finish(request, std::move(s));
         return request;
     }
-    const Time timeout = desc.timeout > 0 ? desc.timeout : spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
+    const Time timeout = desc.timeout > 0 ? desc.timeout : this->timeout();
     if (desc.algorithm == Algorithm::RingLogged) {
         Status s = core_.dead_end();
         if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
@@ -142,9 +142,8 @@ RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, st
     if (!s) {
         core_.finish(request, std::move(s));
     } else {
-        const Time timeout = spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
         if (replays()) pairs_->send(request, data, bytes, dst, tag);
-        else p2p_.send(request, data, bytes, dst, tag, core_.now + timeout);
+        else p2p_.send(request, data, bytes, dst, tag, core_.now + timeout());
     }
     return request;
 }
@@ -160,9 +159,8 @@ RequestPtr Communicator::recv(void* data, std::uint64_t bytes, int src, std::int
     if (!s) {
         core_.finish(request, std::move(s));
     } else {
-        const Time timeout = spec_.timeout > 0 ? spec_.timeout : core_.config.timeout;
-        if (replays()) pairs_->recv(request, data, bytes, src, tag, core_.now + timeout);
-        else p2p_.recv(request, data, bytes, src == kAnyOrFail || src >= 0 ? src : kAny, tag, core_.now + timeout);
+        if (replays()) pairs_->recv(request, data, bytes, src, tag, core_.now + timeout());
+        else p2p_.recv(request, data, bytes, src == kAnyOrFail || src >= 0 ? src : kAny, tag, core_.now + timeout());
     }
     return request;
 }

@@ -128,6 +128,7 @@ private:
     bool all_share_memory() const;
     std::uint64_t fresh_ticket();
     std::string name_of(const OpState& op) const;
+    Time timeout() const { return spec_.timeout > 0 ? spec_.timeout : core_.config.timeout; }  // of what names none itself
 
     // vote.cc: freeze, vote; decide.cc: decide, apply
     void propose(Code code, std::uint64_t seq);

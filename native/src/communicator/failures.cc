@@ -1,4 +1,4 @@
-// Failed operations under the policy replay (L13). That all saw one fail is history as well: whoever runs again must see the same, also
+// Failed operations under the policy replay. That all saw one fail is history as well: whoever runs again must see the same, also
 // where its own log has a result of it (logged, and given up before the fence was through), and when everybody who decided it is dead.
 //
 // A failure is on record before the call returns; every vote carries those that its rank knows, from its memory or its log; every decision

@@ -43,14 +43,8 @@ Status LoggedPairs::remember(const Recv& r, const Answer& answer) {
 
 // Run again it would find a message that came later, and take it from the receive after it.
 void LoggedPairs::give_up(const Recv& r, Status status) {
-    Cause c;
-    c.code = status.code;
-    c.message = status.message;
-    c.ranks.assign(status.ranks.begin(), status.ranks.end());
-    c.evidence = status.evidence;
-    c.epoch = status.epoch;
     const auto request = r.request;
-    if (auto s = remember(r, {-1, std::move(c)}); !s) status = std::move(s);
+    if (auto s = remember(r, {-1, Cause::of(status)}); !s) status = std::move(s);
     core_.finish(request, std::move(status));
 }
 

@@ -105,12 +105,7 @@ bool Communicator::log_result(const OpState& op) {
 
 void Communicator::log_failure(const OpState& op, const Status& status) {
     if (!core_.dead_end()) return;
-    Cause c;
-    c.code = status.code;
-    c.message = status.message;
-    c.ranks.assign(status.ranks.begin(), status.ranks.end());
-    c.evidence = status.evidence;
-    c.epoch = status.epoch;
+    const auto c = Cause::of(status);
     auto known = c;
     if (const auto name = name_of(op) + ": "; c.message.starts_with(name)) known.message.erase(0, name.size());
     note_failure(op.seq, known);
@@ -226,7 +221,7 @@ void Communicator::on_returned(const RankSet& came) {
 void Communicator::restart_timers() {
     if (!replays()) return;
     for (auto& op : open_) op->deadline = std::max(op->deadline, core_.now + op->timeout);
-    const Time deadline = core_.now + (spec_.timeout > 0 ? spec_.timeout : core_.config.timeout);
+    const Time deadline = core_.now + timeout();
     for_pairs([&](LoggedPairs& pairs) { pairs.postpone(deadline); });
     if (ring_ != nullptr) ring_->postpone();
 }

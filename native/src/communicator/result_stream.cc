@@ -49,6 +49,10 @@ bool ResultStream::shares(const OpState& op) const {
     return one_host_ && op.grid.segments() > 0 && op.shape.shares_finals() && op.shape.algorithm != Algorithm::Flat;
 }
 
+std::vector<std::span<std::byte>> ResultStream::pieces(const OpState& op, int rank, bool share) const {
+    return share ? shared_pieces(op, rank, size()) : result_pieces(op, rank, size());
+}
+
 Status ResultStream::add(const OpState& op) {
     const auto head = head_of(op);
     if (op.seq <= last_) return compare(op, head);
@@ -56,8 +60,7 @@ Status ResultStream::add(const OpState& op) {
         return Status::error(Code::LogFull, "the log was full and lacks earlier results; start again from a checkpoint");
     const bool share = shares(op);
     std::vector<ByteView> parts{head};
-    for (const auto& piece : share ? shared_pieces(op, rank_, size()) : result_pieces(op, rank_, size()))
-        parts.emplace_back(piece);
+    for (const auto& piece : pieces(op, rank_, share)) parts.emplace_back(piece);
     FT_POINT("result.before");
     auto s = log_.append(key(rank_), static_cast<std::int64_t>(op.shape.kind) + (share ? kShare : 0), op.signature, parts);
     FT_POINT("result.after");
@@ -76,7 +79,7 @@ Status ResultStream::compare(const OpState& op, const Bytes& head) {
     };
     next_is(head);
     const bool share = record.tag >= kShare;
-    for (const auto& piece : share ? shared_pieces(op, rank_, size()) : result_pieces(op, rank_, size())) next_is(piece);
+    for (const auto& piece : pieces(op, rank_, share)) next_is(piece);
     if (same && rest.empty()) return {};
     return Status::error(Code::ReplayDiverged, op.shape.text() + " #" + std::to_string(op.seq) + " of communicator " +
                                                    spec_.name + " gave another result than before");
@@ -109,7 +112,7 @@ Status ResultStream::read(OpState& op) {
         return Cause::decode(r).status("");
     }
     if (same && record.tag >= kShare) return read_shares(op);
-    if (same && fill(result_pieces(op, rank_, size()), record)) return {};
+    if (same && fill(pieces(op, rank_, false), record)) return {};
     ByteReader r(record.payload);
     return Status::error(
         Code::ReplayDiverged,
@@ -136,7 +139,7 @@ Status ResultStream::read_shares(OpState& op) {
                     " of communicator " + spec_.name +
                     ": all ranks must call resume() after the same collectives, and the same collectives after it");
         const bool share = record.tag >= kShare;
-        if (!fill(share ? shared_pieces(op, rank, size()) : result_pieces(op, rank, size()), record))
+        if (!fill(pieces(op, rank, share), record))
             return Status::error(Code::LogCorrupt, "rank " + std::to_string(rank) + "'s share of operation #" +
                                                        std::to_string(op.seq) + " has another size than it should");
         if (!share) return {};  // that rank logs everything

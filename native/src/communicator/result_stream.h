@@ -8,6 +8,8 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <vector>
 
 #include "channel/phased_log.h"
 #include "collectives/op_state.h"
@@ -42,6 +44,7 @@ private:
     LogKey key(int rank) const { return {spec_.id, spec_.members[static_cast<std::size_t>(rank)], kResults}; }
     int size() const { return static_cast<int>(spec_.members.size()); }
     bool shares(const OpState& op) const;
+    std::vector<std::span<std::byte>> pieces(const OpState& op, int rank, bool share) const;  // that the rank's record has
     Status compare(const OpState& op, const Bytes& head);
     Status read_shares(OpState& op);
 

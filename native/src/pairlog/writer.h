@@ -37,6 +37,7 @@ public:
     void put(ByteView part, bool past_cache = false);
     // The payload is there: the record is part of the stream from here on. Publishes the rest.
     Status commit();
+    bool is_open() const { return payload_ != nullptr; }          // a record is begun
     void abandon();                                               // the open record never was
     const RecordInfo& last_record() const { return info_; }       // of the last begin: with crc after the commit
 

@@ -150,16 +150,22 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     Status s;
     auto* w = writer(key, &s);
     if (w == nullptr) return s;
+    std::uint64_t bytes = 0;
+    for (const auto& part : parts) bytes += part.size();
+    if (s = begin(*w, key, tag, aux, bytes); !s) return s;
+    // A message is read at once, a result only by who runs again.
+    for (auto part : parts) w->put(part, key.dst == kResults && part.size() >= kPastCache);
+    return commit(*w);
+}
+
+Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes) {
     pairlog::RecordInfo info;
     info.kind = kind_of(key);
     info.tag = tag;
     info.aux = aux;
-    for (const auto& part : parts) info.length += part.size();
-    std::byte* to = nullptr;
-    if (s = w->begin(info, &to); !s) return s;
-    // A message is read at once, a result only by who runs again.
-    for (auto part : parts) w->put(part, info.kind == pairlog::RecordKind::Result && part.size() >= kPastCache);
-    return commit(*w);
+    info.length = bytes;
+    std::byte* payload = nullptr;
+    return w.begin(info, &payload);
 }
 
 Status FileLog::commit(pairlog::StreamWriter& w) {
@@ -174,27 +180,17 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
     Status s;
     auto* w = writer(key, &s);
     if (w == nullptr) return s;
-    auto& to = open_[key];
     if (at == 0) {
-        if (std::exchange(to, nullptr) != nullptr) w->abandon();
-        pairlog::RecordInfo info;
-        info.kind = kind_of(key);
-        info.tag = tag;
-        info.aux = aux;
-        info.length = bytes;
-        if (s = w->begin(info, &to); !s) return s;
+        if (w->is_open()) w->abandon();
+        if (s = begin(*w, key, tag, aux, bytes); !s) return s;
     }
-    FT_CHECK(to != nullptr, "a piece of a log record comes that was not begun");
+    FT_CHECK(w->is_open(), "a piece of a log record comes that was not begun");
     w->put(piece);
     *crc = w->last_record().crc;
     return {};
 }
 
-Status FileLog::commit_pieces(const LogKey& key) {
-    FT_CHECK(open_[key] != nullptr, "a log record is committed that was not begun");
-    open_[key] = nullptr;
-    return commit(*writer(key));
-}
+Status FileLog::commit_pieces(const LogKey& key) { return commit(*writer(key)); }
 
 Status FileLog::get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out) {
     pairlog::RecordInfo info;

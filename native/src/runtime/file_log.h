@@ -42,6 +42,7 @@ public:
 private:
     explicit FileLog(const FileLogConfig& config) : config_(config) {}
     bool own(const LogKey& key) { return key.src == config_.slot || (key.dst == config_.slot && !readable(key.src)); }
+    Status begin(pairlog::StreamWriter& writer, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes);
     Status commit(pairlog::StreamWriter& writer);
     Status get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out);
     pairlog::StreamKey file_of(const LogKey& key) const;
@@ -54,7 +55,6 @@ private:
     pairlog::Fd folder_;
     pairlog::FileLock mark_;            // this process is the rank
     std::map<LogKey, std::unique_ptr<pairlog::StreamWriter>> writers_;
-    std::map<LogKey, std::byte*> open_;  // payloads of records that come in pieces
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
 };
 

@@ -1,0 +1,28 @@
+"""One process for each rank of a benchmark: the same command again, with RANK and FOLDER in its environment."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from typing import NoReturn
+
+
+def run_ranks(number: int, **environment: str) -> NoReturn:
+    """Starts them, waits, and exits with the worst of their codes.
+
+    FOLDER is in shared memory, for the rendezvous and for logs; it goes with this process, also when that is told to end.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with tempfile.TemporaryDirectory(prefix="ftcomm-bench-", dir="/dev/shm", ignore_cleanup_errors=True) as folder:
+        base = {**os.environ, **environment, "FOLDER": folder}
+        ranks = [subprocess.Popen([sys.executable, *sys.argv], env={**base, "RANK": str(r)}) for r in range(number)]
+        try:
+            code = max(process.wait() for process in ranks)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+    sys.exit(code)

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "runtime/runtime_transport.h"
+#include "tests/tcp_rig.h"
 #include "tests/unit.h"
 
 namespace ftcomm {
@@ -152,6 +153,30 @@ FT_TEST(drain_from_inside_a_frame_hears_what_the_dead_has_written) {
     };
     me.transport.poll(UINT64_MAX);
     EXPECT(me.events.heard == std::vector<std::uint64_t>({1, 2, 3, 4, 5}));
+}
+
+// Replacements of a host whose every process died: the view that one of them starts with has the other's predecessor, who is not in
+// their new segment, and was reached by tcp if at all. Its removal must not close its successor's link.
+FT_TEST(removal_of_a_rank_that_is_not_in_the_segment_keeps_its_successors_link) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 2).ok());
+    Side me(segment, 0, 1), other(segment, 1, 1);
+    TcpConfig config;
+    config.slot = 0;
+    config.world_size = 2;
+    rig::Rank tcp(config);
+    std::lock_guard guard(tcp.engine);
+    RuntimeTransport wires(2, &segment, &me.transport, &tcp.tcp);
+    wires.attach(1, 1);  // from the address book
+    other.transport.attach(0, 1);
+    other.say(0, 1);
+    me.transport.poll(UINT64_MAX);
+    wires.attach(1, 0);  // from the view
+    wires.detach(1);
+    wires.attach(1, 1);
+    other.say(0, 2);
+    me.transport.poll(UINT64_MAX);
+    EXPECT(me.events.heard == std::vector<std::uint64_t>({1, 2}));
 }
 
 }  // namespace ftcomm

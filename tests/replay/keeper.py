@@ -35,6 +35,7 @@ class Keeper:
         self.generation = 0
         self.restarts = 0
         self.deaths: list[tuple[int, int]] = []
+        self._errors: list[str] = []
         self._program = program
         self._incarnation = [0] * size
         self._member = [True] * size
@@ -112,10 +113,14 @@ class Keeper:
 
     def _replace(self, rank: int, result: Result) -> None:
         self.deaths.append((rank, self._incarnation[rank]))
+        if result.error is not None and len(self._errors) < 8:
+            self._errors.append(result.text())
         self._member[rank] = False
         self.restarts += 1
         if self.restarts > MOST_RESTARTS:
-            raise Failed(f"The ranks die again and again.\n{result.text()}")
+            raise Failed(
+                "\n".join(["The ranks die again and again. The first errors:", *self._errors, str(self.deaths)])
+            )
         if any(self._member):
             self._incarnation[rank] += 1
             self._spawn(rank)

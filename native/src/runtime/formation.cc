@@ -14,17 +14,6 @@
 namespace ftcomm {
 namespace {
 
-constexpr std::size_t kMaxView = 256u << 10;
-
-Status get(const ft_store& store, const std::string& key, Bytes* value) {
-    value->resize(kMaxView);
-    auto n = store.get(store.context, key.c_str(), reinterpret_cast<std::uint8_t*>(value->data()), value->size());
-    if (n <= 0 || n > static_cast<std::int64_t>(kMaxView))
-        return Status::error(Code::NoAuthority, "the store does not have the job's view: it was restarted, or is another one");
-    value->resize(static_cast<std::size_t>(n));
-    return {};
-}
-
 Status set_once(const ft_store& store, const std::string& key, const Bytes& value) {
     Bytes now(kMaxView);
     auto n = store.compare_set(store.context, key.c_str(), nullptr, 0, reinterpret_cast<const std::uint8_t*>(value.data()),
@@ -144,7 +133,7 @@ Status Job::give_segment(const RankSet& local) {
     RankSet have;
     auto made = segment_.create(job_hash_, boot_, config_.world_size);
     if (!made) {
-        if (config_.transport == TransportChoice::Shm || !tcp_) return made;
+        if (needs_memory()) return made;
         say(made.message + ": this host's ranks use tcp");
         Engine::Hold hold(engine_);
         giver_.close();  // the askers see that nothing comes
@@ -172,7 +161,7 @@ Status Job::get_segment(const RankSet& local) {
         if (status.code == Code::Closed) return status;
         auto cause = std::move(status).within("shared memory from " + who);
         cause.ranks = {giver.rank};
-        if (cause.code == Code::Timeout || config_.transport == TransportChoice::Shm || !tcp_) return cause;
+        if (cause.code == Code::Timeout || needs_memory()) return cause;
         say(cause.message + ": this rank uses tcp");
         RankSet have;  // of no use here; but the giver must not take this rank for dead
         if (asker_.is_open()) asker_.await_go(false, deadline_ + 2 * config_.heartbeat, stop_event_, &have);
@@ -193,29 +182,6 @@ Status Job::get_segment(const RankSet& local) {
         have_ = have;
     }
     return choose_authority(local);
-}
-
-// A replacement: any live rank of the host gives; alone on its host, it uses tcp.
-Status Job::join_host() {
-    Status last = Status::error(Code::System, "no rank of this host answers");
-    for (const auto& a : addresses_) {
-        if (own_.domain == 0 || a.job != job_hash_ || a.domain != own_.domain || a.rank == config_.rank || a.socket.empty())
-            continue;
-        int fd = -1;
-        auto until = std::min(deadline_, IoLoop::now() + 2 * config_.heartbeat);  // it may be dead or stopped: ask the next
-        last = asker_.ask(a.socket, a.nonce, key_, config_.rank, config_.incarnation, true, until, stop_event_, &fd);
-        asker_.close();
-        if (last.code == Code::Closed) return last;
-        if (!last) continue;
-        last = segment_.open(fd, job_hash_, boot_, config_.world_size);
-        if (!last) continue;
-        RankSet have;
-        for (int slot = 0; slot < config_.world_size; ++slot)
-            if (segment_.newest_instance(slot) != nullptr) have.add(slot);
-        return share_memory(have);
-    }
-    if (config_.transport == TransportChoice::Shm) return std::move(last).within("joining through shared memory");
-    return {};
 }
 
 Status Job::choose_authority(const RankSet& local) {
@@ -269,7 +235,7 @@ Status Job::write_first_view() {
             if (auto s = set_once(config_.store, key, view); !s) return s;
         }
         if (joining_)
-            if (auto s = get(config_.store, key, &now); !s) return s;
+            if (auto s = read_view(&now); !s) return s;
     }
     first_view_ = joining_ ? now : view;
     return {};

@@ -18,6 +18,18 @@ namespace ftcomm {
 
 using handoff::Kind;
 
+namespace {
+std::string name_of_socket(const std::string& job, std::uint64_t high, std::uint64_t low) {
+    std::string shown = job.substr(0, 24);  // Address allows 64 bytes in all
+    for (auto& c : shown)
+        if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '.') c = '_';
+    char secret[33];  // nobody else can take the name first
+    std::snprintf(secret, sizeof secret, "%016llx%016llx", static_cast<unsigned long long>(high),
+                  static_cast<unsigned long long>(low));
+    return "ftcomm-" + shown + "-" + secret;
+}
+}  // namespace
+
 HandoffKey HandoffKey::make(ByteView secret, std::uint64_t job, std::uint64_t boot) {
     ByteWriter w;
     w.text("ftcomm segment").put(job).put(boot);
@@ -25,15 +37,24 @@ HandoffKey HandoffKey::make(ByteView secret, std::uint64_t job, std::uint64_t bo
     return {Bytes(digest.begin(), digest.end())};
 }
 
+HandoffKey::Common HandoffKey::common(const std::string& job, std::uint64_t domain) const {
+    ByteWriter w;
+    w.text("ftcomm segment of a host").put(domain);
+    const auto digest = hmac_sha256(key, w.take());
+    std::uint64_t parts[3];
+    std::memcpy(parts, digest.data(), sizeof parts);
+    return {name_of_socket(job, parts[0], parts[1]), parts[2]};
+}
+
 Status HandoffGiver::listen(const std::string& job) {
     nonce_ = random64();
-    std::string shown = job.substr(0, 24);  // Address allows 64 bytes in all
-    for (auto& c : shown)
-        if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '.') c = '_';
-    char secret[33];  // nobody else can take the name first
-    std::snprintf(secret, sizeof secret, "%016llx%016llx", static_cast<unsigned long long>(random64()),
-                  static_cast<unsigned long long>(random64()));
-    name_ = "ftcomm-" + shown + "-" + secret;
+    name_ = name_of_socket(job, random64(), random64());
+    auto status = open_listener();
+    if (!status) name_.clear();
+    return status;
+}
+
+Status HandoffGiver::open_listener() {
     sockaddr_un address;
     auto length = handoff::fill_address(name_, &address);
     listener_ = handoff::open_socket();
@@ -43,20 +64,38 @@ Status HandoffGiver::listen(const std::string& job) {
     auto status =
         Status::error(Code::System, std::string("a unix socket for the shared memory of this host: ") + std::strerror(errno));
     close();
-    name_.clear();
     return status;
 }
 
-int HandoffGiver::accept_one() {
+void HandoffGiver::rest() { close_listener(&listener_); }
+
+HandoffGiver::Claim HandoffGiver::claim(const HandoffKey::Common& common) {
+    sockaddr_un address;
+    auto length = handoff::fill_address(common.name, &address);
+    common_ = handoff::open_socket();
+    if (common_ >= 0 && ::bind(common_, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
+        ::listen(common_, kMaxRanks) == 0) {
+        common_nonce_ = common.nonce;
+        return Claim::Held;
+    }
+    const int error = errno;
+    give_up_claim();
+    errno = error;
+    return error == EADDRINUSE ? Claim::Taken : Claim::Failed;
+}
+
+void HandoffGiver::give_up_claim() { close_listener(&common_); }
+
+int HandoffGiver::accept_one(int listener, std::uint64_t nonce) {
     int fd;
-    do fd = ::accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    do fd = ::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     while (fd < 0 && (errno == EINTR || errno == ECONNABORTED));
     if (fd < 0) return -1;
     if (!handoff::same_user(fd)) {
         ::close(fd);
         return -1;
     }
-    askers_[fd] = {};
+    askers_[fd].nonce = nonce;
     return fd;
 }
 
@@ -69,11 +108,11 @@ bool HandoffGiver::receive(int fd, Asker& asker) {
     if (n == 0 || !handoff::parse(message, &kind, &body)) return false;
     if (kind == Kind::Ask && !asker.answered) {
         handoff::Ask ask;
-        if (!handoff::decode_ask(body, key_.key, nonce_, &ask)) return false;
+        if (!handoff::decode_ask(body, key_.key, asker.nonce, &ask)) return false;
         asker.rank = ask.rank;
         asker.joining = ask.joining;
         asker.answered =
-            handoff::send(fd, handoff::message(Kind::Give, handoff::encode_give(key_.key, ask.nonce, nonce_)), segment_);
+            handoff::send(fd, handoff::message(Kind::Give, handoff::encode_give(key_.key, ask.nonce, asker.nonce)), segment_);
         return asker.answered && !ask.joining;
     }
     if (kind == Kind::Mapped && asker.answered && body.size() == 1) {
@@ -114,7 +153,7 @@ Status HandoffGiver::gather(const HandoffKey& key, int segment_fd, const RankSet
             status.ranks = missing.list();
             return status;
         }
-        if (fds[0].revents != 0) accept_one();
+        if (fds[0].revents != 0) accept_one(listener_, nonce_);
         for (std::size_t i = 2; i < fds.size(); ++i) {
             auto it = askers_.find(fds[i].fd);
             if (fds[i].revents == 0 || it == askers_.end() || receive(it->first, it->second)) continue;
@@ -154,8 +193,15 @@ Status HandoffGiver::serve(IoLoop& loop, const HandoffKey& key, int segment_fd) 
     key_ = key;
     segment_ = segment_fd;
     loop_ = &loop;
-    return loop.add(listener_, EPOLLIN, [this](std::uint32_t) {
-        int fd = accept_one();
+    if (listener_ < 0)
+        if (auto status = open_listener(); !status) return status;
+    if (auto status = serve_at(listener_, nonce_); !status) return status;
+    return common_ < 0 ? Status{} : serve_at(common_, common_nonce_);
+}
+
+Status HandoffGiver::serve_at(int listener, std::uint64_t nonce) {
+    return loop_->add(listener, EPOLLIN, [this, listener, nonce](std::uint32_t) {
+        int fd = accept_one(listener, nonce);
         if (fd < 0) return;
         auto status = loop_->add(fd, EPOLLIN, [this, fd](std::uint32_t) {
             if (receive(fd, askers_[fd])) return;
@@ -176,16 +222,21 @@ void HandoffGiver::close() {
         ::close(fd);
     }
     askers_.clear();
-    if (listener_ >= 0) {
-        if (loop_ != nullptr) loop_->remove(listener_);
-        ::close(listener_);
-    }
-    listener_ = -1;
+    close_listener(&listener_);
+    close_listener(&common_);
+}
+
+void HandoffGiver::close_listener(int* listener) {
+    if (*listener < 0) return;
+    if (loop_ != nullptr) loop_->remove(*listener);
+    ::close(*listener);
+    *listener = -1;
 }
 
 void HandoffGiver::close_in_child() {
     for (auto& [fd, asker] : askers_) ::close(fd);
     if (listener_ >= 0) ::close(listener_);
+    if (common_ >= 0) ::close(common_);
 }
 
 Status HandoffAsker::ask(const std::string& name, std::uint64_t giver_nonce, const HandoffKey& key, int rank,

@@ -24,6 +24,12 @@ namespace ftcomm {
 struct HandoffKey {
     Bytes key;  // from secret, job and boot nonce
     static HandoffKey make(ByteView secret, std::uint64_t job, std::uint64_t boot);
+    struct Common {
+        std::string name;
+        std::uint64_t nonce = 0;
+    };
+    // A socket that any rank of the host can find without having heard of another (runtime/join_host.cc).
+    Common common(const std::string& job, std::uint64_t domain) const;
 };
 
 class HandoffGiver {
@@ -39,24 +45,37 @@ public:
     Status gather(const HandoffKey& key, int segment_fd, const RankSet& expected, Time deadline, int stop_fd, RankSet* mapped);
     void go(const RankSet& have);
 
-    // Afterwards, on the io loop (engine locked): gives to replacements.
+    // Afterwards, on the io loop (engine locked): gives to replacements, under its own name and the common one, if that is held.
     Status serve(IoLoop& loop, const HandoffKey& key, int segment_fd);
+
+    // A replacement has nothing to give yet. Nobody must wait for it meanwhile, least of all one that it waits for itself: until
+    // serve() it refuses connections.
+    void rest();
+    enum class Claim { Held, Taken, Failed };  // Failed: errno
+    // At most one process has the name; the kernel takes it from a dead one. Those who ask there wait until serve().
+    Claim claim(const HandoffKey::Common& common);
+    void give_up_claim();
     void close();           // with the engine locked when serving
     void close_in_child();  // descriptors only
 
 private:
     struct Asker {
+        std::uint64_t nonce = 0;  // of the name under which it asks
         int rank = -1;
         bool joining = false, answered = false, mapped = false;
     };
-    int accept_one();
+    Status open_listener();
+    Status serve_at(int listener, std::uint64_t nonce);
+    int accept_one(int listener, std::uint64_t nonce);
+    void close_listener(int* listener);
     void abort(const RankSet& missing);  // tells all who wait
     // False: the connection is of no use any more.
     bool receive(int fd, Asker& asker);
 
     std::string name_;
     std::uint64_t nonce_ = 0;
-    int listener_ = -1, segment_ = -1;
+    int listener_ = -1, common_ = -1, segment_ = -1;
+    std::uint64_t common_nonce_ = 0;
     HandoffKey key_;
     IoLoop* loop_ = nullptr;
     std::map<int, Asker> askers_;

@@ -47,6 +47,9 @@ struct JobConfig {
     static Status read(const ft_job_config& from, JobConfig* out);
 };
 
+// Of the record in the store.
+inline constexpr std::size_t kMaxView = 256u << 10;
+
 class Job final : public ForkSensitive {
 public:
     explicit Job(JobConfig config);
@@ -76,7 +79,19 @@ private:
     Status share_memory(const RankSet& local);
     Status give_segment(const RankSet& others);
     Status get_segment(const RankSet& others);
-    Status join_host();
+    Status join_host();                     // join_host.cc
+    Status ask_for_segment(const std::string& socket, std::uint64_t nonce, Time until);
+    Status ask_the_living();
+    Status make_segment();
+    Status join_segment();
+    bool is_member(const Address& address);
+    Status read_view(Bytes* view);
+    // Whether tcp must not take the place of shared memory that cannot be had. Under replay the order of a sum depends on who shares
+    // memory, so that must not depend on a process's luck (L7).
+    bool needs_memory() const {
+        return config_.transport == TransportChoice::Shm || !tcp_ ||
+               (config_.replay && config_.peer_memory && config_.transport != TransportChoice::Tcp);
+    }
     Status choose_authority(const RankSet& local);
     Status write_first_view();
     Status link_tcp();

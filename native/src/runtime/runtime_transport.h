@@ -23,8 +23,10 @@ public:
         // A rank registers before it sends its first frame, so an unknown one is on another host.
         bool local = shm_ != nullptr && (tcp_ == nullptr || segment_->find_instance(slot, incarnation) != nullptr);
         by_shm_[static_cast<std::size_t>(slot)] = local;
-        if (shm_ != nullptr && local) shm_->attach(slot, incarnation);
-        if (tcp_ != nullptr) tcp_->attach(slot, incarnation);  // only notes it where tcp does not reach
+        // Each wire notes it, also where it does not reach: what detach() closes is then never a newer incarnation's link, which is
+        // there before its predecessor is out of the view.
+        if (shm_ != nullptr) shm_->attach(slot, incarnation);
+        if (tcp_ != nullptr) tcp_->attach(slot, incarnation);
     }
     void detach(int slot) override {
         if (shm_ != nullptr) shm_->detach(slot);

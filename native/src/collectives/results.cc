@@ -1,5 +1,7 @@
 #include "collectives/results.h"
 
+#include <algorithm>
+
 #include "collectives/plan.h"
 
 namespace ftcomm {
@@ -39,7 +41,11 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
     return pieces;
 }
 
-std::vector<std::span<std::byte>> shared_pieces(const OpState& op, int rank, int size) {
+std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::vector<int>& among, int rank, int size) {
+    const auto keeper = [&](int owner) {
+        return std::binary_search(among.begin(), among.end(), owner) ? owner
+                                                                     : among[static_cast<std::size_t>(owner) % among.size()];
+    };
     const auto element = size_of(op.desc.dtype);
     auto* base = static_cast<std::byte*>(op.desc.recv);
     std::vector<std::span<std::byte>> pieces;
@@ -48,7 +54,7 @@ std::vector<std::span<std::byte>> shared_pieces(const OpState& op, int rank, int
         const auto last = s + run.count - 1;
         // A run may go over blocks: offsets then go on without a gap, as the blocks are full but for the last.
         const auto from = op.grid.offset(s), to = op.grid.offset(last) + op.grid.count(last);
-        if (run.rank == rank) pieces.emplace_back(base + from * element, (to - from) * element);
+        if (keeper(run.rank) == rank) pieces.emplace_back(base + from * element, (to - from) * element);
         s += run.count;
     }
     return pieces;

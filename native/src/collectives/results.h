@@ -11,8 +11,9 @@ namespace ftcomm {
 // The parts of the caller's memory that the operation fills at this rank, in a fixed order; none where it has no result here.
 std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int size);
 
-// Of a result that all ranks have: the parts that this rank owned. The parts of all ranks are the whole.
-std::vector<std::span<std::byte>> shared_pieces(const OpState& op, int rank, int size);
+// Of a result that all ranks have, shared out among some of them (ascending): the parts that this one owned, and its part of what ranks
+// outside owned. The parts of all of them are the whole.
+std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::vector<int>& among, int rank, int size);
 
 // Labels of a result that was read from the log: as a healthy run among all ranks leaves them.
 void mark_complete(OpState& op, int rank, int size);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "collectives/results.h"
 
@@ -11,8 +12,17 @@ namespace ftcomm {
 
 namespace {
 
-// The tag of a record: the operation's kind, with kShare if it is only a part; or kFailed.
+// The tag of a record: the operation's kind; with kShare, and above it a digest of the ranks that share, if it is only a part; or kFailed.
 constexpr std::int64_t kFailed = -1, kShare = 256;
+constexpr int kAmong = 16;
+
+std::int64_t tag_of_share(const std::vector<int>& ranks) {
+    ByteWriter w;
+    for (int rank : ranks) w.put(static_cast<std::int32_t>(rank));
+    const auto list = w.take();
+    return kShare | static_cast<std::int64_t>(crc32c(list.data(), list.size())) << kAmong;
+}
+bool is_share(const LogRecord& record) { return record.tag >= kShare; }
 constexpr std::size_t kHead = 64;  // in front of the data: which operation it is of
 
 Bytes head_of(const OpState& op) {
@@ -41,16 +51,20 @@ bool fill(const std::vector<std::span<std::byte>>& pieces, const LogRecord& reco
 }  // namespace
 
 void ResultStream::look_at_hosts() {
-    one_host_ = spec_.members.size() > 1 &&
-                std::all_of(spec_.members.begin(), spec_.members.end(), [&](int slot) { return log_.readable(slot); });
+    fellows_.clear();
+    for (int rank = 0; rank < size(); ++rank)
+        if (rank == rank_ || log_.readable(spec_.members[static_cast<std::size_t>(rank)])) fellows_.push_back(rank);
+    share_ = tag_of_share(fellows_);
 }
 
 bool ResultStream::shares(const OpState& op) const {
-    return one_host_ && op.grid.segments() > 0 && op.shape.shares_finals() && op.shape.algorithm != Algorithm::Flat;
+    return fellows_.size() > 1 && op.grid.segments() > 0 && op.shape.shares_finals() && op.shape.algorithm != Algorithm::Flat;
 }
 
+bool ResultStream::shared_here(const LogRecord& record) const { return record.tag >> kAmong == share_ >> kAmong; }
+
 std::vector<std::span<std::byte>> ResultStream::pieces(const OpState& op, int rank, bool share) const {
-    return share ? shared_pieces(op, rank, size()) : result_pieces(op, rank, size());
+    return share ? shared_pieces(op, fellows_, rank, size()) : result_pieces(op, rank, size());
 }
 
 Status ResultStream::add(const OpState& op) {
@@ -62,7 +76,7 @@ Status ResultStream::add(const OpState& op) {
     std::vector<ByteView> parts{head};
     for (const auto& piece : pieces(op, rank_, share)) parts.emplace_back(piece);
     FT_POINT("result.before");
-    auto s = log_.append(key(rank_), static_cast<std::int64_t>(op.shape.kind) + (share ? kShare : 0), op.signature, parts);
+    auto s = log_.append(key(rank_), static_cast<std::int64_t>(op.shape.kind) | (share ? share_ : 0), op.signature, parts);
     FT_POINT("result.after");
     if (s) last_ = op.seq;
     return s;
@@ -78,7 +92,8 @@ Status ResultStream::compare(const OpState& op, const Bytes& head) {
         if (same) rest = rest.subspan(part.size());
     };
     next_is(head);
-    const bool share = record.tag >= kShare;
+    const bool share = is_share(record);
+    same = same && (!share || shared_here(record));
     for (const auto& piece : pieces(op, rank_, share)) next_is(piece);
     if (same && rest.empty()) return {};
     return Status::error(Code::ReplayDiverged, op.shape.text() + " #" + std::to_string(op.seq) + " of communicator " +
@@ -111,7 +126,7 @@ Status ResultStream::read(OpState& op) {
         ByteReader r(record.payload.subspan(kHead));
         return Cause::decode(r).status("");
     }
-    if (same && record.tag >= kShare) return read_shares(op);
+    if (same && is_share(record)) return read_shares(op);
     if (same && fill(pieces(op, rank_, false), record)) return {};
     ByteReader r(record.payload);
     return Status::error(
@@ -125,7 +140,7 @@ Status ResultStream::read(OpState& op) {
 // All of them are there: the operation is complete, and nobody collects what another rank's replacement may still read.
 Status ResultStream::read_shares(OpState& op) {
     const auto head = head_of(op);
-    for (int rank = 0; rank < size(); ++rank) {
+    for (int rank : fellows_) {
         LogRecord record;
         if (log_.last(key(rank)) < op.seq)  // looks again
             return Status::error(Code::LogCorrupt, "rank " + std::to_string(rank) + "'s share of operation #" +
@@ -138,7 +153,12 @@ Status ResultStream::read_shares(OpState& op) {
                 "rank " + std::to_string(rank) + " has logged something else as operation #" + std::to_string(op.seq) +
                     " of communicator " + spec_.name +
                     ": all ranks must call resume() after the same collectives, and the same collectives after it");
-        const bool share = record.tag >= kShare;
+        const bool share = is_share(record);
+        if (share && !shared_here(record))
+            return Status::error(Code::LogCorrupt,
+                                 "rank " + std::to_string(rank) + " has shared operation #" + std::to_string(op.seq) +
+                                     " of communicator " + spec_.name +
+                                     " with other ranks than are on this host now: start the ranks on the hosts where they were");
         if (!fill(pieces(op, rank, share), record))
             return Status::error(Code::LogCorrupt, "rank " + std::to_string(rank) + "'s share of operation #" +
                                                        std::to_string(op.seq) + " has another size than it should");

@@ -1,9 +1,9 @@
 // What a communicator's collectives gave, in the log: a record for each operation, in order. A process that runs again gets its results there.
 //
-// Where all ranks are on one host, each logs only its share of a result that all of them have (L7): the segments that it owned, or what it
-// put in. Together the shares are the result, once per host instead of once per rank. Operations that end in a fence only: whoever has
-// returned from one of these knows that every share is in its owner's log. A record says of itself whether it is a share or the whole, so
-// ranks need not agree on it.
+// Ranks of one host log only a share each of a result that all ranks have (L7): the segments that they owned, or put in, and their part of
+// those of other hosts. Together the shares are the result, once per host instead of once per rank. Operations that end in a fence only:
+// whoever has returned from one of these knows that every share is in its owner's log. A record says of itself whether it is a share, and
+// among whom, or the whole, so ranks need not agree on it.
 #pragma once
 
 #include <cstdint>
@@ -44,6 +44,7 @@ private:
     LogKey key(int rank) const { return {spec_.id, spec_.members[static_cast<std::size_t>(rank)], kResults}; }
     int size() const { return static_cast<int>(spec_.members.size()); }
     bool shares(const OpState& op) const;
+    bool shared_here(const LogRecord& record) const;
     std::vector<std::span<std::byte>> pieces(const OpState& op, int rank, bool share) const;  // that the rank's record has
     Status compare(const OpState& op, const Bytes& head);
     Status read_shares(OpState& op);
@@ -52,7 +53,8 @@ private:
     const CommSpec& spec_;
     const int rank_;
     std::uint64_t last_;
-    bool one_host_ = false;
+    std::vector<int> fellows_;  // whose logs are on this host, this rank included; ascending
+    std::int64_t share_ = 0;    // in the tag of a share: among whom it is
 };
 
 }  // namespace ftcomm

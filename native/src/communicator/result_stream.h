@@ -54,7 +54,7 @@ private:
     const int rank_;
     std::uint64_t last_;
     std::vector<int> fellows_;  // whose logs are on this host, this rank included; ascending
-    std::int64_t share_ = 0;    // in the tag of a share: among whom it is
+    std::int64_t share_ = 0;  // in the tag of a share: among whom it is
 };
 
 }  // namespace ftcomm

@@ -283,8 +283,8 @@ class Ranks:
     ) -> Group:
         """Starts the ranks and returns at once. ``direct=False``: ``fn(group)`` itself starts the job, or does not."""
         # Over tcp every rank is as if alone on its host: nothing but its sockets tells of its death, and the store decides.
-        on_a_host = {"tcp": 1, "hosts": 2}.get(options.get("transport", ""))
-        if options.get("transport") == "hosts":  # two ranks on each
+        on_a_host = {"tcp": 1, "hosts": 2, "hosts of 3": 3}.get(options.get("transport", ""))
+        if str(options.get("transport")).startswith("hosts"):  # so many ranks on each
             options["transport"] = "auto"
         made = ftcomm.Options(**{"timeout": 30.0, **options})
         group = Group(self._store, self._folder, size, made, faults, direct, on_a_host)

@@ -61,7 +61,7 @@ static constexpr PointInfo kPoints[] = {
     {"shrink.before", "The leader of a shrink is about to record the survivors."},
     {"shrink.after", "The survivors of a shrink are recorded; the new communicator does not exist yet."},
 
-    {"join.claim", "A replacement is about to get the shared memory of its host, for itself and for those that come after it."},
+    {"join.mapped", "A replacement has the shared memory of its host, and the others cannot see it there yet."},
     {"join.make", "A replacement that is alone on its host is about to make a new segment of shared memory."},
     {"join.request", "A replacement is about to ask the job to let it in."},
     {"join.admit", "A survivor at its join point is about to send its vote on the replacements that wait."},

@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 4;
+constexpr std::uint32_t kVersion = 5;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -22,6 +22,7 @@ Bytes Address::encode() const {
     w.put(kMagic).put(kVersion).put(job).put(world_size).put(rank).put(incarnation).put(host).put(domain);
     w.text(socket).put(nonce).put(processes).put(pid).put(transport).put(authority);
     w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(static_cast<std::uint8_t>(replay));
+    w.put(static_cast<std::uint8_t>(peer_memory));
     w.put(heartbeat).put(flat_limit).put(pull_limit).put(segment_bytes).put(eager_limit).bytes(tcp);
     return w.take();
 }
@@ -49,6 +50,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.has_store = r.get<std::uint8_t>() != 0;
     a.has_secret = r.get<std::uint8_t>() != 0;
     a.replay = r.get<std::uint8_t>() != 0;
+    a.peer_memory = r.get<std::uint8_t>() != 0;
     a.heartbeat = r.get<Time>();
     a.flat_limit = r.get<std::uint64_t>();
     a.pull_limit = r.get<std::uint64_t>();
@@ -82,6 +84,8 @@ Status Address::check_agrees(const Address& other, int slot) const {
     if (other.has_secret != has_secret)
         return differs("secret", other.has_secret ? "set" : "missing", has_secret ? "one" : "none");
     if (other.replay != replay) return differs("policy", other.replay ? "replay" : "another", replay ? "replay" : "another");
+    if (replay && other.peer_memory != peer_memory)  // it decides on the order of sums
+        return differs("FTCOMM_PEER_MEMORY", other.peer_memory ? "1" : "0", peer_memory ? "1" : "0");
     if (other.heartbeat != heartbeat)
         return differs("heartbeat", number(static_cast<double>(other.heartbeat) / 1e9),
                        number(static_cast<double>(heartbeat) / 1e9));

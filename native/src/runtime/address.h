@@ -26,7 +26,7 @@ struct Address {
     // Equal on all ranks (C8), else the job does not start.
     TransportChoice transport = TransportChoice::Auto;
     AuthorityChoice authority = AuthorityChoice::Auto;
-    bool has_store = false, has_secret = false, replay = false;
+    bool has_store = false, has_secret = false, replay = false, peer_memory = true;
     Time heartbeat = 0;
     std::uint64_t flat_limit = 0, pull_limit = 0, segment_bytes = 0, eager_limit = 0;
 

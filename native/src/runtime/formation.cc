@@ -124,16 +124,16 @@ Status Job::share_memory(const RankSet& have) {
     have_ = have;
     if (config_.transport != TransportChoice::Tcp) shm_ = std::make_unique<ShmTransport>(segment_, *self_, engine_);
     watch_ = std::make_unique<Watch>(segment_, *self_, loop_, engine_);
-    return giver_.serve(loop_, key_, segment_.fd());
+    return giver_.serve(loop_, key_, segment_.fd(), [this] { return !engine_.has_node() || !engine_.node().stale(); });
 }
 
 Status Job::give_segment(const RankSet& local) {
     auto others = local;
     others.remove(config_.rank);
     RankSet have;
-    auto made = segment_.create(job_hash_, boot_, config_.world_size);
+    auto made = make_segment();
     if (!made) {
-        if (needs_memory()) return made;
+        if (config_.transport == TransportChoice::Shm || !tcp_ || (sums_need_memory() && !others.empty())) return made;
         say(made.message + ": this host's ranks use tcp");
         Engine::Hold hold(engine_);
         giver_.close();  // the askers see that nothing comes
@@ -153,10 +153,7 @@ Status Job::give_segment(const RankSet& local) {
 Status Job::get_segment(const RankSet& local) {
     const auto& giver = addresses_[static_cast<std::size_t>(local.lowest())];
     auto who = "rank " + std::to_string(giver.rank);
-    int fd = -1;
-    auto status =
-        asker_.ask(giver.socket, giver.nonce, key_, config_.rank, config_.incarnation, false, deadline_, stop_event_, &fd);
-    if (status) status = segment_.open(fd, job_hash_, boot_, config_.world_size);
+    auto status = ask_for_segment(giver.socket, giver.nonce, deadline_);
     if (!status) {
         if (status.code == Code::Closed) return status;
         auto cause = std::move(status).within("shared memory from " + who);

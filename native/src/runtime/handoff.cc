@@ -11,7 +11,6 @@
 #include <cstring>
 #include <vector>
 
-#include "runtime/handoff_wire.h"
 #include "runtime/host.h"
 
 namespace ftcomm {
@@ -23,10 +22,23 @@ std::string name_of_socket(const std::string& job, std::uint64_t high, std::uint
     std::string shown = job.substr(0, 24);  // Address allows 64 bytes in all
     for (auto& c : shown)
         if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '.') c = '_';
-    char secret[33];  // nobody else can take the name first
+    char secret[33];
     std::snprintf(secret, sizeof secret, "%016llx%016llx", static_cast<unsigned long long>(high),
                   static_cast<unsigned long long>(low));
     return "ftcomm-" + shown + "-" + secret;
+}
+
+// -1: errno
+int listener_at(const std::string& name) {
+    sockaddr_un address;
+    const auto length = handoff::fill_address(name, &address);
+    const int fd = handoff::open_socket();
+    if (fd < 0) return -1;
+    if (::bind(fd, reinterpret_cast<sockaddr*>(&address), length) == 0 && ::listen(fd, kMaxRanks) == 0) return fd;
+    const int error = errno;
+    ::close(fd);
+    errno = error;
+    return -1;
 }
 }  // namespace
 
@@ -48,43 +60,26 @@ HandoffKey::Common HandoffKey::common(const std::string& job, std::uint64_t doma
 
 Status HandoffGiver::listen(const std::string& job) {
     nonce_ = random64();
-    name_ = name_of_socket(job, random64(), random64());
-    auto status = open_listener();
-    if (!status) name_.clear();
-    return status;
+    name_ = name_of_socket(job, random64(), random64());  // nobody else can take it first
+    listener_ = listener_at(name_);
+    if (listener_ >= 0) return {};
+    name_.clear();
+    return Status::error(Code::System, std::string("a unix socket for the shared memory of this host: ") + std::strerror(errno));
 }
 
-Status HandoffGiver::open_listener() {
-    sockaddr_un address;
-    auto length = handoff::fill_address(name_, &address);
-    listener_ = handoff::open_socket();
-    if (listener_ >= 0 && ::bind(listener_, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-        ::listen(listener_, kMaxRanks) == 0)
-        return {};
-    auto status =
-        Status::error(Code::System, std::string("a unix socket for the shared memory of this host: ") + std::strerror(errno));
-    close();
-    return status;
-}
-
-void HandoffGiver::rest() { close_listener(&listener_); }
+void HandoffGiver::close_own_name() { close_listener(&listener_); }
 
 HandoffGiver::Claim HandoffGiver::claim(const HandoffKey::Common& common) {
-    sockaddr_un address;
-    auto length = handoff::fill_address(common.name, &address);
-    common_ = handoff::open_socket();
-    if (common_ >= 0 && ::bind(common_, reinterpret_cast<sockaddr*>(&address), length) == 0 &&
-        ::listen(common_, kMaxRanks) == 0) {
-        common_nonce_ = common.nonce;
-        return Claim::Held;
-    }
-    const int error = errno;
-    give_up_claim();
-    errno = error;
-    return error == EADDRINUSE ? Claim::Taken : Claim::Failed;
+    common_ = listener_at(common.name);
+    common_nonce_ = common.nonce;
+    return common_ >= 0 ? Claim::Held : errno == EADDRINUSE ? Claim::Taken : Claim::Failed;
 }
 
-void HandoffGiver::give_up_claim() { close_listener(&common_); }
+void HandoffGiver::adopt(int listener, const HandoffKey::Common& common) {
+    close_listener(&common_);
+    common_ = listener;
+    common_nonce_ = common.nonce;
+}
 
 int HandoffGiver::accept_one(int listener, std::uint64_t nonce) {
     int fd;
@@ -101,7 +96,7 @@ int HandoffGiver::accept_one(int listener, std::uint64_t nonce) {
 
 bool HandoffGiver::receive(int fd, Asker& asker) {
     Bytes message;
-    auto n = handoff::receive(fd, &message, nullptr);
+    auto n = handoff::receive(fd, &message);
     if (n < 0) return errno == EAGAIN;
     Kind kind;
     ByteView body;
@@ -111,8 +106,8 @@ bool HandoffGiver::receive(int fd, Asker& asker) {
         if (!handoff::decode_ask(body, key_.key, asker.nonce, &ask)) return false;
         asker.rank = ask.rank;
         asker.joining = ask.joining;
-        asker.answered =
-            handoff::send(fd, handoff::message(Kind::Give, handoff::encode_give(key_.key, ask.nonce, asker.nonce)), segment_);
+        asker.answered = handoff::send(fd, handoff::message(Kind::Give, handoff::encode_give(key_.key, ask.nonce, asker.nonce)),
+                                       {segment_, common_});
         return asker.answered && !ask.joining;
     }
     if (kind == Kind::Mapped && asker.answered && body.size() == 1) {
@@ -189,19 +184,19 @@ void HandoffGiver::go(const RankSet& have) {
     askers_.clear();
 }
 
-Status HandoffGiver::serve(IoLoop& loop, const HandoffKey& key, int segment_fd) {
+Status HandoffGiver::serve(IoLoop& loop, const HandoffKey& key, int segment_fd, std::function<bool()> may_give) {
     key_ = key;
     segment_ = segment_fd;
     loop_ = &loop;
-    if (listener_ < 0)
-        if (auto status = open_listener(); !status) return status;
-    if (auto status = serve_at(listener_, nonce_); !status) return status;
-    return common_ < 0 ? Status{} : serve_at(common_, common_nonce_);
-}
-
-Status HandoffGiver::serve_at(int listener, std::uint64_t nonce) {
-    return loop_->add(listener, EPOLLIN, [this, listener, nonce](std::uint32_t) {
-        int fd = accept_one(listener, nonce);
+    may_give_ = std::move(may_give);
+    close_own_name();
+    // One of those who have the name accepts: whoever comes too late finds nothing there.
+    return loop.add(common_, EPOLLIN, [this](std::uint32_t) {
+        if (!may_give_()) {
+            close();
+            return;
+        }
+        int fd = accept_one(common_, common_nonce_);
         if (fd < 0) return;
         auto status = loop_->add(fd, EPOLLIN, [this, fd](std::uint32_t) {
             if (receive(fd, askers_[fd])) return;
@@ -240,35 +235,34 @@ void HandoffGiver::close_in_child() {
 }
 
 Status HandoffAsker::ask(const std::string& name, std::uint64_t giver_nonce, const HandoffKey& key, int rank,
-                         std::uint32_t incarnation, bool joining, Time deadline, int stop_fd, int* segment_fd) {
+                         std::uint32_t incarnation, bool joining, Time deadline, int stop_fd, handoff::Descriptors* got) {
     close();
     fd_ = handoff::open_socket();
     if (fd_ < 0) return Status::error(Code::System, std::string("socket: ") + std::strerror(errno));
     sockaddr_un address;
     auto length = handoff::fill_address(name, &address);
-    // A full backlog is EAGAIN for a nonblocking unix socket; the listener's backlog holds a whole job, so it is an error.
+    // A full backlog is EAGAIN for a nonblocking unix socket: full of those who have given up waiting for a stopped process.
     int rc;
     do rc = ::connect(fd_, reinterpret_cast<sockaddr*>(&address), length);
     while (rc != 0 && errno == EINTR);
     if (rc != 0) {
-        auto status = Status::error(Code::System, std::string("its shared memory socket: ") + std::strerror(errno));
+        const auto code = errno == ECONNREFUSED || errno == EAGAIN ? Code::PeerFailure : Code::System;
+        auto status = Status::error(code, std::string("its shared memory socket: ") + std::strerror(errno));
         close();
         return status;
     }
     if (!handoff::same_user(fd_)) return Status::error(Code::System, "its shared memory socket belongs to another user");
     handoff::Ask mine{rank, incarnation, joining, random64()};
     if (!handoff::send(fd_, handoff::message(Kind::Ask, handoff::encode_ask(mine, key.key, giver_nonce))))
-        return Status::error(Code::System, std::string("its shared memory socket: ") + std::strerror(errno));
+        return Status::error(Code::PeerFailure, std::string("its shared memory socket: ") + std::strerror(errno));
     Bytes message;
-    *segment_fd = -1;
-    auto status = receive(deadline, stop_fd, &message, segment_fd);
+    auto status = receive(deadline, stop_fd, &message, got);
     if (!status) return status;
     Kind kind;
     ByteView body;
-    if (!handoff::parse(message, &kind, &body) || kind != Kind::Give || *segment_fd < 0 ||
+    if (!handoff::parse(message, &kind, &body) || kind != Kind::Give || got->listener < 0 ||
         !handoff::check_give(body, key.key, mine.nonce, giver_nonce)) {
-        if (*segment_fd >= 0) ::close(*segment_fd);
-        *segment_fd = -1;
+        got->close();
         return Status::error(Code::System, "its answer does not prove that it is of this job");
     }
     return {};
@@ -298,14 +292,14 @@ Status HandoffAsker::await_go(bool mapped, Time deadline, int stop_fd, RankSet* 
     return {};
 }
 
-Status HandoffAsker::receive(Time deadline, int stop_fd, Bytes* message, int* descriptor) {
+Status HandoffAsker::receive(Time deadline, int stop_fd, Bytes* message, handoff::Descriptors* got) {
     for (;;) {
         int ready = handoff::wait_ready(fd_, POLLIN, deadline, stop_fd);
         if (ready == 0) return Status::error(Code::Timeout, "it did not answer in time");
         if (ready < 0) return Status::error(Code::Closed, "the job was closed while it started");
-        auto n = handoff::receive(fd_, message, descriptor);
+        auto n = handoff::receive(fd_, message, got);
         if (n > 0) return {};
-        if (n == 0) return Status::error(Code::System, "it closed the connection");
+        if (n == 0 || errno == ECONNRESET) return Status::error(Code::PeerFailure, "it closed the connection");
         if (errno != EAGAIN) return Status::error(Code::System, std::strerror(errno));
     }
 }

@@ -2,21 +2,28 @@
 //
 //   asker                                                   giver
 //   Ask {rank, incarnation, nonce, HMAC(giver's nonce)} ->
-//                                                       <-  Give {HMAC(asker's nonce)} + the descriptor
+//                                                       <-  Give {HMAC(asker's nonce)} + two descriptors
 //   at formation only:
 //   Mapped {ok}                                         ->
 //                                                       <-  Go {ranks that have it}, or Abort {ranks that are missing}
-// The nonce of the giver is in its address; both ends also compare user ids (SO_PEERCRED).
+// Both ends also compare user ids (SO_PEERCRED).
+//
+// At formation the giver is the lowest rank of the host, under a name and with a nonce that are in its address. Replacements ask under the
+// host's common name, which all of the job can work out. The kernel lets one process bind it; its listener is the second descriptor,
+// given away with the segment. So whoever has the segment keeps the name bound and answers there, and as long as one of them lives, or
+// the descriptors are on their way to one, nobody else can bind it: a host never has two segments with living ranks in both.
 #pragma once
 
 #include <sys/types.h>
 
+#include <functional>
 #include <map>
 #include <string>
 
 #include "base/bytes.h"
 #include "base/status.h"
 #include "communicator/request.h"
+#include "runtime/handoff_wire.h"
 #include "runtime/io_loop.h"
 
 namespace ftcomm {
@@ -28,7 +35,6 @@ struct HandoffKey {
         std::string name;
         std::uint64_t nonce = 0;
     };
-    // A socket that any rank of the host can find without having heard of another (runtime/join_host.cc).
     Common common(const std::string& job, std::uint64_t domain) const;
 };
 
@@ -45,17 +51,15 @@ public:
     Status gather(const HandoffKey& key, int segment_fd, const RankSet& expected, Time deadline, int stop_fd, RankSet* mapped);
     void go(const RankSet& have);
 
-    // Afterwards, on the io loop (engine locked): gives to replacements, under its own name and the common one, if that is held.
-    Status serve(IoLoop& loop, const HandoffKey& key, int segment_fd);
-
-    // A replacement has nothing to give yet. Nobody must wait for it meanwhile, least of all one that it waits for itself: until
-    // serve() it refuses connections.
-    void rest();
     enum class Claim { Held, Taken, Failed };  // Failed: errno
-    // At most one process has the name; the kernel takes it from a dead one. Those who ask there wait until serve().
     Claim claim(const HandoffKey::Common& common);
-    void give_up_claim();
-    void close();           // with the engine locked when serving
+    void adopt(int listener, const HandoffKey::Common& common);  // of the one who gave the segment
+
+    // Afterwards, on the io loop (engine locked): gives to replacements, under the common name. Until `may_give` says no: a rank that was
+    // voted out lets go of the name, as if it had died.
+    Status serve(IoLoop& loop, const HandoffKey& key, int segment_fd, std::function<bool()> may_give);
+    void close_own_name();  // from formation on it is of no use
+    void close();  // with the engine locked when serving
     void close_in_child();  // descriptors only
 
 private:
@@ -64,8 +68,6 @@ private:
         int rank = -1;
         bool joining = false, answered = false, mapped = false;
     };
-    Status open_listener();
-    Status serve_at(int listener, std::uint64_t nonce);
     int accept_one(int listener, std::uint64_t nonce);
     void close_listener(int* listener);
     void abort(const RankSet& missing);  // tells all who wait
@@ -78,22 +80,23 @@ private:
     std::uint64_t common_nonce_ = 0;
     HandoffKey key_;
     IoLoop* loop_ = nullptr;
+    std::function<bool()> may_give_;
     std::map<int, Asker> askers_;
 };
 
 class HandoffAsker {
 public:
     ~HandoffAsker() { close(); }
-    // Until `deadline` or until stop_fd is readable. *segment_fd is the caller's.
+    // Until `deadline` or until stop_fd is readable. The descriptors are the caller's. PeerFailure: nobody listens there, or not any more.
     Status ask(const std::string& name, std::uint64_t giver_nonce, const HandoffKey& key, int rank, std::uint32_t incarnation,
-               bool joining, Time deadline, int stop_fd, int* segment_fd);
+               bool joining, Time deadline, int stop_fd, handoff::Descriptors* got);
     // Formation: says whether the segment could be mapped, waits for everybody.
     Status await_go(bool mapped, Time deadline, int stop_fd, RankSet* have);
     bool is_open() const { return fd_ >= 0; }
     void close();
 
 private:
-    Status receive(Time deadline, int stop_fd, Bytes* message, int* descriptor);
+    Status receive(Time deadline, int stop_fd, Bytes* message, handoff::Descriptors* got);
     int fd_ = -1;
 };
 

@@ -95,20 +95,28 @@ bool same_user(int fd) {
     return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == ::getuid();
 }
 
-bool send(int fd, ByteView message, int descriptor) {
+void Descriptors::close() {
+    for (int* fd : {&segment, &listener}) {
+        if (*fd >= 0) ::close(*fd);
+        *fd = -1;
+    }
+}
+
+bool send(int fd, ByteView message, const Descriptors& with) {
     iovec part{const_cast<std::byte*>(message.data()), message.size()};
     msghdr header{};
     header.msg_iov = &part;
     header.msg_iovlen = 1;
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-    if (descriptor >= 0) {
+    const int both[2] = {with.segment, with.listener};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof both)] = {};
+    if (with.segment >= 0) {
         header.msg_control = control;
         header.msg_controllen = sizeof control;
         auto* c = CMSG_FIRSTHDR(&header);
         c->cmsg_level = SOL_SOCKET;
         c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int));
-        std::memcpy(CMSG_DATA(c), &descriptor, sizeof descriptor);
+        c->cmsg_len = CMSG_LEN(sizeof both);
+        std::memcpy(CMSG_DATA(c), both, sizeof both);
     }
     ssize_t n;
     do n = ::sendmsg(fd, &header, MSG_NOSIGNAL);
@@ -116,7 +124,7 @@ bool send(int fd, ByteView message, int descriptor) {
     return n == static_cast<ssize_t>(message.size());
 }
 
-ssize_t receive(int fd, Bytes* message, int* descriptor) {
+ssize_t receive(int fd, Bytes* message, Descriptors* with) {
     message->resize(1024);
     iovec part{message->data(), message->size()};
     msghdr header{};
@@ -134,7 +142,8 @@ ssize_t receive(int fd, Bytes* message, int* descriptor) {
         for (std::size_t i = 0; CMSG_LEN((i + 1) * sizeof(int)) <= c->cmsg_len; ++i) {
             int got;
             std::memcpy(&got, CMSG_DATA(c) + i * sizeof(int), sizeof got);
-            if (descriptor != nullptr && *descriptor < 0) *descriptor = got;
+            if (with != nullptr && with->segment < 0) with->segment = got;
+            else if (with != nullptr && with->listener < 0) with->listener = got;
             else ::close(got);  // not asked for
         }
     }

@@ -31,9 +31,13 @@ bool check_give(ByteView body, ByteView key, std::uint64_t asker_nonce, std::uin
 int open_socket();
 socklen_t fill_address(const std::string& name, void* sockaddr_un);
 bool same_user(int fd);
-bool send(int fd, ByteView message, int descriptor = -1);
-// > 0: bytes, 0: closed, -1: errno.
-ssize_t receive(int fd, Bytes* message, int* descriptor);
+struct Descriptors {
+    int segment = -1, listener = -1;
+    void close();
+};
+bool send(int fd, ByteView message, const Descriptors& with = {});
+// > 0: bytes, 0: closed, -1: errno. The descriptors are the caller's; without `with` none are taken.
+ssize_t receive(int fd, Bytes* message, Descriptors* with = nullptr);
 // 1: ready, 0: deadline, -1: stop_fd or a broken poll.
 int wait_ready(int fd, short events, Time deadline, int stop_fd);
 

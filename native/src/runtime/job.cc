@@ -49,6 +49,7 @@ Status Job::prepare() {
     own_.has_store = config_.has_store;
     own_.has_secret = config_.has_secret;
     own_.replay = config_.replay;
+    own_.peer_memory = config_.peer_memory;
     own_.heartbeat = config_.heartbeat;
     own_.flat_limit = config_.flat_limit;
     own_.pull_limit = config_.pull_limit;
@@ -60,7 +61,7 @@ Status Job::prepare() {
         own_.domain = id_.domain;
         own_.socket = giver_.name();
         own_.nonce = giver_.nonce();
-    } else if (config_.transport == TransportChoice::Shm) {
+    } else if (config_.transport == TransportChoice::Shm || sums_need_memory()) {
         return s;
     } else {
         say("no shared memory with other ranks: " + s.message);

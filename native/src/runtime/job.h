@@ -80,18 +80,14 @@ private:
     Status give_segment(const RankSet& others);
     Status get_segment(const RankSet& others);
     Status join_host();                     // join_host.cc
-    Status ask_for_segment(const std::string& socket, std::uint64_t nonce, Time until);
-    Status ask_the_living();
-    Status make_segment();
     Status join_segment();
-    bool is_member(const Address& address);
+    Status make_segment();
+    Status ask_for_segment(const std::string& socket, std::uint64_t nonce, Time until);
     Status read_view(Bytes* view);
     // Whether tcp must not take the place of shared memory that cannot be had. Under replay the order of a sum depends on who shares
     // memory, so that must not depend on a process's luck (L7).
-    bool needs_memory() const {
-        return config_.transport == TransportChoice::Shm || !tcp_ ||
-               (config_.replay && config_.peer_memory && config_.transport != TransportChoice::Tcp);
-    }
+    bool sums_need_memory() const { return config_.replay && config_.peer_memory && config_.transport != TransportChoice::Tcp; }
+    bool needs_memory() const { return config_.transport == TransportChoice::Shm || !tcp_ || sums_need_memory(); }
     Status choose_authority(const RankSet& local);
     Status write_first_view();
     Status link_tcp();

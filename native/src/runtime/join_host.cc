@@ -1,13 +1,8 @@
-// How a replacement gets at the shared memory of its host.
+// How a rank gets at the shared memory of its host. Replacements: from any rank that has it; and if all of them are dead, the replacements
+// of this host make a new segment among themselves. Without it they would be linked by tcp alone, and under replay a sum that was begun by
+// ranks that read each other's memory would be done again in another order (L7).
 //
-// From a living rank of the host, whoever answers first. If none is left, the replacements of this host make a segment among themselves:
-// otherwise they would be linked by tcp alone, and under replay a sum that was begun by ranks that read each other's memory would be
-// done again in another order (L7). So that they make one, and not each its own, they go by a name that all of them can work out:
-//
-//   - The kernel gives the name to one of them, and takes it back when that one dies. Only the holder asks the living, makes the
-//     segment if there are none, and gives it away for as long as it lives. The others ask the holder.
-//   - Nobody waits for somebody who waits for it: the holder asks under the ranks' own names, and a replacement refuses connections
-//     there until it has the segment (HandoffGiver::rest).
+// Who has the segment has the host's common name (handoff.h): the replacement that can bind it makes the segment, the others ask there.
 #include <poll.h>
 
 #include <algorithm>
@@ -15,7 +10,6 @@
 #include <cstring>
 
 #include "base/failpoint.h"
-#include "membership/view.h"
 #include "runtime/handoff_wire.h"
 #include "runtime/job.h"
 
@@ -23,8 +17,6 @@ namespace ftcomm {
 namespace {
 
 constexpr Time kBetweenTries = 1'000'000;
-
-Status no_answer() { return Status::error(Code::System, "no rank of this host answers"); }
 
 }  // namespace
 
@@ -38,84 +30,87 @@ Status Job::read_view(Bytes* view) {
     return {};
 }
 
+// With the name; the caller has seen that nobody else has it.
+Status Job::make_segment() {
+    if (!joining_) {
+        Engine::Hold hold(engine_);
+        if (giver_.claim(key_.common(config_.job, own_.domain)) != HandoffGiver::Claim::Held)
+            return Status::error(Code::System, std::string("a unix socket for it: ") + std::strerror(errno));
+    }
+    if (auto s = segment_.create(job_hash_, boot_, config_.world_size); !s) return s;
+    if (joining_) segment_.header().authority = shm::kInStore;
+    return {};
+}
+
+Status Job::ask_for_segment(const std::string& socket, std::uint64_t nonce, Time until) {
+    handoff::Descriptors got;
+    auto status = asker_.ask(socket, nonce, key_, config_.rank, config_.incarnation, joining_, until, stop_event_, &got);
+    if (!status) return status;
+    {
+        Engine::Hold hold(engine_);
+        giver_.adopt(got.listener, key_.common(config_.job, own_.domain));
+    }
+    return segment_.open(got.segment, job_hash_, boot_, config_.world_size);
+}
+
 Status Job::join_host() {
-    auto status = own_.domain != 0 ? join_segment() : no_answer();
-    if (status.ok() || status.code == Code::Closed) return status;
-    giver_.give_up_claim();
+    {
+        Engine::Hold hold(engine_);
+        giver_.close_own_name();
+    }
+    auto status = own_.domain != 0 ? join_segment() : Status::error(Code::System, "this process has no unix socket");
+    asker_.close();
+    if (status) {
+        FT_POINT("join.mapped");
+        RankSet have;
+        for (int slot = 0; slot < config_.world_size; ++slot)
+            if (segment_.newest_instance(slot) != nullptr) have.add(slot);
+        return share_memory(have);
+    }
+    if (status.code == Code::Closed) return status;
+    {
+        Engine::Hold hold(engine_);
+        giver_.close();
+    }
     if (needs_memory()) return std::move(status).within("joining through shared memory");
     say("shared memory of this host: " + status.message + ": this rank uses tcp");
     return {};
 }
 
 Status Job::join_segment() {
-    giver_.rest();
     const auto common = key_.common(config_.job, own_.domain);
-    // A holder that is stopped, not dead: with tcp to fall back on it is not worth much waiting.
-    const auto until = needs_memory() ? deadline_ : std::min(deadline_, IoLoop::now() + 2 * config_.heartbeat);
+    // Those who have it may all be stopped, not dead. With tcp to fall back on that is not worth much waiting.
+    const auto patience = needs_memory() ? deadline_ : std::min(deadline_, IoLoop::now() + 2 * config_.heartbeat);
+    const std::string stopped = "those of this host who have it do not answer; are they stopped? kill them";
+    bool said = false;
     for (;;) {
-        const auto claim = giver_.claim(common);
+        HandoffGiver::Claim claim;
+        {
+            Engine::Hold hold(engine_);
+            claim = giver_.claim(common);
+        }
         if (claim == HandoffGiver::Claim::Failed)
             return Status::error(Code::System, std::string("a unix socket for it: ") + std::strerror(errno));
         if (claim == HandoffGiver::Claim::Held) {
-            FT_POINT("join.claim");
-            if (auto s = ask_the_living(); !s) return s;
-            if (!segment_.is_open())
-                if (auto s = make_segment(); !s) return s;
-            break;
+            // Not where the job's decisions were in the memory of those who died.
+            Bytes now;
+            if (!config_.has_store || !read_view(&now)) return Status::error(Code::System, "no rank of this host lives");
+            FT_POINT("join.make");
+            return make_segment();
         }
-        if (auto s = ask_for_segment(common.name, common.nonce, until); s || s.code == Code::Closed || s.code == Code::Timeout) {
-            if (!s) return s;
-            break;
+        // In slices: who has accepted and was stopped then does not answer, and another one may.
+        auto status = ask_for_segment(common.name, common.nonce, std::min(patience, IoLoop::now() + 2 * config_.heartbeat));
+        if (status || (status.code != Code::Timeout && status.code != Code::PeerFailure)) return status;
+        if (IoLoop::now() >= patience) return Status::error(Code::Timeout, stopped);
+        if (status.code == Code::Timeout) {
+            if (!said) say("waiting for the shared memory of this host: " + stopped);
+            said = true;
+            continue;
         }
-        // It died, or has given up, or holds the name but does not listen yet, which is one system call. Only the last is no event.
-        const int waited = handoff::wait_ready(stop_event_, POLLIN, IoLoop::now() + kBetweenTries, stop_event_);
-        if (waited != 0) return Status::error(Code::Closed, "the job was closed while it started");
-        if (IoLoop::now() >= until) return Status::error(Code::Timeout, "another rank of this host has it, and does not give it");
+        // They died; or the name is bound and does not listen yet, which is one system call. Only that is no event.
+        if (handoff::wait_ready(stop_event_, POLLIN, IoLoop::now() + kBetweenTries, stop_event_) != 0)
+            return Status::error(Code::Closed, "the job was closed while it started");
     }
-    RankSet have;
-    for (int slot = 0; slot < config_.world_size; ++slot)
-        if (segment_.newest_instance(slot) != nullptr) have.add(slot);
-    return share_memory(have);
-}
-
-Status Job::ask_for_segment(const std::string& socket, std::uint64_t nonce, Time until) {
-    int fd = -1;
-    auto status = asker_.ask(socket, nonce, key_, config_.rank, config_.incarnation, true, until, stop_event_, &fd);
-    asker_.close();
-    return status ? segment_.open(fd, job_hash_, boot_, config_.world_size) : status;
-}
-
-// OK without a segment: nobody is left.
-Status Job::ask_the_living() {
-    for (const auto& a : addresses_) {
-        if (a.job != job_hash_ || a.domain != own_.domain || a.rank == config_.rank || a.socket.empty()) continue;
-        Status status;
-        do {  // one that is stopped may go on, or be voted out: until then its memory is the host's
-            status = ask_for_segment(a.socket, a.nonce, std::min(deadline_, IoLoop::now() + 2 * config_.heartbeat));
-        } while (needs_memory() && status.code == Code::Timeout && IoLoop::now() < deadline_ && is_member(a));
-        if (status || status.code == Code::Closed) return status;
-        if (needs_memory() && status.code == Code::Timeout && IoLoop::now() >= deadline_)
-            return std::move(status).within("rank " + std::to_string(a.rank));
-    }
-    return {};
-}
-
-bool Job::is_member(const Address& address) {
-    if (!config_.has_store) return true;
-    Bytes now;
-    if (!read_view(&now)) return true;
-    const auto view = JobView::decode(now);
-    return !view || view->is_alive(address.rank, address.incarnation);
-}
-
-// Not where the job's decisions were in the segment of those who died: whoever has that one must give it.
-Status Job::make_segment() {
-    Bytes now;
-    if (!config_.has_store || !read_view(&now)) return no_answer();
-    FT_POINT("join.make");
-    if (auto s = segment_.create(job_hash_, boot_, config_.world_size); !s) return s;
-    segment_.header().authority = shm::kInStore;
-    return {};
 }
 
 }  // namespace ftcomm

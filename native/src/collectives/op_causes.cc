@@ -1,0 +1,121 @@
+// Why an operation fails, in words that say what to do.
+#include "base/check.h"
+#include "collectives/op_planner.h"
+
+namespace ftcomm {
+
+const char* advice_for(Policy policy) {
+    if (policy == Policy::Replay) return "under the policy replay its replacement has to come back; it was given up";
+    return policy == Policy::Raise ? "call shrink() to go on without it, or use policy=\"lossy\""
+                                   : "this operation needs what only the dead rank had; others go on without it";
+}
+
+Cause peer_failure(const RankSet& dead, const std::map<int, Evidence>& evidence, std::uint64_t epoch, const char* advice) {
+    Cause c;
+    c.code = Code::PeerFailure;
+    c.epoch = epoch;
+    std::string names;
+    for (int r : dead.list()) {
+        c.ranks.push_back(r);
+        const auto it = evidence.find(r);
+        const auto e = it == evidence.end() ? Evidence::None : it->second;
+        c.evidence.push_back(e);
+        names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" + to_string(e) + ")";
+    }
+    c.message = "rank " + names + " is gone since epoch " + std::to_string(epoch) + "; " + advice;
+    return c;
+}
+
+std::optional<Cause> OpPlanner::disagreement(const std::vector<Standing>& standings) {
+    const Standing* first = nullptr;
+    Cause c;
+    c.code = Code::Mismatch;
+    c.epoch = in_.epoch;
+    for (const auto& s : standings) {
+        if (s.op == nullptr) continue;
+        if (first == nullptr) {
+            first = &s;
+        } else if (s.op->shape.signature() != first->op->shape.signature()) {
+            c.ranks.push_back(s.rank);
+        }
+    }
+    bool proposed = false;
+    for (const auto& [rank, vote] : in_.votes)
+        for (const auto& x : vote.proposals) proposed |= first != nullptr && x.code == Code::Mismatch && x.seq == first->op->seq;
+    if (first == nullptr || (c.ranks.empty() && !proposed)) return std::nullopt;
+    c.message = "ranks called different operations at the same point:";
+    for (const auto& s : standings)
+        if (s.op != nullptr)
+            c.message += (&s == first ? " rank " : "; rank ") + std::to_string(s.rank) + " called " + s.op->shape.text();
+    c.message += ". Make every rank call the same collectives in the same order, with equal sizes and types";
+    return c;
+}
+
+std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::vector<Standing>& standings) {
+    Cause c;
+    c.epoch = in_.epoch;
+    for (const auto& [rank, vote] : in_.votes) {
+        for (const auto& x : vote.proposals) {
+            if (x.seq != seq) continue;
+            // What could not be read was a dying process's: the repair shows whether the living can be read.
+            if (x.code == Code::System && !newly_dead_.empty()) continue;
+            if (x.code == Code::Timeout || c.code == Code::Ok) {
+                if (x.code == Code::Timeout && c.code != Code::Timeout) c.ranks.clear();
+                c.code = x.code;
+            }
+            if (x.code != Code::Timeout && c.code == x.code) c.ranks.push_back(rank);
+        }
+    }
+    if (c.code == Code::Ok) return std::nullopt;
+    if (c.code == Code::Timeout) {
+        std::string missing;
+        for (const auto& s : standings) {
+            if (s.state != Standing::State::NotEntered) continue;
+            c.ranks.push_back(s.rank);
+            missing += (missing.empty() ? "" : ", ") + std::to_string(s.rank);
+        }
+        c.message = missing.empty() ? "Timed out waiting for the operation, which all ranks have entered; raise the timeout"
+                                    : "Timed out: these ranks never entered it: " + missing +
+                                          ". Look what they are doing, or raise the timeout";
+        return c;
+    }
+    if (c.code == Code::System) {
+        c.message =
+            "the kernel did not let this rank read the memory of a living one (process_vm_readv), though it had seemed to: "
+            "set FTCOMM_PEER_MEMORY=0 on all ranks; rank";
+        for (auto r : c.ranks) c.message += " " + std::to_string(r);
+        return c;
+    }
+    if (c.code == Code::ReplayDiverged || c.code == Code::LogCorrupt) {
+        c.message = c.code == Code::LogCorrupt ? "an earlier result in the log is damaged on rank"
+                                               : "it gave another result than when it was done before, on rank";
+        for (auto r : c.ranks) c.message += " " + std::to_string(r);
+        return c;
+    }
+    if (c.code == Code::LogFull) {
+        c.message =
+            "its result could not be logged (the log is full, or its files cannot be written; that rank says which) on rank";
+        for (auto r : c.ranks) c.message += " " + std::to_string(r);
+        c.message += "; raise log_limit, commit a checkpoint more often, or give a folder to spill to";
+        return c;
+    }
+    if (c.code == Code::Interrupted) c.code = Code::Cancelled;
+    c.message = "given up (interrupted or cancelled) on rank";
+    for (auto r : c.ranks) c.message += " " + std::to_string(r);
+    return c;
+}
+
+Cause OpPlanner::revoked() const {
+    Cause c;
+    c.code = Code::Revoked;
+    c.epoch = in_.epoch;
+    c.message = "communicator " + in_.spec.name + " was revoked; agree() and shrink() still work on it";
+    return c;
+}
+
+Cause OpPlanner::lost_data(int block) const {
+    (void)block;
+    return peer_failure(newly_dead_.empty() ? in_.dead : newly_dead_, in_.evidence, in_.epoch, advice_for(in_.spec.policy));
+}
+
+}  // namespace ftcomm

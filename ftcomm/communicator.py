@@ -83,6 +83,10 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         array = ffi.new("int32_t[]", members)
         bound = job.options.operation_timeout if timeout is None else timeout
         check(C.ft_comm_create(job.handle, number, name.encode(), array, len(members), _POLICIES[policy], bound))
+        if policy == "replay" and job.incarnation > 0:  # where the log was lost with a host, the others have it
+            out = ffi.new("ft_request**")
+            check(C.ft_comm_ready(job.handle, number, out))
+            Request(job, out[0], len(members), None, f"the log of {name}").wait()
         return cls(job, number, name, members, policy)
 
     @property

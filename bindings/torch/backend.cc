@@ -16,6 +16,17 @@ std::vector<at::Tensor> defined_ones(const std::vector<at::Tensor>& tensors) {
     return out;
 }
 
+// A replacement whose log was lost with a host gets it back from the others first; else this is done at once.
+int wait_for_log(ft_job* job, std::uint64_t comm) {
+    ft_request* ready = nullptr;
+    int code = ft_comm_ready(job, comm, &ready);
+    if (code != FT_OK) return code;
+    do code = ft_request_wait(ready, -1);
+    while (code == FT_INTERRUPTED);
+    ft_request_free(ready);
+    return code;
+}
+
 }  // namespace
 
 FtBackend::FtBackend(std::shared_ptr<JobRef> job, std::uint64_t id, std::string name, std::vector<std::int32_t> slots, int rank,
@@ -28,7 +39,9 @@ FtBackend::FtBackend(std::shared_ptr<JobRef> job, std::uint64_t id, std::string 
       policy_(policy),
       timeout_(timeout) {
     const int code = job_->with([&](ft_job* j) {
-        return ft_comm_create(j, id_, name_.c_str(), slots_.data(), static_cast<std::int32_t>(slots_.size()), policy_, timeout);
+        const auto size = static_cast<std::int32_t>(slots_.size());
+        const int made = ft_comm_create(j, id_, name_.c_str(), slots_.data(), size, policy_, timeout);
+        return made == FT_OK && policy_ == FT_REPLAY ? wait_for_log(j, id_) : made;
     });
     if (code != FT_OK) std::rethrow_exception(last_error(code));
     job_->attach();

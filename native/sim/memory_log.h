@@ -25,6 +25,7 @@ struct LogFiles {
     std::map<LogKey, std::uint64_t> acknowledged;  // by a reader in another process
     std::set<LogKey> read;                         // streams that have one: what it has not acknowledged stays
     std::uint64_t limit = ~std::uint64_t{0}, bytes = 0;
+    bool lost = false;  // processes of the rank have logged elsewhere
 };
 
 // Slot `self`'s view of them. `readable`: whether that slot's streams are on this rank's host.
@@ -74,6 +75,14 @@ public:
         return {};
     }
     bool readable(int slot) override { return readable_(slot); }
+    bool lost() const override { return files_.lost; }
+    Status skip(const LogKey& key, std::uint64_t through) override {
+        auto& stream = files_.streams[key];
+        if (!stream.empty()) return Status::error(Code::Internal, "a stream with records is to begin later");
+        stream.resize(through);
+        files_.collected[key] = through;
+        return {};
+    }
 
 private:
     bool own(const LogKey& key) const { return key.src == self_ || !readable_(key.src); }

@@ -39,6 +39,8 @@ const char* to_string(FrameKind kind) {
         case FrameKind::Goodbye: return "Goodbye";
         case FrameKind::Ping: return "Ping";
         case FrameKind::Replaying: return "Replaying";
+        case FrameKind::RestoreAsk: return "RestoreAsk";
+        case FrameKind::RestoreReply: return "RestoreReply";
         case FrameKind::Enter: return "Enter";
         case FrameKind::ReduceScatter: return "ReduceScatter";
         case FrameKind::Gather: return "Gather";
@@ -59,6 +61,7 @@ const char* to_string(FrameKind kind) {
         case FrameKind::LogMark: return "LogMark";
         case FrameKind::LogWant: return "LogWant";
         case FrameKind::LogPiece: return "LogPiece";
+        case FrameKind::LogAnswered: return "LogAnswered";
     }
     return "?";
 }

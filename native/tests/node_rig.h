@@ -62,6 +62,7 @@ public:
     void kill(int slot);  // what it sent stays on its way
     void evidence(int observer, int about, Evidence what, int incarnation = -1);
     void restart(int slot);  // a replacement, which asks to come in
+    void lose_log(int slot) { (logs_[slot] = {}).lost = true; }  // of a dead rank, alone on its host
 
     // Under the policy replay: killed, which `observer` tells, and again a member of the communicator of these slots.
     void replace(int slot, int observer, const std::vector<int>& slots);

@@ -10,11 +10,12 @@ namespace ftcomm {
 
 namespace {
 
-std::unique_ptr<FileLog> open_as(const pairlog::Folder& folder, int slot) {
+std::unique_ptr<FileLog> open_as(const pairlog::Folder& folder, int slot, bool again = false) {
     FileLogConfig c;
     c.files = folder.config();
     c.files.path = folder.path + "/job/log";
     c.slot = slot;
+    c.again = again;
     c.hosts = std::vector<std::uint64_t>(8, 1);
     std::unique_ptr<FileLog> log;
     const auto s = FileLog::open(c, &log);
@@ -51,6 +52,21 @@ FT_TEST(file_log_says_which_stream_cannot_be_used) {
             if (slot == 1) EXPECT(log->state({7, 3, 1}).ok());
         }
     }
+}
+
+// A replacement finds its predecessor's mark. Where there is none, that stays known: its own replacement finds a mark, and not the log.
+FT_TEST(file_log_knows_that_its_predecessor_was_elsewhere) {
+    pairlog::Folder here, there;
+    EXPECT(!open_as(here, 2)->lost());
+    EXPECT(!open_as(here, 2, true)->lost());
+    EXPECT(!open_as(here, 1)->lost());
+    EXPECT(open_as(there, 2, true)->lost());
+    EXPECT(open_as(there, 2, true)->lost());
+    EXPECT(!open_as(there, 1)->lost());
+    // After the host's end: the mark was not written back, streams were.
+    EXPECT(open_as(here, 2, true)->append({7, 2, 1}, 1, 2, {}).ok());
+    std::filesystem::remove(here.path + "/job/log/rank-2");
+    EXPECT(!open_as(here, 2, true)->lost());
 }
 
 }  // namespace ftcomm

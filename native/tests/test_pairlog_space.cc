@@ -250,4 +250,39 @@ FT_TEST(pairlog_file_system_is_full) {
     EXPECT_EQ(WEXITSTATUS(status), 42);
 }
 
+// What comes before is not here, as if it had been given up; the first segment may have been begun already by a process that died.
+FT_TEST(pairlog_stream_may_begin_later) {
+    for (bool begun : {false, true}) {
+        Folder folder;
+        {
+            auto dir = open_log(folder.config());
+            auto writer = open_writer(*dir);
+            std::byte* to = nullptr;
+            RecordInfo info;
+            info.length = 8;
+            if (begun) REQUIRE(writer->begin(info, &to).ok());
+        }
+        {
+            auto dir = open_log(folder.config());
+            auto writer = open_writer(*dir);
+            REQUIRE(writer->skip(41).ok());
+            EXPECT_EQ(writer->first_seq(), 42u);
+            EXPECT_EQ(writer->last_seq(), 41u);
+        }
+        auto dir = open_log(folder.config());
+        auto writer = open_writer(*dir);
+        auto reader = open_reader(*dir, Role::Observer);
+        EXPECT_EQ(writer->last_seq(), 41u);
+        REQUIRE(add(*writer, 100).ok());
+        reader->refresh();
+        EXPECT_EQ(reader->first_seq(), 42u);
+        EXPECT_EQ(reader->last_seq(), 42u);
+        RecordInfo info;
+        ByteView payload;
+        EXPECT(reader->find(42, &info, &payload).ok());
+        EXPECT(same(payload, content(42, 100)));
+        EXPECT(!writer->find(41, &info, &payload));
+    }
+}
+
 }  // namespace ftcomm::pairlog

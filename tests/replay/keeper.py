@@ -23,10 +23,21 @@ MOST_RESTARTS = 150
 
 
 class Keeper:
-    """One job of ``size`` ranks that survives everything. ``values()`` waits for its end."""
+    """One job of ``size`` ranks that survives everything. ``values()`` waits for its end.
+
+    ``on_death(self, rank)`` is called when a rank is dead and nobody has come in its place.
+    """
 
     def __init__(
-        self, ranks: Ranks, size: int, program: Program, *, faults: str = "", log_limit: int = 1 << 30, **options: Any
+        self,
+        ranks: Ranks,
+        size: int,
+        program: Program,
+        *,
+        faults: str = "",
+        log_limit: int = 1 << 30,
+        on_death: Callable[[Keeper, int], None] | None = None,
+        **options: Any,
     ):
         # Forked children have this environment: whose the log is, and where.
         group = ranks.start(size, None, faults=faults, policy="replay", log_limit=log_limit, **options)
@@ -36,7 +47,7 @@ class Keeper:
         self.restarts = 0
         self.deaths: list[tuple[int, int]] = []
         self._errors: list[str] = []
-        self._program = program
+        self._program, self._on_death = program, on_death
         self._incarnation = [0] * size
         self._member = [True] * size
         self._value: list[Any] = [None] * size
@@ -115,6 +126,8 @@ class Keeper:
         self.deaths.append((rank, self._incarnation[rank]))
         if result.error is not None and len(self._errors) < 8:
             self._errors.append(result.text())
+        if self._on_death is not None:
+            self._on_death(self, rank)
         self._member[rank] = False
         self.restarts += 1
         if self.restarts > MOST_RESTARTS:

@@ -20,7 +20,9 @@ Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls")
 
 
-def saving(folder: Path, steps: int = 40, every: int = 5, count: int = 20_000) -> Callable[[Any, Context], Any]:
+def saving(
+    folder: Path, steps: int = 40, every: int = 5, count: int = 20_000, anybody: bool = True
+) -> Callable[[Any, Context], Any]:
     """A program with a prologue, a loop, and a checkpoint now and then; returns its digest and how often this process stepped."""
 
     def program(comm: Any, context: Context) -> Any:
@@ -42,7 +44,7 @@ def saving(folder: Path, steps: int = 40, every: int = 5, count: int = 20_000) -
         for step in range(start, steps):
             comm.ft_send(x, (me + 1) % n)
             y = np.empty_like(x)
-            comm.ft_recv(y, ftcomm.ANY if step % 3 == 0 else (me - 1) % n)
+            comm.ft_recv(y, ftcomm.ANY if step % 3 == 0 and anybody else (me - 1) % n)
             x = x * np.float32(0.5) + y * np.float32(0.3) + np.float32(step)
             comm.all_reduce(x, "avg")
             x += np.float32(me)

@@ -109,6 +109,9 @@ FT_API int ft_job_stale(ft_job* job);                  /* 1: voted out */
 
 FT_API int ft_comm_create(ft_job* job, uint64_t id, const char* name, const int32_t* slots, int32_t size, int32_t policy,
                           double timeout);
+/* Policy replay: before anything is posted on a new communicator. Done at once, but where the log of this rank's earlier processes is lost
+ * and comes from the other ranks. */
+FT_API int ft_comm_ready(ft_job* job, ft_comm comm, ft_request** out);
 FT_API int ft_comm_close(ft_job* job, ft_comm comm);
 FT_API int ft_comm_revoke(ft_job* job, ft_comm comm);
 FT_API int ft_comm_revoked(ft_job* job, ft_comm comm);  /* 0, 1 */

@@ -98,6 +98,11 @@ static constexpr PointInfo kPoints[] = {
     {"checkpoint.mark.after", "Replay: the checkpoint is marked in this rank's log; nothing has been given up."},
     {"checkpoint.collect", "Replay: what comes before the checkpoint before the last is about to be given up."},
 
+    {"restore.ask", "Replay: a replacement whose log is lost is about to ask another rank what that has of it."},
+    {"restore.reply", "Replay: this rank is about to answer one that has lost its log."},
+    {"restore.record", "Replay: a record of a lost log has come back from another rank and is in the new log."},
+    {"restore.done", "Replay: all that was needed of a lost log is in the new one; that this is so is about to be noted there."},
+
     {"view.before", "This rank is about to record a new view of the job (who is alive) with the authority."},
     {"view.after", "The authority holds the new view, this rank's or another's; this rank has told nobody."},
     {"log.roll.before", "A segment of the pair log is ready; it is about to get its name in its stream's folder."},

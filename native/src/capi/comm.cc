@@ -65,6 +65,10 @@ int ft_comm_create(ft_job* job, uint64_t id, const char* name, const int32_t* sl
     });
 }
 
+int ft_comm_ready(ft_job* job, ft_comm comm, ft_request** out) {
+    return post(job, false, out, [&](Node& node) { return node.comm_ready(IoLoop::now(), comm); });
+}
+
 int ft_comm_close(ft_job* job, ft_comm comm) {
     return with_node(job, [&](Node& node) { return node.close_comm(IoLoop::now(), comm), int{FT_OK}; });
 }

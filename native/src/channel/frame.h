@@ -22,6 +22,8 @@ enum class FrameKind : std::uint8_t {
     Goodbye = 11,
     Ping = 12,
     Replaying = 13,  // replay: the sender does again what a process before it has done, and gets on with it
+    RestoreAsk = 14,  // replay: the sender has lost its log, and asks what the receiver has of it (communicator/restore.h)
+    RestoreReply = 15,
     // collectives
     Enter = 32,      // receiver of data to its sender: entered, go
     ReduceScatter = 33,
@@ -46,10 +48,11 @@ enum class FrameKind : std::uint8_t {
     LogWant = 69,    // seq = the record that the receiver, on another host, needs next
     LogPiece = 70,  // of record seq; aux = tag, aux2 = bytes of the whole; flags + 1: the first one, + 2: attempt is the CRC-32C
     // of the whole in the sender's log; step = 1: from behind the resume point
+    LogAnswered = 71,  // since mark seq the sender was told something that depends on time, and is in its own log alone
 };
 
 inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::GroupReady; }
-inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::LogPiece; }
+inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::LogAnswered; }
 
 struct FrameHeader {
     std::uint32_t length = 0;  // payload bytes that follow

@@ -31,6 +31,8 @@ public:
     Status commit_pieces(const LogKey& key) override { return log_->commit_pieces(key); }
     Status collect(const LogKey& key, std::uint64_t through) override;
     bool readable(int slot) override { return log_->readable(slot); }
+    bool lost() const override { return log_->lost(); }
+    Status skip(const LogKey& key, std::uint64_t through) override { return log_->skip(key, through); }
     bool is_late() const override { return on_; }
     Bytes scratch(std::uint64_t bytes) override;
     Status append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) override;

@@ -17,7 +17,7 @@
 namespace ftcomm {
 
 // Ranks are job slots. `dst` of the streams that a rank writes for its own replacement:
-inline constexpr int kResults = -1, kAnswers = -2, kMarks = -3, kFailures = -4;
+inline constexpr int kResults = -1, kAnswers = -2, kMarks = -3, kFailures = -4, kHeard = -5;
 
 struct LogKey {
     std::uint64_t comm = 0;
@@ -60,6 +60,11 @@ public:
     virtual Status collect(const LogKey& key, std::uint64_t through) = 0;
     // Whether this rank can read the streams that `slot` writes: it runs, or ran, on this host.
     virtual bool readable(int slot) = 0;
+    // Processes of this rank have logged before this one, and not here: on another host, or on a disk that is empty now. What a rank has
+    // lost stays lost for this folder; what is had again (communicator/restore.h) has a note of its own.
+    virtual bool lost() const { return false; }
+    // Of an empty stream that this rank writes: the next record is `through` + 1. Those before it are given up everywhere.
+    virtual Status skip(const LogKey& key, std::uint64_t through);
 
     // As append, of a record of so many bytes that comes in pieces, in order, of which this one begins at `at`: crc is that of all up to its
     // end. It is in the log once all of it is committed; one that another is begun before the commit of never was. Until then nothing
@@ -100,6 +105,8 @@ private:
     };
     std::map<LogKey, Pieces> pieces_;
 };
+
+inline Status Log::skip(const LogKey&, std::uint64_t) { return Status::error(Code::Unsupported, "this log begins at 1"); }
 
 inline Status Log::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t, std::uint64_t at,
                                 ByteView piece, std::uint32_t* crc) {

@@ -9,11 +9,12 @@
 
 #include "base/check.h"
 #include "communicator/mark.h"
+#include "communicator/restore.h"
 
 namespace ftcomm {
 
 struct Communicator::Agreement {
-    static constexpr std::size_t kTag = 0, kQuiet = 1, kMarked = 2, kCounts = 3;  // of a row
+    static constexpr std::size_t kTag = 0, kQuiet = 1, kMarked = 2, kCounts = kAgreementCounts;  // of a row
     RequestPtr request, gather;
     std::string tag;
     bool commits = false;

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
+#include "communicator/restore.h"
 
 namespace ftcomm {
 
@@ -202,6 +203,7 @@ bool Communicator::fail_request(const RequestPtr& given, Code why) {
 }
 
 void Communicator::fail_everything(const Status& status) {
+    if (restore_ != nullptr) restore_->fail(status);
     run_.reset();
     helpers_.clear();
     core_.sender.drop_collectives(spec_.id);

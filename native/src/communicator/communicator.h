@@ -17,6 +17,7 @@
 #include "communicator/logged_pairs.h"
 #include "communicator/logged_ring.h"
 #include "communicator/p2p.h"
+#include "communicator/restore_records.h"
 #include "communicator/result_stream.h"
 
 namespace ftcomm {
@@ -52,6 +53,7 @@ public:
     // replay.cc: somebody went, came back, or gets on with its replay: nobody has to answer for the time until now.
     void restart_timers();
     std::uint64_t replay_progress() const;  // what this process has done again so far
+    RequestPtr ready();  // done when the log of the processes before this one is here (restore.h)
     void on_writable(int slot);
     void halt();                        // the job is closed: buffers are the callers' again
     bool work();                        // a piece of what waits for no frame; true: there is more
@@ -206,6 +208,16 @@ private:
     void on_returned(const RankSet& came);
     void caught_up();
 
+    // restore.h: the policy replay, where the log of the processes before this one is lost
+    class Restore;
+    bool has_lost_log() const;
+    void on_restored();
+    void read_log();
+    LogKey key_of_lost(LostStream stream, int part, int lost, int other) const;
+    void on_restore_ask(int rank, ByteView body);
+    void put_lost_state(int rank, ByteWriter& w);
+    void put_lost_records(int rank, const RestoreAsk& asked, ByteWriter& w);
+
     // failures.cc: the policy replay
     struct KnownFailure {
         Cause cause;
@@ -236,6 +248,7 @@ private:
     std::unique_ptr<LoggedPairs> pairs_;  // replay: in its place
     std::unique_ptr<LoggedRing> ring_;  // replay: once somebody has used it
     std::unique_ptr<ResultStream> results_;  // replay
+    std::unique_ptr<Restore> restore_;  // replay: as long as this rank's log is not here
     RankSet acked_;  // failures the user knows of
 
     std::uint64_t next_seq_ = 1, done_seq_ = 0;

@@ -49,8 +49,11 @@ LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel cha
       log_(log),
       replaying_(replaying),
       caught_up_(std::move(caught_up)),
-      peers_(spec.members.size()) {
-    if (channel_ == Channel::Messages) read_answers();  // nobody receives from the ring's streams but the ring
+      peers_(spec.members.size()),
+      heard_(spec.members.size()) {
+    if (channel_ != Channel::Messages) return;  // nobody receives from the ring's streams but the ring
+    read_answers();
+    read_heard();
 }
 
 void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
@@ -142,6 +145,8 @@ void LoggedPairs::on_view() {
         if (!reachable(r)) continue;
         if (p.told != incarnation(r)) {
             p.wanted = p.wanted_offset = 0;  // that was its predecessor
+            if (told_.early) tell_answered(r, 0);
+            if (told_.newest > 0) tell_answered(r, told_.newest);
             mark(r);
         }
         want(r);
@@ -304,6 +309,7 @@ void LoggedPairs::on_frame(int from, const FrameHeader& h, ByteView payload) {
             stream(from);
             return;
         case FrameKind::LogPiece: on_piece(from, h, payload); break;
+        case FrameKind::LogAnswered: on_answered(from, h.seq); return;
         default: return;
     }
     match();

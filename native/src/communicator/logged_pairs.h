@@ -24,6 +24,8 @@
 
 namespace ftcomm {
 
+inline constexpr std::uint64_t kRestored = ~std::uint64_t{0};  // in place of a mark: a lost log has been had again (restore.h)
+
 class LoggedPairs {
 public:
     // A communicator has two sets of streams, whose orders do not depend on each other: the program's messages, and those of LoggedRing.
@@ -62,6 +64,19 @@ public:
     void on_resume_point();  // this process is the first to be there
     void collect(const Position& position);  // L3: by each end's own position at its checkpoint
     std::uint64_t replayed() const { return replayed_; }  // sends that were in the log already
+    // That a rank was given answers which are in its log only: before the resume point; since the newest mark where it was.
+    struct Heard {
+        bool early = false;
+        std::uint64_t newest = 0;
+        bool add(std::uint64_t mark) {  // false: it says so already
+            if (mark == 0) return !std::exchange(early, true);
+            if (mark <= newest) return false;
+            newest = mark;
+            return true;
+        }
+    };
+    Heard heard_of(int rank) const { return heard_[static_cast<std::size_t>(rank)]; }
+    void forget_heard(std::uint64_t before);  // of marks that nobody goes back to
 
 private:
     struct Recv {
@@ -134,6 +149,9 @@ private:
     Status remember(const Recv& recv, const Answer& answer);
     void give_up(const Recv& recv, Status status);
     void read_answers();
+    void tell_answered(int rank, std::uint64_t mark);
+    void read_heard();
+    void on_answered(int rank, std::uint64_t mark);
     void broke(Status status);
 
     Core& core_;
@@ -148,6 +166,8 @@ private:
     std::map<Asked, Answer> answers_;  // of the processes before
     std::map<std::pair<int, std::int64_t>, std::uint64_t> asked_;  // receives since the mark, by source and tag
     std::uint64_t mark_ = 0;
+    Heard told_;  // what the others are to know of this rank
+    std::vector<Heard> heard_;  // by rank
     std::uint64_t replayed_ = 0;
     Status broken_;  // the log cannot be read on
 };

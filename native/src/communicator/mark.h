@@ -8,6 +8,9 @@
 
 namespace ftcomm {
 
+// A row of an agreement (agreement.cc): what was said of the tag, then how many messages went to each rank, then how many came from each.
+inline constexpr std::size_t kAgreementCounts = 3;
+
 struct Communicator::Mark {
     std::string tag;  // empty: the resume point
     Place place, base;  // base: where the resume point was

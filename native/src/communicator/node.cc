@@ -19,6 +19,7 @@ const char* to_string(NodeEvent::Kind kind) {
         case NodeEvent::Kind::AuthorityLost: return "authority_lost";
         case NodeEvent::Kind::CaughtUp: return "caught_up";
         case NodeEvent::Kind::JoinWaiting: return "join_waiting";
+        case NodeEvent::Kind::Restored: return "restored";
     }
     return "unknown";
 }
@@ -143,6 +144,10 @@ RequestPtr Node::comm_resume(Time now, CommId comm, const std::string& tag) {
 RequestPtr Node::comm_commit(Time now, CommId comm, const std::string& tag) {
     FTCOMM_WITH_COMM(comm);
     return c->commit_checkpoint(tag);
+}
+RequestPtr Node::comm_ready(Time now, CommId comm) {
+    FTCOMM_WITH_COMM(comm);
+    return c->ready();
 }
 #undef FTCOMM_WITH_COMM
 

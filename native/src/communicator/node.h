@@ -33,6 +33,7 @@ struct NodeEvent {
         AuthorityLost,
         CaughtUp,      // comm, seq; replay: this process has done again what one before it had done
         JoinWaiting,   // slot, incarnation: a replacement asks to come in
+        Restored,      // comm; replay: this process has got back from others the log that was lost with a host
     };
     Kind kind{};
     int slot = -1;
@@ -136,6 +137,8 @@ public:
     // Replay, see communicator/agreement.cc. Collective. comm_resume: an empty tag is the resume point itself.
     RequestPtr comm_resume(Time now, CommId comm, const std::string& tag);
     RequestPtr comm_commit(Time now, CommId comm, const std::string& tag);
+    // Replay: done at once, but for a communicator whose log is lost (communicator/restore.h): nothing is to be posted on it before.
+    RequestPtr comm_ready(Time now, CommId comm);
     std::vector<std::string> comm_checkpoints(CommId comm) const;
     Status flush_log(Time now);  // what is logged late is in the log when it returns
     std::uint64_t late_records() const;

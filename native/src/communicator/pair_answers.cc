@@ -1,5 +1,7 @@
 // What receives were told that depends on time: who answered ANY, and which were given up. On record before the program can act on it, so
 // that a process that runs again is told the same (L5); and what is to be done when a stream cannot be read or written any more.
+#include <algorithm>
+
 #include "base/failpoint.h"
 #include "communicator/logged_pairs.h"
 
@@ -20,6 +22,7 @@ void LoggedPairs::read_answers() {
             Answer answer{static_cast<int>(static_cast<std::int64_t>(record.aux)), std::nullopt};
             if (answer.source < 0) answer.failure = Cause::decode(r);
             answers_[asked] = std::move(answer);
+            told_.add(asked.mark);
         }
     };
     if (log_.is_split()) read(1, log_.base(key));
@@ -38,7 +41,54 @@ Status LoggedPairs::remember(const Recv& r, const Answer& answer) {
     auto s = log_.append({spec_.id, core_.self(), kAnswers}, what.tag,
                          static_cast<std::uint64_t>(static_cast<std::int64_t>(answer.source)), parts);
     FT_POINT("channel.answer.after");
+    const auto elsewhere = [&](int slot) { return !log_.readable(slot); };
+    if (s && std::any_of(spec_.members.begin(), spec_.members.end(), elsewhere) && told_.add(what.mark))
+        for (int r = 0; r < static_cast<int>(peers_.size()); ++r) tell_answered(r, what.mark);
     return s;
+}
+
+// If this rank's log is lost, nobody can tell its replacement who answered ANY. That there was an answer, the others know before they can see
+// what followed from it: the word goes out on each link before anything else does. Once for each mark, and only where hosts can be lost alone.
+void LoggedPairs::tell_answered(int rank, std::uint64_t mark) {
+    if (!reachable(rank)) return;
+    auto h = header(FrameKind::LogAnswered);
+    h.seq = mark;
+    core_.sender.send(slot_of(rank), h);
+}
+
+// On record before anything that came after it.
+void LoggedPairs::on_answered(int rank, std::uint64_t mark) {
+    if (!heard_[static_cast<std::size_t>(rank)].add(mark)) return;
+    const LogKey key{spec_.id, core_.self(), kHeard, mark == 0 ? 0 : 1};
+    if (auto s = core_.config.log->append(key, slot_of(rank), mark, {}); !s) broke(std::move(s));
+}
+
+void LoggedPairs::read_heard() {
+    if (!core_.config.again) return;
+    auto& log = *core_.config.log;
+    for (int part : {0, 1}) {
+        const LogKey key{spec_.id, core_.self(), kHeard, part};
+        for (auto seq = log.first(key); seq <= log.last(key); ++seq) {
+            LogRecord record;
+            if (auto s = log.find(key, seq, &record); !s) {
+                broke(std::move(s));
+                return;
+            }
+            if (record.aux == kRestored) continue;
+            for (std::size_t r = 0; r < heard_.size(); ++r)
+                if (spec_.members[r] == record.tag) heard_[r].add(record.aux);
+        }
+    }
+}
+
+void LoggedPairs::forget_heard(std::uint64_t before) {
+    auto& log = *core_.config.log;
+    const LogKey key{spec_.id, core_.self(), kHeard, 1};
+    LogRecord record;
+    auto through = log.first(key) - 1;
+    while (through < log.last(key) && log.peek(key, through + 1, &record) && record.aux < before) ++through;
+    if (through < log.first(key)) return;
+    if (auto s = log.collect(key, through); !s) broke(std::move(s));
 }
 
 // Run again it would find a message that came later, and take it from the receive after it.

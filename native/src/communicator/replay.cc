@@ -10,7 +10,7 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "collectives/results.h"
-#include "communicator/communicator.h"
+#include "communicator/restore.h"
 
 namespace ftcomm {
 
@@ -22,6 +22,20 @@ constexpr std::uint32_t kAttemptsPerAdmission = 4096;
 }  // namespace
 
 void Communicator::begin_replay() {
+    if (!has_lost_log()) {
+        read_log();
+        return;
+    }
+    // Nothing of it is looked at before all of it is here.
+    log_ = std::make_unique<PhasedLog>(*core_.config.log, core_.rules.l6);
+    pairs_ = make_pairs(LoggedPairs::Channel::Messages);
+    restore_ = std::make_unique<Restore>(*this);
+    start_after_admissions();
+    catching_up_ = true;
+    freeze();
+}
+
+void Communicator::read_log() {
     log_ = std::make_unique<PhasedLog>(*core_.config.log, core_.rules.l6);
     auto& log = *log_;
     if (auto s = find_what_is_logged(); !s) core_.abandoned = std::move(s).within("the log of communicator " + spec_.name);
@@ -181,6 +195,10 @@ Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
 
 void Communicator::on_view_replay() {
     freeze_sent_ = false;
+    if (restore_ != nullptr) {  // it has no vote yet
+        restore_->on_view();
+        return;
+    }
     // A second death would cost this rank, too, what is late: it would be computed again. If the log is full, a send says so.
     (void)core_.config.log->flush();
     if (!present() || !(decision_.alive - in_view()).empty()) freeze();
@@ -207,7 +225,7 @@ void Communicator::on_returned(const RankSet& came) {
     std::erase_if(proposals_, [](const Proposal& p) { return p.code == Code::Timeout; });
     for (auto& op : open_) op->timeout_proposed = false;
     start_after_admissions();
-    results_->look_at_hosts();
+    if (results_ != nullptr) results_->look_at_hosts();
     decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
     decision_.plans.clear();
     if (!open_.empty()) open_.front()->started = false;
@@ -228,6 +246,7 @@ void Communicator::restart_timers() {
 
 std::uint64_t Communicator::replay_progress() const {
     if (!replays() || !catching_up_) return 0;
+    if (restore_ != nullptr) return restore_->progress();
     auto done = replayed_;
     for (const auto* pairs : {pairs_.get(), ring_ != nullptr ? &ring_->pairs() : nullptr}) {
         if (pairs == nullptr) continue;

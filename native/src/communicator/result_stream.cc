@@ -12,8 +12,8 @@ namespace ftcomm {
 
 namespace {
 
-// The tag of a record: the operation's kind; with kShare, and above it a digest of the ranks that share, if it is only a part; or kFailed.
-constexpr std::int64_t kFailed = -1, kShare = 256;
+constexpr auto kFailed = ResultStream::kFailed, kShare = ResultStream::kShare;
+constexpr auto kHead = ResultStream::kHead;
 constexpr int kAmong = 16;
 
 std::int64_t tag_of_share(const std::vector<int>& ranks) {
@@ -23,7 +23,6 @@ std::int64_t tag_of_share(const std::vector<int>& ranks) {
     return kShare | static_cast<std::int64_t>(crc32c(list.data(), list.size())) << kAmong;
 }
 bool is_share(const LogRecord& record) { return record.tag >= kShare; }
-constexpr std::size_t kHead = 64;  // in front of the data: which operation it is of
 
 Bytes head_of(const OpState& op) {
     ByteWriter w;

@@ -20,6 +20,10 @@ namespace ftcomm {
 
 class ResultStream {
 public:
+    // The tag of a record: the operation's kind; with kShare, and above it a digest of the ranks that share, if it is only a part; or kFailed.
+    static constexpr std::int64_t kFailed = -1, kShare = 256;
+    static constexpr std::size_t kHead = 64;  // in front of the data: which operation it is of
+
     ResultStream(PhasedLog& log, const CommSpec& spec, int rank)
         : log_(log), spec_(spec), rank_(rank), last_(log.last(key(rank))) {}
 

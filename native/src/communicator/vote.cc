@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "base/failpoint.h"
-#include "communicator/communicator.h"
+#include "communicator/restore.h"
 
 namespace ftcomm {
 
@@ -136,7 +136,7 @@ Vote Communicator::build_vote() const {
 }
 
 void Communicator::send_vote() {
-    if (!frozen_ || !core_.dead_end() || (replays() && !present())) return;
+    if (!frozen_ || !core_.dead_end() || (replays() && (!present() || restore_ != nullptr))) return;
     const auto vote = build_vote();
     votes_[rank_] = vote;
     const int to = leader();
@@ -225,6 +225,10 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
             p2p_.on_frame(from, h, payload);
             return;
         }
+        if (restore_ != nullptr) {
+            restore_->keep(from, h, payload);
+            return;
+        }
         if (h.segment == static_cast<std::uint32_t>(LoggedPairs::Channel::Messages)) {
             pairs_->on_frame(from, h, payload);
         } else {
@@ -244,6 +248,19 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
             return;
         }
         case FrameKind::Freeze: on_freeze(h.attempt); return;
+        case FrameKind::RestoreAsk:
+        case FrameKind::RestoreReply: {
+            ByteReader r(payload);
+            if (h.kind == FrameKind::RestoreReply) {
+                if (restore_ != nullptr) restore_->on_reply(from, payload);
+                return;
+            }
+            decode_spec(r);
+            const auto body = r.bytes();
+            FT_CHECK(r.ok(), "an undecodable question from rank %d about its lost log", from);
+            on_restore_ask(from, body);
+            return;
+        }
         case FrameKind::Decision:
         case FrameKind::AgreeResult: adopt(Bytes(payload.begin(), payload.end())); return;
         case FrameKind::AgreeVote: {

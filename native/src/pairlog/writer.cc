@@ -205,6 +205,20 @@ Status StreamWriter::collect_now() {
     return {};
 }
 
+Status StreamWriter::skip(std::uint64_t through) {
+    FT_CHECK(payload_ == nullptr && last_ == collected_ && through >= last_, "a log with %llu records is to begin at %llu",
+             static_cast<unsigned long long>(last_), static_cast<unsigned long long>(through + 1));
+    std::lock_guard lock(dir_.mutex_);
+    // One that was begun for a record that never was says where it begins.
+    while (!segments_.empty())
+        if (auto status = release_front(); !status) return status;
+    // In this order: a process that dies between the two leaves an end that is not before the last record.
+    index_->collected.store(through, kRelease);
+    index_->sent.store(through, kRelease);
+    last_ = collected_ = wanted_ = through;
+    return dir_.host_durable() ? index_.sync() : Status{};
+}
+
 Status StreamWriter::release_front() {
     Segment& segment = *segments_.front();
     if (segment.spilled) {

@@ -52,6 +52,9 @@ public:
     // now, the rest with a later call or when more room is needed. Memory comes back in whole segments.
     Status collect(std::uint64_t through);
 
+    // Of a stream without records: the next one is `through` + 1, as if those before it had been collected.
+    Status skip(std::uint64_t through);
+
     // Durability::Host: all committed records are on stable storage when it returns; else does nothing. From any thread.
     Status flush();
     std::uint64_t synced() const;

@@ -19,14 +19,33 @@ namespace {
 constexpr std::size_t kPastCache = 32u << 10;  // below it the cache has room
 
 pairlog::RecordKind kind_of(const LogKey& key) {
-    return key.dst == kResults    ? pairlog::RecordKind::Result
-           : key.dst == kAnswers  ? pairlog::RecordKind::Answer
-           : key.dst == kMarks    ? pairlog::RecordKind::Mark
-           : key.dst == kFailures ? pairlog::RecordKind::Failure
-                                  : pairlog::RecordKind::Message;
+    return key.dst == kResults                        ? pairlog::RecordKind::Result
+           : key.dst == kAnswers || key.dst == kHeard ? pairlog::RecordKind::Answer
+           : key.dst == kMarks                        ? pairlog::RecordKind::Mark
+           : key.dst == kFailures                     ? pairlog::RecordKind::Failure
+                                                      : pairlog::RecordKind::Message;
 }
 
 std::string mark_name(int slot) { return "rank-" + std::to_string(slot); }
+std::string lost_name(int slot) { return "lost-" + std::to_string(slot); }
+
+// Whether the slot's earlier processes have logged in another folder than this one. Every process that has a log leaves its mark in the
+// folder; where there is none, that is noted before this process leaves its own, which its replacement will find.
+Status look_for_predecessor(int folder, const FileLogConfig& config, bool* lost) {
+    const auto name = lost_name(config.slot);
+    struct stat info{};
+    // After the host's end the mark may be missing beside streams that were synced.
+    const auto streams = "-" + std::to_string(config.slot) + "-";
+    bool found = ::fstatat(folder, mark_name(config.slot).c_str(), &info, 0) == 0;
+    for (const auto& entry : pairlog::list_folder(folder)) found = found || entry.find(streams) == 16;
+    if (!found) {
+        const pairlog::Fd made(::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+        if (!made || ::fsync(made.get()) != 0 || ::fsync(folder) != 0)
+            return Status::error(Code::System, config.files.path + "/" + name + ": " + std::strerror(errno));
+    }
+    *lost = ::fstatat(folder, name.c_str(), &info, 0) == 0;
+    return {};
+}
 
 // L9. A run of which no process lives has nobody who would come back.
 void remove_old_runs(const std::string& own) {
@@ -71,6 +90,8 @@ Status FileLog::open(const FileLogConfig& config, std::unique_ptr<FileLog>* out)
     if (auto s = pairlog::LogDir::open(config.files, &log->dir_); !s) return s;
     // Says to processes that never meet this one (it may have ended before they start) that its streams are here.
     log->folder_ = pairlog::Fd(::open(config.files.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (config.again && log->folder_)
+        if (auto s = look_for_predecessor(log->folder_.get(), config, &log->lost_); !s) return s;
     const auto mark = mark_name(config.slot);
     int holder = 0;
     bool marked = false;
@@ -220,6 +241,13 @@ Status FileLog::collect(const LogKey& key, std::uint64_t through) {
     auto* r = reader(key, &s);
     if (r != nullptr && through > r->acknowledged()) r->acknowledge(through);
     return s;
+}
+
+Status FileLog::skip(const LogKey& key, std::uint64_t through) {
+    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
+    Status s;
+    auto* w = writer(key, &s);
+    return w != nullptr ? w->skip(through) : s;
 }
 
 bool FileLog::readable(int slot) {

@@ -14,6 +14,7 @@ namespace ftcomm {
 struct FileLogConfig {
     pairlog::LogConfig files;
     int slot = 0;
+    bool again = false;  // it is not the slot's first process
     bool remove_old = false;           // what killed runs of the same name have left beside it
     std::vector<std::uint64_t> hosts;  // per slot; 0: not known
 };
@@ -33,6 +34,8 @@ public:
     Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(key, seq, false, out); }
     Status collect(const LogKey& key, std::uint64_t through) override;
     bool readable(int slot) override;
+    bool lost() const override { return lost_; }
+    Status skip(const LogKey& key, std::uint64_t through) override;
 
     // After a leave: the last of this host removes the folder.
     void remove_if_last();
@@ -54,6 +57,7 @@ private:
     std::unique_ptr<pairlog::LogDir> dir_;
     pairlog::Fd folder_;
     pairlog::FileLock mark_;            // this process is the rank
+    bool lost_ = false;
     std::map<LogKey, std::unique_ptr<pairlog::StreamWriter>> writers_;
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
 };

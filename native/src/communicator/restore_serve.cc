@@ -1,0 +1,98 @@
+// The other side of restore.h: what this rank has of a log that another one has lost.
+#include <algorithm>
+
+#include "base/crc32c.h"
+#include "base/failpoint.h"
+#include "communicator/restore.h"
+
+namespace ftcomm {
+
+namespace {
+
+constexpr std::uint64_t kReply = 512u << 10;  // bytes in an answer: what is queued for a link that is slow
+
+// What another rank can use of a result: all of it, or which operation it was of.
+ByteView usable(const LogRecord& record) {
+    const bool whole = record.tag == ResultStream::kFailed || record.tag == static_cast<std::int64_t>(OpKind::AllReduce) ||
+                       record.tag == static_cast<std::int64_t>(OpKind::Broadcast) ||
+                       record.tag == static_cast<std::int64_t>(OpKind::AllGather);
+    return whole ? record.payload : record.payload.first(std::min(record.payload.size(), ResultStream::kHead));
+}
+
+}  // namespace
+
+LogKey Communicator::key_of_lost(LostStream stream, int part, int lost, int other) const {
+    using Channel = LoggedPairs::Channel;
+    LogKey key;
+    switch (stream) {
+        case LostStream::Results: key = {spec_.id, other, kResults}; break;
+        case LostStream::Received: key = LoggedPairs::key(spec_, Channel::Messages, other, lost); break;
+        case LostStream::Sent: key = LoggedPairs::key(spec_, Channel::Messages, lost, other); break;
+        case LostStream::RingReceived: key = LoggedPairs::key(spec_, Channel::Ring, other, lost); break;
+        case LostStream::RingSent: key = LoggedPairs::key(spec_, Channel::Ring, lost, other); break;
+    }
+    key.part = part;
+    return key;
+}
+
+void Communicator::on_restore_ask(int rank, ByteView body) {
+    ByteReader r(body);
+    const auto asked = RestoreAsk::decode(r);
+    if (!r.done() || !replays()) return;
+    ByteWriter w;
+    asked.encode(w);
+    if (asked.records) put_lost_records(rank, asked, w);
+    else put_lost_state(rank, w);
+    FT_POINT("restore.reply");
+    core_.sender.send_long(spec_.members[static_cast<std::size_t>(rank)], control(FrameKind::RestoreReply), w.take());
+}
+
+void Communicator::put_lost_state(int rank, ByteWriter& w) {
+    auto& log = *core_.config.log;
+    const int lost = spec_.members[static_cast<std::size_t>(rank)];
+    RestoreState s;
+    s.lost = restore_ != nullptr;
+    if (!s.lost) {
+        s.readable = log.readable(lost);
+        s.logged = logged_;
+        s.done = std::max({done_seq_, served_, decision_.done_through});
+        const auto heard = pairs_->heard_of(rank);
+        s.early_answers = heard.early;
+        s.newest_answers = heard.newest;
+        s.first_mark = log.first(note_key(kMarks));
+        LogRecord record;
+        for (auto n = s.first_mark; n <= log.last(note_key(kMarks)); ++n) {
+            if (!log.find(note_key(kMarks), n, &record)) break;
+            s.marks.emplace_back(record.payload.begin(), record.payload.end());
+        }
+        for (int stream = 0; stream < kLostStreams; ++stream)
+            for (int part : {0, 1})
+                s.last[static_cast<std::size_t>(stream)][static_cast<std::size_t>(part)] =
+                    log.last(key_of_lost(static_cast<LostStream>(stream), part, lost, core_.self()));
+    }
+    s.encode(w);
+}
+
+// As much as goes into one answer, from the place that was asked for; nothing, where this log ends before it.
+void Communicator::put_lost_records(int rank, const RestoreAsk& asked, ByteWriter& w) {
+    auto& log = *core_.config.log;
+    const auto key = key_of_lost(asked.stream, asked.part, spec_.members[static_cast<std::size_t>(rank)], core_.self());
+    std::vector<RestoredPiece> pieces;
+    std::uint64_t bytes = 0, offset = asked.offset;
+    for (auto seq = asked.seq; seq <= log.last(key) && bytes < kReply; ++seq, offset = 0) {
+        LogRecord record;
+        if (!log.peek(key, seq, &record)) break;  // the one who asked for it finds it missing
+        const auto all = asked.stream == LostStream::Results ? usable(record) : record.payload;
+        RestoredPiece piece{seq, offset, all.size(), record.aux, record.tag, 0, {}};
+        piece.crc = record.crc && all.size() == record.payload.size() ? *record.crc : crc32c(all.data(), all.size());
+        piece.data = all.subspan(std::min<std::uint64_t>(offset, all.size()));
+        piece.data = piece.data.first(std::min<std::uint64_t>(piece.data.size(), kReply));
+        bytes += piece.data.size() + RestoredPiece::kHead;
+        pieces.push_back(piece);
+        if (piece.offset + piece.data.size() < piece.total) break;
+    }
+    w.put(static_cast<std::uint32_t>(pieces.size()));
+    for (const auto& piece : pieces) piece.encode(w);
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,415 @@
+// A replacement that starts without its predecessor's log, on a host of its own: the others have its messages and results, or it says what
+// nobody has.
+#include "tests/node_rig.h"
+#include "tests/unit.h"
+
+namespace ftcomm::unit {
+
+namespace {
+
+const std::vector<int> kThree = {0, 1, 2};
+
+Rig::Setup apart() {
+    Rig::Setup s;
+    s.replay = true;
+    s.one_host = false;
+    return s;
+}
+
+// Three ranks, each on a host of its own.
+struct Apart {
+    Rig rig{3, apart()};
+    std::set<int> dead;
+    Apart() { rig.comm(kThree, Rig::kComm, Policy::Replay); }
+
+    RequestPtr send(int from, int to, std::int64_t value, std::int64_t tag = 3) {
+        return rig.node(from).send(rig.now(), Rig::kComm, &value, sizeof value, to, tag);
+    }
+    RequestPtr receive(int at, int from, std::int64_t* value, std::int64_t tag = 3) {
+        *value = 0;
+        return rig.node(at).recv(rig.now(), Rig::kComm, value, sizeof *value, from, tag);
+    }
+    // As the program of a rank does it, one after another.
+    std::int64_t received(int at, int from, std::int64_t tag = 3) {
+        std::int64_t value = 0;
+        const auto r = receive(at, from, &value, tag);
+        rig.settle();
+        REQUIRE(r->done && r->status.ok());
+        return value;
+    }
+    void sums(std::int64_t each) {
+        std::int64_t values[3] = {each, each, each};
+        for (int s : kThree) rig.sum(s, values[s]);
+        rig.settle();
+        for (auto v : values) EXPECT_EQ(v, 3 * each);
+    }
+    void kill(int slot) {
+        rig.kill(slot);
+        dead.insert(slot);
+        for (int s : kThree)
+            if (!dead.contains(s)) rig.evidence(s, slot, Evidence::Agent);
+        rig.settle();
+    }
+    RequestPtr restart(int slot) {
+        rig.restart(slot);
+        dead.erase(slot);
+        rig.settle();
+        return again(slot);
+    }
+    RequestPtr again(int slot) {
+        CommSpec spec;
+        spec.id = Rig::kComm;
+        spec.name = "rig";
+        spec.members = kThree;
+        spec.policy = Policy::Replay;
+        (void)rig.node(slot).create_comm(rig.now(), spec);
+        auto ready = rig.node(slot).comm_ready(rig.now(), Rig::kComm);
+        return ready;
+    }
+    RequestPtr lost(int slot) {
+        kill(slot);
+        rig.lose_log(slot);
+        auto ready = restart(slot);
+        rig.settle();
+        return ready;
+    }
+    // What the slot's streams hold: of messages with others, and of results.
+    std::map<LogKey, std::vector<Bytes>> contents(int slot) {
+        std::map<LogKey, std::vector<Bytes>> out;
+        for (const auto& [key, records] : rig.log(slot).streams)
+            if (key.dst != kHeard && !records.empty())
+                for (const auto& r : records) out[key].push_back(r.payload);
+        return out;
+    }
+    std::string refused(const RequestPtr& ready) {
+        REQUIRE(ready->done && !ready->status);
+        EXPECT_EQ(ready->status.code, Code::LogCorrupt);
+        return ready->status.message;
+    }
+    RequestPtr mark(int slot, const std::string& tag, bool commits) {
+        return commits ? rig.node(slot).comm_commit(rig.now(), Rig::kComm, tag)
+                       : rig.node(slot).comm_resume(rig.now(), Rig::kComm, tag);
+    }
+    void all_mark(const std::string& tag, bool commits) {
+        std::vector<RequestPtr> all;
+        for (int s : kThree) all.push_back(mark(s, tag, commits));
+        rig.settle();
+        for (const auto& r : all) EXPECT(r->done && r->status.ok());
+    }
+};
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+FT_TEST(restore_feeds_a_replacement_without_a_log_from_the_others) {
+    for (int victim : {0, 1, 2}) {
+        Apart a;
+        const int next = (victim + 1) % 3;
+        a.send(victim, next, 5);
+        a.send(next, victim, 6);
+        EXPECT_EQ(a.received(next, victim), 5);
+        EXPECT_EQ(a.received(victim, next), 6);
+        a.sums(7);
+        a.send(victim, next, 8);
+        a.rig.settle();
+        a.sums(1);
+        const auto before = a.contents(victim);
+        const auto ready = a.lost(victim);
+        REQUIRE(ready->done && ready->status.ok());
+        EXPECT(a.contents(victim) == before);
+        // The program again: nothing of it arrives twice.
+        EXPECT(a.send(victim, next, 5)->status.ok());
+        EXPECT_EQ(a.received(victim, next), 6);
+        for (std::int64_t each : {7, 1}) {
+            if (each == 1) EXPECT(a.send(victim, next, 8)->status.ok());
+            std::int64_t value = each;
+            const auto sum = a.rig.sum(victim, value);
+            a.rig.settle();
+            EXPECT(sum->done && value == 3 * each);
+        }
+        EXPECT_EQ(a.received(next, victim), 8);
+        a.send(victim, next, 9);
+        EXPECT_EQ(a.received(next, victim), 9);
+        a.sums(4);
+        // It is a rank like any other now: it dies once more, with its log.
+        a.kill(victim);
+        const auto third = a.restart(victim);
+        a.rig.settle();
+        REQUIRE(third->done && third->status.ok());
+        EXPECT(a.send(victim, next, 5)->status.ok());
+        EXPECT_EQ(a.received(victim, next), 6);
+    }
+}
+
+FT_TEST(restore_compares_what_is_sent_again_with_what_has_arrived) {
+    Apart a;
+    a.send(1, 2, 5);
+    a.rig.settle();
+    REQUIRE(a.lost(1)->done);
+    EXPECT_EQ(a.send(1, 2, 6)->status.code, Code::ReplayDiverged);
+}
+
+// The new log is filled record by record: who dies in it, or who dies while it is asked, is asked again from there.
+FT_TEST(restore_goes_on_where_a_process_has_died_in_it) {
+    for (int second : {1, 0, 2}) {
+        Apart a;
+        const Bytes large(1u << 20, std::byte{7});
+        Bytes got(large.size());
+        for (int i = 0; i < 3; ++i) {
+            a.rig.node(1).send(a.rig.now(), Rig::kComm, large.data(), large.size(), 2, 3);
+            const auto r = a.rig.node(2).recv(a.rig.now(), Rig::kComm, got.data(), got.size(), 1, 3);
+            a.rig.settle();
+            EXPECT(r->done && got == large);
+            a.send(0, 1, i);
+            EXPECT_EQ(a.received(1, 0), i);
+        }
+        a.sums(7);
+        const auto before = a.contents(1);
+        a.kill(1);
+        a.rig.lose_log(1);
+        a.rig.hold(2, 1);
+        auto ready = a.restart(1);
+        for (int i = 0; i < 400; ++i) {
+            a.rig.deliver(2, 1);
+            a.rig.deliver_all(1, 2);
+        }
+        const LogKey sent{Rig::kComm, 1, 2};
+        EXPECT_EQ(a.rig.log(1).streams[sent].size(), 1u);
+        EXPECT(!ready->done);
+        a.kill(second);
+        a.rig.hold(2, 1, false);
+        const auto other = a.restart(second);
+        if (second == 1) ready = other;
+        a.rig.settle();
+        REQUIRE(ready->done && ready->status.ok());
+        EXPECT(a.contents(1) == before);
+        EXPECT_EQ(a.rig.log(1).streams[sent].size(), 3u);
+    }
+}
+
+// What nobody has returned from is done again; what somebody has returned from is in that rank's log.
+FT_TEST(restore_takes_part_in_what_was_not_complete) {
+    Apart a;
+    a.sums(1);
+    std::int64_t mine[3] = {10, 20, 40};
+    const auto first = a.rig.sum(0, mine[0]), third = a.rig.sum(2, mine[2]);
+    a.rig.settle();
+    REQUIRE(a.lost(1)->done);
+    std::int64_t again = 1;
+    a.rig.sum(1, again);
+    a.rig.settle();
+    EXPECT_EQ(again, 3);
+    a.rig.sum(1, mine[1]);
+    a.rig.settle();
+    EXPECT(first->done && third->done);
+    for (auto v : mine) EXPECT_EQ(v, 70);
+}
+
+FT_TEST(restore_refuses_what_only_the_lost_log_had) {
+    {
+        Apart a;
+        a.send(0, 1, 5);
+        EXPECT_EQ(a.received(1, -1), 5);
+        EXPECT(has(a.refused(a.lost(1)), "received from ANY"));
+    }
+    {
+        Apart a;
+        std::int64_t in[3] = {1, 2, 3}, out[3] = {};
+        const auto post = [&](int s) {
+            OpDesc d;
+            d.kind = OpKind::ReduceScatter;
+            d.dtype = DType::Int64;
+            d.op = ReduceOp::Sum;
+            d.count = 1;
+            d.send = in;
+            d.recv = &out[s];
+            return a.rig.node(s).collective(a.rig.now(), Rig::kComm, d);
+        };
+        for (int s : kThree) post(s);
+        a.rig.settle();
+        EXPECT_EQ(out[1], 6);
+        EXPECT(has(a.refused(a.lost(1)), "operation #1, reduce_scatter"));
+    }
+    {
+        Apart a;
+        a.send(0, 1, 5);
+        a.kill(0);
+        a.kill(1);
+        a.rig.lose_log(0);
+        a.rig.lose_log(1);
+        const auto zero = a.restart(0), one = a.restart(1);
+        a.rig.advance(2 * Rig::kHeartbeat);
+        a.rig.settle();
+        EXPECT(has(a.refused(zero), "has lost its log, too"));
+        EXPECT(has(a.refused(one), "has lost its log, too"));
+    }
+}
+
+// Roots of a reduce have what others do not; the others' records say that there was nothing for them.
+FT_TEST(restore_knows_which_rank_a_result_was_for) {
+    for (int victim : {0, 1}) {
+        Apart a;
+        std::int64_t in[3] = {1, 2, 4}, out[3] = {};
+        const auto post = [&](int s) {
+            OpDesc d;
+            d.kind = OpKind::Reduce;
+            d.dtype = DType::Int64;
+            d.op = ReduceOp::Sum;
+            d.count = 1;
+            d.root = 0;
+            d.send = &in[s];
+            d.recv = s == 0 ? &out[s] : nullptr;
+            return a.rig.node(s).collective(a.rig.now(), Rig::kComm, d);
+        };
+        for (int s : kThree) post(s);
+        a.rig.settle();
+        EXPECT_EQ(out[0], 7);
+        const auto ready = a.lost(victim);
+        if (victim == 0) {
+            EXPECT(has(a.refused(ready), "only this rank was given"));
+            continue;
+        }
+        REQUIRE(ready->done && ready->status.ok());
+        const auto again = post(1);
+        a.rig.settle();
+        EXPECT(again->done && again->status.ok());
+        a.sums(2);
+    }
+}
+
+namespace {
+
+// A prologue, three checkpoints with messages between them, and more behind.
+struct WithCheckpoints : Apart {
+    explicit WithCheckpoints(int any_before = -1, bool any_after = false) {
+        sums(2);
+        exchange(100);
+        all_mark("", false);
+        for (int c = 0; c < 3; ++c) {
+            if (c == any_before) answer();
+            exchange(10 * c);
+            sums(c);
+            all_mark("c" + std::to_string(c), true);
+        }
+        exchange(50);
+        if (any_after) answer();
+        sums(5);
+    }
+    void answer() {
+        send(0, 1, 77, 9);
+        EXPECT_EQ(received(1, -1, 9), 77);
+    }
+    void exchange(std::int64_t value) {
+        send(0, 1, value);
+        EXPECT_EQ(received(1, 0), value);
+        send(1, 2, value + 1);
+        EXPECT_EQ(received(2, 1), value + 1);
+    }
+    void prologue_again() {
+        std::int64_t value = 2;
+        const auto sum = rig.sum(1, value);
+        rig.settle();
+        EXPECT(sum->done && value == 6);
+        EXPECT_EQ(received(1, 0), 100);
+        EXPECT(send(1, 2, 101)->status.ok());
+    }
+    void end_again() {
+        EXPECT_EQ(received(1, 0), 50);
+        EXPECT(send(1, 2, 51)->status.ok());
+        std::int64_t value = 5;
+        const auto sum = rig.sum(1, value);
+        rig.settle();
+        EXPECT(sum->done && value == 15);
+        exchange(60);
+        sums(9);
+        all_mark("live", true);
+    }
+};
+
+}  // namespace
+
+FT_TEST(restore_goes_on_from_the_newest_checkpoint) {
+    for (bool twice : {false, true}) {
+        WithCheckpoints a(1);  // what was received from ANY lies before a checkpoint
+        auto ready = a.lost(1);
+        REQUIRE(ready->done && ready->status.ok());
+        const std::vector<std::string> tags = {"c2", "c1"};
+        EXPECT(a.rig.node(1).comm_checkpoints(Rig::kComm) == tags);
+        if (twice) {
+            a.kill(1);
+            ready = a.restart(1);
+            a.rig.settle();
+            REQUIRE(ready->done && ready->status.ok());
+        }
+        a.prologue_again();
+        const auto resumed = a.mark(1, "c2", false);
+        a.rig.settle();
+        REQUIRE(resumed->done && resumed->status.ok());
+        a.end_again();
+    }
+}
+
+// The newest may turn out to be damaged: the one before it is there as well (L4).
+FT_TEST(restore_goes_on_from_the_checkpoint_before) {
+    WithCheckpoints a;
+    const auto ready = a.lost(1);
+    REQUIRE(ready->done && ready->status.ok());
+    a.prologue_again();
+    const auto resumed = a.mark(1, "c1", false);
+    a.rig.settle();
+    REQUIRE(resumed->done && resumed->status.ok());
+    EXPECT_EQ(a.received(1, 0), 20);
+    EXPECT(a.send(1, 2, 21)->status.ok());
+    std::int64_t value = 2;
+    a.rig.sum(1, value);
+    const auto committed = a.mark(1, "c2", true);
+    a.rig.settle();
+    EXPECT(committed->done && committed->status.ok() && value == 6);
+    a.end_again();
+}
+
+FT_TEST(restore_refuses_answers_behind_the_newest_checkpoint) {
+    WithCheckpoints a(-1, true);
+    EXPECT(has(a.refused(a.lost(1)), "since the last checkpoint that all ranks have"));
+}
+
+// Who heard of an answer has it on record: the one who gave it and the one who heard of it die one after the other.
+FT_TEST(restore_word_of_an_answer_outlives_who_heard_it) {
+    WithCheckpoints a(-1, true);
+    for (int s : {0, 2}) {
+        a.kill(s);
+        a.restart(s);
+        a.rig.settle();
+    }
+    EXPECT(has(a.refused(a.lost(1)), "since the last checkpoint that all ranks have"));
+}
+
+FT_TEST(restore_refuses_messages_to_itself_from_before_the_resume_point) {
+    Apart a;
+    a.send(1, 1, 4);
+    EXPECT_EQ(a.received(1, 1), 4);
+    a.all_mark("", false);
+    a.all_mark("c", true);
+    EXPECT(has(a.refused(a.lost(1)), "to itself"));
+}
+
+FT_TEST(restore_repeats_messages_to_itself) {
+    Apart a;
+    a.all_mark("", false);
+    a.send(1, 1, 3);
+    EXPECT_EQ(a.received(1, 1), 3);
+    a.all_mark("c", true);
+    a.send(1, 1, 4);
+    EXPECT_EQ(a.received(1, 1), 4);
+    const auto ready = a.lost(1);
+    REQUIRE(ready->done && ready->status.ok());
+    const auto resumed = a.mark(1, "c", false);
+    a.rig.settle();
+    REQUIRE(resumed->done && resumed->status.ok());
+    EXPECT(a.send(1, 1, 4)->status.ok());
+    EXPECT_EQ(a.received(1, 1), 4);
+    a.all_mark("d", true);
+}
+
+}  // namespace ftcomm::unit

@@ -412,4 +412,49 @@ FT_TEST(restore_repeats_messages_to_itself) {
     a.all_mark("d", true);
 }
 
+// The first log is still where the rank began; the rank has gone on elsewhere since.
+FT_TEST(restore_older_log_of_a_rank_that_has_moved_is_refused) {
+    for (int victim : {0, 1}) {
+        Apart a;
+        const int next = victim + 1;
+        a.send(victim, next, 5);
+        EXPECT_EQ(a.received(next, victim), 5);
+        a.sums(1);
+        const auto first = a.rig.log(victim);
+        // A replacement that starts elsewhere and gets nowhere changes nothing.
+        a.kill(victim);
+        a.rig.lose_log(victim);
+        a.rig.hold(2, victim);
+        a.restart(victim);
+        a.kill(victim);
+        a.rig.hold(2, victim, false);
+        a.rig.log(victim) = first;
+        auto ready = a.restart(victim);
+        a.rig.settle();
+        REQUIRE(ready->done && ready->status.ok());
+        a.send(victim, next, 5);
+        a.rig.settle();
+        // One that gets its log back does.
+        ready = a.lost(victim);
+        REQUIRE(ready->done && ready->status.ok());
+        EXPECT(a.send(victim, next, 5)->status.ok());
+        std::int64_t value = 1;
+        a.rig.sum(victim, value);
+        a.send(victim, next, 6);
+        a.rig.settle();
+        a.kill(victim);
+        a.rig.log(victim) = first;
+        a.restart(victim);
+        std::int64_t again = 1;
+        a.send(victim, next, 5);
+        a.send(victim, next, 7);  // another history: it does not arrive
+        const auto sum = a.rig.sum(victim, again);
+        a.rig.settle();
+        REQUIRE(sum->done);
+        EXPECT_EQ(sum->status.code, Code::LogCorrupt);
+        EXPECT(has(sum->status.message, "is an older one"));
+        EXPECT_EQ(a.received(next, victim), 6);
+    }
+}
+
 }  // namespace ftcomm::unit

@@ -47,7 +47,7 @@ enum class FrameKind : std::uint8_t {
     LogMark = 68,    // seq = how far the sender's stream to the receiver goes
     LogWant = 69,    // seq = the record that the receiver, on another host, needs next
     LogPiece = 70,  // of record seq; aux = tag, aux2 = bytes of the whole; flags + 1: the first one, + 2: attempt is the CRC-32C
-    // of the whole in the sender's log; step = 1: from behind the resume point
+    // of the whole in the sender's log; step & 1: from behind the resume point, step >> 1: which log of the rank
     LogAnswered = 71,  // since mark seq the sender was told something that depends on time, and is in its own log alone
 };
 

@@ -81,6 +81,8 @@ Decision make_decision(const PlanInput& in) {
     Decision d;
     for (const auto& [rank, vote] : in.votes) {
         voters.add(rank);
+        d.log_since.resize(std::max(d.log_since.size(), vote.log_since.size()));
+        for (std::size_t r = 0; r < vote.log_since.size(); ++r) d.log_since[r] = std::max(d.log_since[r], vote.log_since[r]);
         lowest = std::min(lowest, vote.done_seq);
         d.done_through = std::max(d.done_through, vote.done_seq);
         known_done = std::max(known_done, vote.known_done);

@@ -58,6 +58,21 @@ Shape Shape::decode(ByteReader& r) {
     return s;
 }
 
+namespace {
+
+void encode_numbers(ByteWriter& w, const std::vector<std::uint32_t>& numbers) {
+    w.put(static_cast<std::uint32_t>(numbers.size()));
+    for (auto n : numbers) w.put(n);
+}
+
+std::vector<std::uint32_t> decode_numbers(ByteReader& r) {
+    std::vector<std::uint32_t> out(r.count(4));
+    for (auto& n : out) n = r.get<std::uint32_t>();
+    return out;
+}
+
+}  // namespace
+
 void Vote::encode(ByteWriter& w) const {
     w.put(attempt).put(done_seq).put(logged).put(known_done).put(view_epoch).put(inherited).put(revoked_from);
     encode_failures(w, failures);
@@ -73,6 +88,7 @@ void Vote::encode(ByteWriter& w) const {
     }
     w.put(static_cast<std::uint32_t>(proposals.size()));
     for (const auto& p : proposals) w.put(p.code).put(p.seq);
+    encode_numbers(w, log_since);
 }
 
 std::optional<Vote> Vote::decode(ByteReader& r) {
@@ -107,6 +123,7 @@ std::optional<Vote> Vote::decode(ByteReader& r) {
         p.code = r.get<Code>();
         p.seq = r.get<std::uint64_t>();
     }
+    v.log_since = decode_numbers(r);
     if (!r.ok()) return std::nullopt;
     return v;
 }
@@ -181,6 +198,7 @@ Bytes Decision::encode() const {
         for (const auto& x : p.runs) w.put(x.count).put(x.mode).put(x.rank).ranks(x.contributors);
     }
     encode_failures(w, failures);
+    encode_numbers(w, log_since);
     w.put(done_through).put(agree_seq).put(agree_value);
     agree_cause.encode(w);
     w.ranks(agree_survivors);
@@ -216,6 +234,7 @@ std::optional<Decision> Decision::decode(ByteView data) {
         }
     }
     d.failures = decode_failures(r);
+    d.log_since = decode_numbers(r);
     d.done_through = r.get<std::uint64_t>();
     d.agree_seq = r.get<std::uint64_t>();
     d.agree_value = r.get<std::int64_t>();

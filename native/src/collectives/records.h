@@ -91,6 +91,7 @@ struct Vote {
     std::vector<Failure> failures;  // replay: as far as this rank knows
     std::vector<OpVote> ops;     // last finished, then the open one
     std::vector<Proposal> proposals;
+    std::vector<std::uint32_t> log_since;  // replay: as in a decision, as far as this rank knows
     std::uint64_t view_epoch = 0;
 
     void encode(ByteWriter& w) const;
@@ -129,6 +130,8 @@ struct Decision {
     std::vector<OpPlan> plans;
     std::vector<Failure> failures;  // replay: of this decision, and all before it
     std::uint64_t done_through = 0;  // somebody has returned from the operations up to here: what the log has of them holds
+    // Replay, by rank: the incarnation that began the rank's log, after one before it was lost. Empty: all are the first.
+    std::vector<std::uint32_t> log_since;
     // agree and shrink: the last result
     std::uint64_t agree_seq = 0;
     std::int64_t agree_value = 0;

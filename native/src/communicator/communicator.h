@@ -212,6 +212,11 @@ private:
     class Restore;
     bool has_lost_log() const;
     void on_restored();
+    Status read_log_since();
+    void note_log_since(std::size_t rank, std::uint32_t incarnation);
+    void learn_log_since(const std::vector<std::uint32_t>& decided);
+    bool is_from_an_older_log(const std::map<int, Vote>& votes);
+    void on_older_log();
     void read_log();
     LogKey key_of_lost(LostStream stream, int part, int lost, int other) const;
     void on_restore_ask(int rank, ByteView body);
@@ -249,6 +254,7 @@ private:
     std::unique_ptr<LoggedRing> ring_;  // replay: once somebody has used it
     std::unique_ptr<ResultStream> results_;  // replay
     std::unique_ptr<Restore> restore_;  // replay: as long as this rank's log is not here
+    std::vector<std::uint32_t> log_since_;  // replay: see Decision
     RankSet acked_;  // failures the user knows of
 
     std::uint64_t next_seq_ = 1, done_seq_ = 0;

@@ -24,6 +24,7 @@ void Communicator::try_decide() {
         }
         return;
     }
+    if (replays() && is_from_an_older_log(votes)) return;
     FT_POINT("vote.plan");
     PlanInput in{spec_, decision_, votes, failed(), evidence(), core_.view.epoch, core_.rules};
     auto d = make_decision(in);
@@ -157,6 +158,7 @@ void Communicator::apply(const Decision& d) {
     for (const auto& p : d.plans)
         if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
     if (replays()) {
+        learn_log_since(d.log_since);
         learn_failures(d);  // before anything is served
         learn_complete(d.done_through);
     }

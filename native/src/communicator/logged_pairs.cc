@@ -32,6 +32,11 @@ LogKey LoggedPairs::key(const CommSpec& spec, Channel channel, int src, int dst)
     return {hash64(w.take()), src, dst};
 }
 
+// As far as it goes into a frame's header.
+int LoggedPairs::log_age(int rank) const {
+    return static_cast<int>(std::min<std::uint32_t>(log_since_[static_cast<std::size_t>(rank)], 0x7fff));
+}
+
 FrameHeader LoggedPairs::header(FrameKind kind) const {
     FrameHeader h;
     h.kind = kind;
@@ -40,13 +45,14 @@ FrameHeader LoggedPairs::header(FrameKind kind) const {
     return h;
 }
 
-LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel channel, PhasedLog& log, const bool& replaying,
-                         std::function<void()> caught_up)
+LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel channel, PhasedLog& log,
+                         const std::vector<std::uint32_t>& log_since, const bool& replaying, std::function<void()> caught_up)
     : core_(core),
       spec_(spec),
       rank_(rank),
       channel_(channel),
       log_(log),
+      log_since_(log_since),
       replaying_(replaying),
       caught_up_(std::move(caught_up)),
       peers_(spec.members.size()),
@@ -345,7 +351,7 @@ void LoggedPairs::stream(int rank) {
             if (n > 0) std::memcpy(room, record.payload.data() + p.wanted_offset, n);
             auto h = header(FrameKind::LogPiece);
             h.seq = record.seq;
-            h.step = static_cast<std::uint16_t>(log_.part_of(to(rank), record.seq));
+            h.step = static_cast<std::uint16_t>(log_.part_of(to(rank), record.seq) | log_age(rank_) << 1);
             h.flags = static_cast<std::uint8_t>((p.wanted_offset == 0 ? kFirst : 0) | (record.crc ? kSummed : 0));
             h.attempt = record.crc.value_or(0);
             h.aux = static_cast<std::uint64_t>(record.tag);
@@ -374,7 +380,8 @@ void LoggedPairs::begin_message(int rank, const FrameHeader& h) {
 void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
     auto& p = peer(rank);
     if (h.seq != p.seen + 1 || !broken_) return;  // L1: of what is here already
-    if (h.step != log_.part_of(from(rank), h.seq)) {
+    if (h.step >> 1 < log_age(rank)) return;  // from an older log, which the vote will find out
+    if ((h.step & 1) != log_.part_of(from(rank), h.seq)) {
         p.early = true;  // the sender is past its resume point, this rank is not: asked for again then
         return;
     }

@@ -30,9 +30,10 @@ class LoggedPairs {
 public:
     // A communicator has two sets of streams, whose orders do not depend on each other: the program's messages, and those of LoggedRing.
     enum class Channel : std::uint8_t { Messages = 0, Ring = 1 };
-    // replaying: what a process before has done is still being done again; caught_up: called when that turns out to be over.
-    LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel channel, PhasedLog& log, const bool& replaying,
-                std::function<void()> caught_up);
+    // replaying: what a process before has done is still being done again; caught_up: called when that turns out to be over. log_since:
+    // see Decision.
+    LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel channel, PhasedLog& log,
+                const std::vector<std::uint32_t>& log_since, const bool& replaying, std::function<void()> caught_up);
     // In the log: of a stream from one slot to another.
     static LogKey key(const CommSpec& spec, Channel channel, int src, int dst);
 
@@ -132,6 +133,7 @@ private:
     bool reachable(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].alive && rank != rank_; }
     std::uint32_t incarnation(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].incarnation; }
 
+    int log_age(int rank) const;
     Status log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held);
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
     void mark(int rank);
@@ -159,6 +161,7 @@ private:
     int rank_;
     const Channel channel_;
     PhasedLog& log_;
+    const std::vector<std::uint32_t>& log_since_;
     const bool& replaying_;
     const std::function<void()> caught_up_;
     std::vector<Peer> peers_;

@@ -22,6 +22,7 @@ constexpr std::uint32_t kAttemptsPerAdmission = 4096;
 }  // namespace
 
 void Communicator::begin_replay() {
+    if (auto s = read_log_since(); !s) core_.abandoned = std::move(s).within("the log of communicator " + spec_.name);
     if (!has_lost_log()) {
         read_log();
         return;
@@ -63,7 +64,7 @@ void Communicator::read_log() {
 }
 
 std::unique_ptr<LoggedPairs> Communicator::make_pairs(LoggedPairs::Channel channel) {
-    return std::make_unique<LoggedPairs>(core_, spec_, rank_, channel, *log_, catching_up_, [this] { caught_up(); });
+    return std::make_unique<LoggedPairs>(core_, spec_, rank_, channel, *log_, log_since_, catching_up_, [this] { caught_up(); });
 }
 
 LoggedRing& Communicator::ring() {

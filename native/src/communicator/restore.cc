@@ -49,6 +49,7 @@ void Communicator::Restore::on_reply(int rank, ByteView body) {
 }
 
 void Communicator::Restore::on_state(int rank, RestoreState state) {
+    if (state.older) return;  // said to a process before this one
     if (state.lost) {
         refuse("rank " + std::to_string(rank) + " has lost its log, too, and so both copies of the messages between the two");
         return;
@@ -198,12 +199,72 @@ void Communicator::Restore::refuse(Status status) {
 // --- the communicator
 
 bool Communicator::has_lost_log() const {
+    return core_.config.again && core_.config.log->lost() && log_since_[static_cast<std::size_t>(rank_)] == 0;
+}
+
+// Of this rank: its log was lost, and is here again since that incarnation. Of others: as decisions have told.
+Status Communicator::read_log_since() {
+    log_since_.assign(spec_.members.size(), 0);
+    if (!core_.config.again) return {};
     auto& log = *core_.config.log;
-    if (!core_.config.again || !log.lost()) return false;
-    LogRecord record;
-    for (std::uint64_t n = 1; n <= log.last(note_key(kHeard)); ++n)
-        if (log.find(note_key(kHeard), n, &record) && record.aux == kRestored) return false;
-    return true;
+    for (std::uint64_t n = 1; n <= log.last(note_key(kHeard)); ++n) {
+        LogRecord record;
+        if (auto s = log.find(note_key(kHeard), n, &record); !s) return s;
+        if (record.aux != kRestored) continue;
+        ByteReader r(record.payload);
+        for (std::size_t m = 0; m < log_since_.size(); ++m)
+            if (spec_.members[m] == record.tag) log_since_[m] = r.get<std::uint32_t>();
+    }
+    return {};
+}
+
+void Communicator::note_log_since(std::size_t rank, std::uint32_t incarnation) {
+    ByteWriter w;
+    w.put(incarnation);
+    const auto body = w.take();
+    const ByteView parts[] = {body};
+    auto s = core_.config.log->append(note_key(kHeard), spec_.members[rank], kRestored, parts);
+    if (s) log_since_[rank] = incarnation;
+    else if (core_.abandoned) core_.abandoned = std::move(s);
+}
+
+// On record before this rank goes on with the others: from now on the rank's older logs count for nothing.
+void Communicator::learn_log_since(const std::vector<std::uint32_t>& decided) {
+    for (std::size_t r = 0; r < decided.size() && r < log_since_.size(); ++r)
+        if (decided[r] > log_since_[r]) note_log_since(r, decided[r]);
+}
+
+// A rank may have lost its log, begun another one elsewhere, and been started again where the first one is. That log is whole, and not what
+// has become of the rank since. The others know, and nothing is decided with it.
+bool Communicator::is_from_an_older_log(const std::map<int, Vote>& votes) {
+    bool older = false;
+    for (const auto& [rank, vote] : votes) {
+        const auto r = static_cast<std::size_t>(rank);
+        const auto of = [r](const Vote& v) { return r < v.log_since.size() ? v.log_since[r] : 0; };
+        if (std::none_of(votes.begin(), votes.end(), [&](const auto& v) { return of(v.second) > of(vote); })) continue;
+        older = true;
+        if (rank == rank_) {
+            on_older_log();
+            continue;
+        }
+        RestoreState state;
+        state.older = true;
+        ByteWriter w;
+        RestoreAsk{}.encode(w);
+        state.encode(w);
+        core_.sender.send_long(spec_.members[r], control(FrameKind::RestoreReply), w.take());
+        votes_.erase(rank);
+    }
+    return older;
+}
+
+void Communicator::on_older_log() {
+    if (!core_.abandoned) return;
+    core_.abandoned = Status::error(
+        Code::LogCorrupt,
+        "the log of rank " + std::to_string(rank_) + " in communicator " + spec_.name +
+            " on this host is an older one: the rank has logged on another host since. Start the replacement there; or "
+            "remove the log's folder here, and the other ranks are asked for what they have");
 }
 
 void Communicator::on_restored() {

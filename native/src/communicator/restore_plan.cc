@@ -164,7 +164,8 @@ Status Communicator::Restore::finish() {
             if (auto s = comm_.write_mark(mark_at(n)); !s) return s;
     }
     FT_POINT("restore.done");
-    return log().append(comm_.note_key(kHeard), comm_.core_.self(), kRestored, {});
+    comm_.note_log_since(static_cast<std::size_t>(comm_.rank_), comm_.core_.config.incarnation);
+    return comm_.core_.abandoned;
 }
 
 // Those after the resume point are sent again. Those before it have their place in the part of the log that is there already.

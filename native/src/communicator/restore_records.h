@@ -36,6 +36,7 @@ struct RestoreAsk {
 
 struct RestoreState {
     bool lost = false;  // it has lost its own log, too, and has not got it back
+    bool older = false;  // what the receiver voted with is an older log than the one that its rank has written last
     bool readable = false;  // it reads the lost rank's streams where they are: they were on one host
     std::uint64_t logged = 0, done = 0;  // its results; complete, as far as it knows
     bool early_answers = false;  // see LoggedPairs::Heard
@@ -46,7 +47,11 @@ struct RestoreState {
 
     std::uint64_t last_mark() const { return first_mark + marks.size() - 1; }
     void encode(ByteWriter& w) const {
-        w.put(static_cast<std::uint8_t>(lost)).put(static_cast<std::uint8_t>(readable)).put(logged).put(done);
+        w.put(static_cast<std::uint8_t>(lost))
+            .put(static_cast<std::uint8_t>(older))
+            .put(static_cast<std::uint8_t>(readable))
+            .put(logged)
+            .put(done);
         w.put(static_cast<std::uint8_t>(early_answers)).put(newest_answers).put(first_mark);
         w.put(static_cast<std::uint32_t>(marks.size()));
         for (const auto& m : marks) w.bytes(m);
@@ -56,6 +61,7 @@ struct RestoreState {
     static RestoreState decode(ByteReader& r) {
         RestoreState s;
         s.lost = r.get<std::uint8_t>() != 0;
+        s.older = r.get<std::uint8_t>() != 0;
         s.readable = r.get<std::uint8_t>() != 0;
         s.logged = r.get<std::uint64_t>();
         s.done = r.get<std::uint64_t>();

@@ -104,6 +104,7 @@ Vote Communicator::build_vote() const {
     v.inherited = inherited_;
     if (replays()) {
         v.revoked_from = decision_.revoked_from;
+        if (std::any_of(log_since_.begin(), log_since_.end(), [](auto since) { return since > 0; })) v.log_since = log_since_;
         for (const auto& [seq, known] : failures_) v.failures.push_back({seq, known.cause});
     }
     if (last_.seq > 0) {
@@ -252,7 +253,9 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
         case FrameKind::RestoreReply: {
             ByteReader r(payload);
             if (h.kind == FrameKind::RestoreReply) {
+                RestoreAsk::decode(r);
                 if (restore_ != nullptr) restore_->on_reply(from, payload);
+                else if (replays() && RestoreState::decode(r).older) on_older_log();
                 return;
             }
             decode_spec(r);

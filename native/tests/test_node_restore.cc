@@ -374,15 +374,21 @@ FT_TEST(restore_refuses_answers_behind_the_newest_checkpoint) {
     EXPECT(has(a.refused(a.lost(1)), "since the last checkpoint that all ranks have"));
 }
 
-// Who heard of an answer has it on record: the one who gave it and the one who heard of it die one after the other.
+// Who heard of an answer has it on record; and who was given one tells those who come later.
 FT_TEST(restore_word_of_an_answer_outlives_who_heard_it) {
-    WithCheckpoints a(-1, true);
-    for (int s : {0, 2}) {
-        a.kill(s);
-        a.restart(s);
-        a.rig.settle();
+    for (bool told_again : {false, true}) {
+        WithCheckpoints a(-1, true);
+        if (!told_again) a.kill(1);
+        for (int s : {0, 2}) {
+            a.kill(s);
+            if (told_again) a.rig.log(s).streams.erase({Rig::kComm, s, kHeard, 1});
+            a.restart(s);
+            a.rig.settle();
+        }
+        if (told_again) a.kill(1);
+        a.rig.lose_log(1);
+        EXPECT(has(a.refused(a.restart(1)), "since the last checkpoint that all ranks have"));
     }
-    EXPECT(has(a.refused(a.lost(1)), "since the last checkpoint that all ranks have"));
 }
 
 FT_TEST(restore_refuses_messages_to_itself_from_before_the_resume_point) {
@@ -444,11 +450,16 @@ FT_TEST(restore_older_log_of_a_rank_that_has_moved_is_refused) {
         a.rig.settle();
         a.kill(victim);
         a.rig.log(victim) = first;
+        a.rig.hold(2, 0);  // the decision has to wait
         a.restart(victim);
         std::int64_t again = 1;
-        a.send(victim, next, 5);
-        a.send(victim, next, 7);  // another history: it does not arrive
+        for (std::int64_t value : {5, 7, 8}) a.send(victim, next, value);  // another history: it does not arrive
         const auto sum = a.rig.sum(victim, again);
+        a.rig.settle();
+        EXPECT(!sum->done);
+        const LogKey arrived{Rig::kComm, victim, next};
+        EXPECT_EQ(a.rig.log(next).streams[arrived].size(), 2u);
+        a.rig.hold(2, 0, false);
         a.rig.settle();
         REQUIRE(sum->done);
         EXPECT_EQ(sum->status.code, Code::LogCorrupt);

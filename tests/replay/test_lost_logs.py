@@ -215,3 +215,28 @@ def test_two_at_once_are_refused(keep: Keep, monkeypatch: pytest.MonkeyPatch) ->
     job = keep(3, lambda comm, _: program(comm), transport="tcp", heartbeat=2.0, on_death=another_host)
     with pytest.raises(Failed, match="has lost its log, too"):
         job.values()
+
+
+def test_an_older_log_is_refused(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank has gone on elsewhere, and is started again where it first was."""
+    steps = 20
+
+    def program(comm: Any, context: Context) -> None:
+        x = np.ones(100, np.float32)
+        for step in range(steps):
+            comm.all_reduce(x, "avg")
+            if comm.rank == 1 and step == 5 + 5 * comm.job.incarnation < steps:
+                Context.die()
+
+    def move(job: Keeper, rank: int) -> None:
+        if (rank, 0) == job.deaths[-1]:
+            another_host(job, rank)
+        elif (rank, 1) == job.deaths[-1]:
+            home = dataclasses.replace(job.group.options, host=f"host-{rank}")
+            before = job.group.options_of
+            job.group.options_of = lambda r: home if r == rank else before(r)  # type: ignore[method-assign]
+
+    monkeypatch.setattr(keeper, "MOST_RESTARTS", 2)
+    job = keep(2, program, transport="tcp", heartbeat=2.0, on_death=move)
+    with pytest.raises(Failed, match="on this host is an older one: the rank has logged on another host since"):
+        job.values()

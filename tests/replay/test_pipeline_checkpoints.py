@@ -13,6 +13,7 @@ import torch_store as torch_store_process
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from test_lost_logs import another_host  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed import pipelining  # noqa: E402
 from torch_keeper import TorchKeeper  # noqa: E402
@@ -90,3 +91,19 @@ def test_killed_stages_go_on_from_the_checkpoint(
     assert job.values() == wanted
     begun = {(rank, at) for rank, what, at in job.group._marks if what == "from"}
     assert {(victim, 8) for victim in victims} <= begun
+
+
+def test_a_stage_goes_on_from_the_checkpoint_on_another_host(
+    ranks: harness.Ranks, torch_store: tuple[str, int], tmp_path: Path
+) -> None:
+    """Each stage has a host of its own, and the logs of the first one stay there. The checkpoints are on a disk that all have."""
+    wanted = TorchKeeper(ranks, torch_store, STAGES, training(tmp_path), transport="tcp").values()
+    for old in tmp_path.iterdir():
+        old.unlink()
+    job = TorchKeeper(ranks, torch_store, STAGES, training(tmp_path), transport="tcp", on_death=another_host)
+    for victim, at in ((1, 9), (2, 12)):
+        job.run_until(lambda victim=victim, at=at: (victim, "step", at) in job.group._marks)
+        assert job.kill(victim)
+    assert job.values() == wanted
+    begun = {(rank, at) for rank, what, at in job.group._marks if what == "from"}
+    assert {(1, 8), (2, 12)} <= begun

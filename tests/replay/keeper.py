@@ -6,6 +6,7 @@ generation. Ranks run again from the top of their function.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import time
@@ -25,7 +26,7 @@ MOST_RESTARTS = 150
 class Keeper:
     """One job of ``size`` ranks that survives everything. ``values()`` waits for its end.
 
-    ``on_death(self, rank)`` is called when a rank is dead and nobody has come in its place.
+    ``on_death(self, rank)`` is called when a rank is dead and nobody has come in its place. ``hosts``: of each rank, pretended.
     """
 
     def __init__(
@@ -37,11 +38,14 @@ class Keeper:
         faults: str = "",
         log_limit: int = 1 << 30,
         on_death: Callable[[Keeper, int], None] | None = None,
+        hosts: list[str] | None = None,
         **options: Any,
     ):
         # Forked children have this environment: whose the log is, and where.
         group = ranks.start(size, None, faults=faults, policy="replay", log_limit=log_limit, **options)
         self.group, self.size = group, size
+        if hosts is not None:
+            group.options_of = lambda rank: dataclasses.replace(group.options, host=hosts[rank])  # type: ignore[method-assign]
         self.folder = Path(f"/dev/shm/ftcomm-log-{os.getuid()}-{group.job}")
         self.generation = 0
         self.restarts = 0

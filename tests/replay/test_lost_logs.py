@@ -151,6 +151,16 @@ def test_from_a_checkpoint(keep: Keep, tmp_path: Path, how: Any, mode: str) -> N
     assert values[0][1] == 40
 
 
+@pytest.mark.parametrize("how", [empty_disk, another_host])
+def test_other_hosts_log_their_results_in_shares(keep: Keep, how: Any) -> None:
+    """Two ranks on the first host: none of them has a large result whole, and it takes both to feed the one that is alone."""
+    options: dict[str, Any] = {"transport": "auto", "hosts": ["two", "two", "one"], "heartbeat": 2.0}
+    wanted = keep(3, stages, **options).values()
+    job = keep(3, stages, faults="rank=2.0,at=result.after:40,do=kill", on_death=the_first_time(how, 2), **options)
+    assert job.values() == wanted
+    assert job.deaths == [(2, 0)]
+
+
 # -- what nobody has
 
 

@@ -221,6 +221,7 @@ private:
     LogKey key_of_lost(LostStream stream, int part, int lost, int other) const;
     void on_restore_ask(int rank, ByteView body);
     void put_lost_state(int rank, ByteWriter& w);
+    std::shared_ptr<const Bytes> whole_result(std::uint64_t seq, const LogRecord& share);
     void put_lost_records(int rank, const RestoreAsk& asked, ByteWriter& w);
 
     // failures.cc: the policy replay
@@ -254,6 +255,8 @@ private:
     std::unique_ptr<LoggedRing> ring_;  // replay: once somebody has used it
     std::unique_ptr<ResultStream> results_;  // replay
     std::unique_ptr<Restore> restore_;  // replay: as long as this rank's log is not here
+    std::shared_ptr<const Bytes> whole_;  // replay: the last one that was put together for a rank that has lost its log
+    std::uint64_t whole_seq_ = 0;
     std::vector<std::uint32_t> log_since_;  // replay: see Decision
     RankSet acked_;  // failures the user knows of
 

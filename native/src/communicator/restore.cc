@@ -109,7 +109,14 @@ void Communicator::Restore::on_records(int rank, const RestoreAsk& asked, ByteRe
         asked.offset != copy.arrived)
         return;
     const auto pieces = r.count(RestoredPiece::kHead);
-    if (pieces == 0) copy.through = asked.seq - 1;  // what was late in the process that died comes when it is computed again
+    if (pieces == 0) {  // what was late in the process that died comes when it is computed again
+        const auto seq = asked.seq + (asked.part == 1 ? base_seq_ : 0);
+        if (asked.stream == LostStream::Results && seq <= complete_) {
+            refuse("the result of operation #" + std::to_string(seq) + " cannot be read by rank " + std::to_string(rank));
+            return;
+        }
+        copy.through = asked.seq - 1;
+    }
     for (std::uint32_t i = 0; i < pieces; ++i) {
         const auto piece = RestoredPiece::decode(r);
         FT_CHECK(r.ok(), "an undecodable record from rank %d", rank);
@@ -134,10 +141,8 @@ Status Communicator::Restore::put(Copy& copy, const RestoredPiece& piece) {
             }
             ByteReader head(piece.data);
             const auto shape = Shape::decode(head);
-            return Status::error(Code::LogCorrupt,
-                                 "the result of operation #" + std::to_string(seq) + ", " + shape.text() +
-                                     (piece.tag >= ResultStream::kShare ? ", was logged once for the host that is lost"
-                                                                        : ", which only this rank was given"));
+            return Status::error(Code::LogCorrupt, "the result of operation #" + std::to_string(seq) + ", " + shape.text() +
+                                                       ", which only this rank was given");
         }
     }
     std::uint32_t crc = 0;
@@ -157,7 +162,6 @@ Status Communicator::Restore::put(Copy& copy, const RestoredPiece& piece) {
 // Of what is not the same on all ranks, only that there is nothing for this one can be told from another one's record.
 bool Communicator::Restore::is_lost(std::int64_t tag, ByteView head) const {
     if (tag == ResultStream::kFailed) return false;
-    if (tag >= ResultStream::kShare) return true;
     switch (static_cast<OpKind>(tag)) {
         case OpKind::Scatter:
         case OpKind::ReduceScatter:

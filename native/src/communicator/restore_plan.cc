@@ -28,7 +28,8 @@ Status Communicator::Restore::plan() {
             if (auto why = plan_messages(r, first_mark_ > 0 ? &base : nullptr, first_mark_ > 0 ? &oldest : nullptr); !why)
                 return why;
         complete_ = std::max(complete_, s.done);
-        if (s.logged >= logged) {
+        // A fellow may share its results with the process that is lost.
+        if (s.logged > logged || (s.logged == logged && (source_ < 0 || !s.readable))) {
             logged = s.logged;
             source_ = r;
         }

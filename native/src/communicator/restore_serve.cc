@@ -1,5 +1,7 @@
 // The other side of restore.h: what this rank has of a log that another one has lost.
 #include <algorithm>
+#include <cstring>
+#include <memory>
 
 #include "base/crc32c.h"
 #include "base/failpoint.h"
@@ -73,16 +75,40 @@ void Communicator::put_lost_state(int rank, ByteWriter& w) {
     s.encode(w);
 }
 
+// A result of which each rank of this host has logged a share, as one that has no others on its host logs it.
+std::shared_ptr<const Bytes> Communicator::whole_result(std::uint64_t seq, const LogRecord& share) {
+    if (whole_ != nullptr && whole_seq_ == seq) return whole_;
+    auto last = last_from_log(seq);
+    if (last.seq != seq || !last.logged) return nullptr;
+    const auto blocks = last.desc.kind == OpKind::AllGather ? spec_.members.size() : 1;
+    auto whole = std::make_shared<Bytes>(ResultStream::kHead + last.desc.count * size_of(last.desc.dtype) * blocks);
+    std::memcpy(whole->data(), share.payload.data(), ResultStream::kHead);
+    last.desc.recv = whole->data() + ResultStream::kHead;
+    OpState op(seq, last.desc, last.shape, last.grid, rank_, core_.rules.c8, nullptr);
+    if (!results_->read(op)) return nullptr;  // not all of them have logged it: it is not complete
+    whole_seq_ = seq;
+    return whole_ = std::move(whole);
+}
+
 // As much as goes into one answer, from the place that was asked for; nothing, where this log ends before it.
 void Communicator::put_lost_records(int rank, const RestoreAsk& asked, ByteWriter& w) {
     auto& log = *core_.config.log;
     const auto key = key_of_lost(asked.stream, asked.part, spec_.members[static_cast<std::size_t>(rank)], core_.self());
+    const bool results = asked.stream == LostStream::Results;
     std::vector<RestoredPiece> pieces;
+    std::vector<std::shared_ptr<const Bytes>> held;
     std::uint64_t bytes = 0, offset = asked.offset;
     for (auto seq = asked.seq; seq <= log.last(key) && bytes < kReply; ++seq, offset = 0) {
         LogRecord record;
         if (!log.peek(key, seq, &record)) break;  // the one who asked for it finds it missing
-        const auto all = asked.stream == LostStream::Results ? usable(record) : record.payload;
+        if (results && record.tag >= ResultStream::kShare) {
+            held.push_back(whole_result(seq + (asked.part == 1 ? log_->base(note_key(kResults)) : 0), record));
+            if (held.back() == nullptr) break;
+            record.payload = *held.back();
+            record.tag %= ResultStream::kShare;
+            record.crc.reset();
+        }
+        const auto all = results ? usable(record) : record.payload;
         RestoredPiece piece{seq, offset, all.size(), record.aux, record.tag, 0, {}};
         piece.crc = record.crc && all.size() == record.payload.size() ? *record.crc : crc32c(all.data(), all.size());
         piece.data = all.subspan(std::min<std::uint64_t>(offset, all.size()));

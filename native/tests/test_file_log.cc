@@ -3,6 +3,7 @@
 
 #include <fstream>
 
+#include "channel/late_log.h"
 #include "tests/pairlog_rig.h"
 #include "tests/unit.h"
 
@@ -67,6 +68,40 @@ FT_TEST(file_log_knows_that_its_predecessor_was_elsewhere) {
     EXPECT(open_as(here, 2, true)->append({7, 2, 1}, 1, 2, {}).ok());
     std::filesystem::remove(here.path + "/job/log/rank-2");
     EXPECT(!open_as(here, 2, true)->lost());
+}
+
+// With durability "host": what is late is synced once for each stream, however many records wait, and a send is done after that.
+FT_TEST(file_log_syncs_what_is_late_together) {
+    pairlog::Folder folder("/tmp");
+    FileLogConfig c;
+    c.files = folder.config();
+    c.files.path = folder.path + "/job/log";
+    c.files.durability = pairlog::LogConfig::Durability::Host;
+    c.hosts = {1, 2, 3, 4, 5, 6, 7, 8};  // each rank on its own
+    std::unique_ptr<FileLog> log;
+    REQUIRE(FileLog::open(c, &log).ok());
+    LateLog late(log.get(), true);
+    const Bytes text(1000);
+    int released = 0;
+    const auto post = [&](int dst) { EXPECT(late.append_held({7, 0, dst}, 1, 2, text, [&] { ++released; }).ok()); };
+    for (int i = 0; i < 90; ++i) post(1 + i % 3);
+    for (int i = 0; i < 90; ++i) late.work();
+    EXPECT_EQ(late.records(), 0u);
+    EXPECT_EQ(log->syncs(), 0u);
+    EXPECT_EQ(released, 0);
+    EXPECT(late.has_work());
+    late.work();
+    EXPECT_EQ(log->syncs(), 3u);
+    EXPECT_EQ(released, 90);
+    EXPECT(!late.has_work());
+    for (int i = 0; i < 40; ++i) post(1);
+    EXPECT(late.flush().ok());
+    EXPECT_EQ(log->syncs(), 4u);
+    EXPECT_EQ(released, 130);
+    // What is acted on is synced at once.
+    const ByteView parts[] = {text};
+    for (int i = 0; i < 5; ++i) EXPECT(late.append({7, 0, kResults}, 1, 2, parts).ok());
+    EXPECT_EQ(log->syncs(), 9u);
 }
 
 }  // namespace ftcomm

@@ -16,6 +16,7 @@ constexpr std::uint64_t kMostBytes = 64ull << 20;
 constexpr std::size_t kMostRecords = 4096;
 constexpr std::uint64_t kPart = 64u << 10;
 constexpr std::uint64_t kAll = ~std::uint64_t{0};
+constexpr std::uint64_t kGroup = 8ull << 20;  // so much is synced together, at most
 
 }  // namespace
 
@@ -105,17 +106,25 @@ Status LateLog::write_oldest(std::uint64_t most) {
     part_ += piece.size();
     if (part_ < record.payload.size()) return {};
     part_ = 0;
-    const auto before = log_->last(key);
-    auto status = log_->commit_pieces(key);
-    if (!status && log_->last(key) == before) return failed(std::move(status));
+    if (auto s = log_->commit_pieces(key); !s) return failed(std::move(s));
     bytes_ -= record.payload.size();
+    unsynced_bytes_ += record.payload.size();
     ++written_;
     recycle(std::move(record.owned));
-    const auto release = std::move(record.release);
+    if (record.release) releases_.push_back(std::move(record.release));
     stream.pop_front();
     order_.pop_front();
-    if (release) release();
-    return status ? Status{} : failed(std::move(status));  // it is in the log, but not on the disk
+    return log_->is_durable() && unsynced_bytes_ < kGroup ? Status{} : sync();
+}
+
+// A send is done when its record is where it has to be.
+Status LateLog::sync() {
+    if (synced_ == written_) return {};
+    if (auto s = log_->flush(); !s) return failed(std::move(s));  // all of it is in the log, but not on the disk
+    synced_ = written_;
+    unsynced_bytes_ = 0;
+    for (const auto& release : std::exchange(releases_, {})) release();
+    return {};
 }
 
 // It is tried again from its beginning.
@@ -130,12 +139,14 @@ Status LateLog::finish_part() { return part_ > 0 ? write_oldest(kAll) : Status{}
 
 Status LateLog::flush() {
     failed_ = {};
+    if (log_ != nullptr && order_.empty() && synced_ == written_) return log_->flush();  // what did not pass through here
     while (!order_.empty())
         if (auto s = write_oldest(kAll); !s) return s;
-    return {};
+    return sync();
 }
 
 void LateLog::release_all() {
+    for (const auto& release : std::exchange(releases_, {})) release();
     for (auto& [key, stream] : late_)
         for (auto& record : stream) {
             if (!record.release) continue;
@@ -147,7 +158,8 @@ void LateLog::release_all() {
 }
 
 void LateLog::work() {
-    if (has_work()) (void)write_oldest(kPart);  // an error is said by the next append or flush that needs room
+    if (!has_work()) return;
+    (void)(order_.empty() ? sync() : write_oldest(kPart));  // an error is said by the next append or flush that needs room
 }
 
 void LateLog::on_tick() { due_ = std::exchange(queued_at_tick_, queued_); }

@@ -1,6 +1,6 @@
 // Records that are logged off the critical path: what is sent or has arrived stays in memory, and is written while the rank waits for
 // something, or in the background; at the latest at the second tick after, and before a flush() returns. (SWIFT 5.1, for a log in memory.)
-// Who looks in the log finds it from the start.
+// Who looks in the log finds it from the start. Where the log has to survive the host, all that was waiting is synced together (group commit).
 //
 // Only what goes through append_later and append_held may be late, and only in streams that no other process reads in the log.
 #pragma once
@@ -43,9 +43,9 @@ public:
 
     // Writes a piece of the oldest record, short enough that who waits for the engine need not wait long.
     void work();
-    bool has_work() const { return !order_.empty() && failed_.ok(); }
+    bool has_work() const { return (!order_.empty() || synced_ < written_) && failed_.ok(); }
     // Some of it has waited for a whole tick.
-    bool is_due() const { return has_work() && written_ < due_; }
+    bool is_due() const { return has_work() && synced_ < due_; }
     void on_tick();
     std::uint64_t records() const { return order_.size(); }
 
@@ -63,6 +63,7 @@ private:
     Status make_room(std::uint64_t bytes);
     void add(const LogKey& key, Late late);
     Status write_oldest(std::uint64_t most);
+    Status sync();
     Status finish_part();
     void recycle(Bytes&& memory);
 
@@ -72,7 +73,9 @@ private:
     std::deque<LogKey> order_;  // of all records that are late
     std::uint64_t part_ = 0;  // of the oldest so much is written
     std::uint64_t bytes_ = 0;
-    std::uint64_t queued_ = 0, written_ = 0;  // so far
+    std::uint64_t queued_ = 0, written_ = 0, synced_ = 0;  // so far
+    std::uint64_t unsynced_bytes_ = 0;
+    std::vector<std::function<void()>> releases_;  // of what is written, for when it is on stable storage
     std::uint64_t queued_at_tick_ = 0, due_ = 0;
     Status failed_;  // the log is full: tried again when something is collected, and at a flush
     std::vector<Bytes> spare_;

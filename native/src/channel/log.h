@@ -95,6 +95,8 @@ public:
     }
     virtual void release_all() {}  // now: what is not written yet is copied
     virtual Status flush() { return {}; }
+    // What is committed piece by piece in a stream of this rank's own has to survive the host, and does after the next flush() only.
+    virtual bool is_durable() const { return false; }
 
 private:
     struct Pieces {

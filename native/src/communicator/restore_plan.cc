@@ -164,6 +164,7 @@ Status Communicator::Restore::finish() {
         for (auto n = log().last(key) + 1; n <= last_mark_; ++n)
             if (auto s = comm_.write_mark(mark_at(n)); !s) return s;
     }
+    if (auto s = log().flush(); !s) return s;
     FT_POINT("restore.done");
     comm_.note_log_since(static_cast<std::size_t>(comm_.rank_), comm_.core_.config.incarnation);
     return comm_.core_.abandoned;

@@ -28,6 +28,7 @@ Status StreamWriter::flush() {
         }
     }
     if (through <= synced()) return {};
+    dir_.syncs_.fetch_add(1, std::memory_order_relaxed);
     for (const auto& piece : pieces)
         if (::msync(piece.file->base, std::min(aligned(piece.bytes, kPage), piece.file->size), MS_SYNC) != 0)
             return system_error("syncing the log " + text_of(key_));

@@ -1,6 +1,7 @@
 // The log's folder on this host as one process uses it: whose it is, and how much memory the process's streams have.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -44,6 +45,7 @@ public:
     std::uint64_t resident() const;  // bytes of segments in memory, the free ones included
     std::uint64_t spilled() const;  // bytes in the spill folder
     std::uint64_t free_bytes() const;
+    std::uint64_t syncs() const { return syncs_.load(std::memory_order_relaxed); }  // of streams, that had something to write
     const LogConfig& config() const { return config_; }
     std::uint64_t boot() const { return boot_; }
     bool host_durable() const { return config_.durability == LogConfig::Durability::Host; }
@@ -69,6 +71,7 @@ private:
     std::vector<StreamWriter*> writers_;
     std::uint64_t resident_ = 0, spilled_ = 0;
     std::uint64_t ages_ = 0;
+    std::atomic<std::uint64_t> syncs_{0};
     std::uint64_t peak_ = 0, peak_before_ = 0;  // of the bytes in use, in this window and the one before
     std::int64_t window_ = 0;  // its start
 };

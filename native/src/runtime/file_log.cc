@@ -211,7 +211,20 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
     return {};
 }
 
-Status FileLog::commit_pieces(const LogKey& key) { return commit(*writer(key)); }
+// What has arrived is acted on at once. What goes out in pieces was late anyway, and is synced with all that was late with it.
+Status FileLog::commit_pieces(const LogKey& key) {
+    auto* w = writer(key);
+    if (key.src != config_.slot) return commit(*w);
+    auto s = w->commit();
+    if (s && dir_->host_durable()) unsynced_.insert(w);
+    return s;
+}
+
+Status FileLog::flush() {
+    for (auto it = unsynced_.begin(); it != unsynced_.end(); it = unsynced_.erase(it))
+        if (auto s = (*it)->flush(); !s) return s;
+    return {};
+}
 
 Status FileLog::get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out) {
     pairlog::RecordInfo info;

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,8 @@ public:
     Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                         ByteView piece, std::uint32_t* crc) override;
     Status commit_pieces(const LogKey& key) override;
+    Status flush() override;
+    bool is_durable() const override { return dir_->host_durable(); }
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(key, seq, true, out); }
     Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(key, seq, false, out); }
     Status collect(const LogKey& key, std::uint64_t through) override;
@@ -40,6 +43,7 @@ public:
     // After a leave: the last of this host removes the folder.
     void remove_if_last();
     std::uint64_t resident() const { return dir_->resident(); }
+    std::uint64_t syncs() const { return dir_->syncs(); }
     std::uint64_t spilled() const { return dir_->spilled(); }
 
 private:
@@ -60,6 +64,7 @@ private:
     bool lost_ = false;
     std::map<LogKey, std::unique_ptr<pairlog::StreamWriter>> writers_;
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
+    std::set<pairlog::StreamWriter*> unsynced_;  // of writers_
 };
 
 }  // namespace ftcomm

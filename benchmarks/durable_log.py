@@ -50,8 +50,8 @@ def rank_main(args: argparse.Namespace) -> None:
             policy="replay",
             transport="tcp",
             host=f"host-{rank}",
-            secret="benchmark",
             durability="host",
+            heartbeat=30.0,  # a disk may stall
             log_mode=mode,
             log_dir=f"{os.environ['LOGS']}/{mode}",
         )

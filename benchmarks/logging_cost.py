@@ -81,7 +81,8 @@ def rank_main(args: argparse.Namespace) -> None:
     rank, folder = int(os.environ["RANK"]), os.environ["FOLDER"]
     comms = {}
     for policy in POLICIES:
-        options = ftcomm.Options(policy=policy, transport=args.transport, log_dir=f"{folder}/log")
+        log = args.log if policy == "replay" else "all"
+        options = ftcomm.Options(policy=policy, transport=args.transport, log_dir=f"{folder}/log", log=log)
         comms[policy] = ftcomm.init(rank, args.ranks, f"file://{folder}/{policy}", options, job=f"cost-{policy}")
     comms["replay"].resume()
     rows = []
@@ -113,6 +114,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--transport", default="shm", choices=["shm", "tcp"])
+    parser.add_argument("--log", default="all", help="which messages are logged: all, inter-host, or groups as 0,1/2,3")
     parser.add_argument("--only", choices=["all_reduce", "send"])
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftcomm._lib import check, lib
-from ftcomm.errors import ConfigError
+from ftcomm.errors import ConfigError, Mismatch
 from ftcomm.request import Request
 
 if TYPE_CHECKING:
@@ -50,6 +50,19 @@ class Checkpoints:
         Request(self._job, out[0], self.size, None, f"commit_checkpoint({tag!r}) on {self.name}").wait()
         self._job.emit("checkpoint", tag=tag, comm=self.name)
 
+    def log_position(self, iteration: int, micro_batch: int | None = None) -> None:
+        """Says where the program is: the log's records of the messages that are sent from now on carry it, and so does
+        :class:`ReplayDiverged`.
+
+        Without ``micro_batch`` the nth message to each rank from now on is said to be of micro-batch n (from 0): right for a
+        pipeline that sends one tensor for each micro-batch, when it is called once in each iteration. Under other policies than
+        ``replay`` it does nothing.
+        """
+        if not 0 <= iteration < 1 << 63 or not (micro_batch is None or 0 <= micro_batch < 1 << 32):
+            raise ConfigError(f"log_position({iteration!r}, {micro_batch!r}): give two numbers that are not negative.")
+        micro = -1 if micro_batch is None else micro_batch
+        check(lib()[1].ft_comm_log_position(*self._native, iteration, micro))
+
     def log_flush(self) -> None:
         """Writes to the log what is logged asynchronously (``log_mode="async"``): if this rank dies now, its replacement sends
         none of it again.
@@ -81,6 +94,8 @@ class Checkpoints:
 
         Raises:
             ConfigError: there is no such checkpoint (the message lists those there are), or something is open.
+            Mismatch: with ``log="inter-host"`` or groups: another rank of this one's group has only an older checkpoint. Load the
+                newest of :meth:`checkpoints` and call it again.
             ReplayDiverged: a process before this one has done something else before it called resume.
         """
         ffi, C = lib()
@@ -99,28 +114,39 @@ class Checkpoints:
             ConfigError: there are checkpoints, and none of them can be loaded.
         """
         tags = self.checkpoints()
-        causes = []
-        for tag in tags:
+        causes: list[str] = []
+        while tags:
+            tag = tags[0]
             try:
                 state = load(tag)
             except Exception as error:  # noqa: BLE001 - whatever is wrong with it, the one before may be good
                 causes.append(f"{tag!r}: {type(error).__name__}: {error}")
                 self._job.emit("checkpoint-damaged", tag=tag, error=str(error))
-                print(
-                    f"ftcomm: rank {self.rank}: checkpoint {causes[-1]}; trying the one before",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                self._say(f"checkpoint {causes[-1]}; trying the one before")
+                tags = tags[1:]
                 continue
-            self.resume(tag)
+            try:
+                self.resume(tag)
+            except Mismatch as error:  # another rank of its log group has only an older one
+                known = self.checkpoints()
+                if tag in known:
+                    raise
+                causes.append(f"{tag!r}: {error}")
+                self._job.emit("checkpoint-too-new", tag=tag, ranks=list(error.ranks))
+                self._say(f"checkpoint {tag!r} is not there for rank {list(error.ranks)}; trying the one before")
+                tags = [other for other in tags if other in known]
+                continue
             return tag, state
         try:
             self.resume(None)
         except ConfigError as error:
-            if not tags:
+            if not causes:
                 raise
             raise ConfigError(f"No checkpoint of rank {self.rank} can be loaded: {'; '.join(causes)}.") from error
         return None, None
+
+    def _say(self, text: str) -> None:
+        print(f"ftcomm: rank {self.rank}: {text}", file=sys.stderr, flush=True)
 
 
 def _text_of(tag: str | int) -> str:

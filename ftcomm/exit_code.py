@@ -8,12 +8,23 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 import threading
 from typing import Any, NoReturn
 
+from ftcomm.errors import Error, StaleEpoch
+
+STARTS_AGAIN = 83  #: of a process that ends because one of its log group died (policy replay): no failure of its own
+
 _code: list[Any] = [None]
 _watched = [False]
+
+
+def end_with_group(error: Error) -> None:
+    """Ends the process if that is what the error says: no program can go on then, and none needs to hear of it."""
+    if isinstance(error, StaleEpoch) and "group" in error.evidence:
+        os._exit(STARTS_AGAIN)
 
 
 def failed() -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftcomm import exit_code
-from ftcomm._lib import check, lib
+from ftcomm._lib import check, last_error, lib
 from ftcomm.errors import Closed, ConfigError, Error
 from ftcomm.events import EventFile
 from ftcomm.options import Options
@@ -25,6 +25,7 @@ from ftcomm.stores.callbacks import StoreCallbacks
 __all__ = ["Job", "current", "leave_all"]
 
 FT_INTERRUPTED = 8
+FT_STALE_WITH_GROUP = 2  # ft_job_stale
 
 _jobs: dict[str, Job] = {}  # by job name; several only in tests and in programs that start several
 _left: list[str] = []  # jobs under the policy replay that this process has said goodbye to
@@ -101,6 +102,7 @@ class Job:
         config.log_durability = int(self.options.durability == "host")
         config.log_remove = int(os.environ.get("FTCOMM_LOG_OWNER") != "launcher")
         config.log_late = int(self.options.log_mode == "async")
+        config.log_scope = self._text(self.options.log_scope)
         flags = [int(rank in self.finished) for rank in range(self.world_size)]
         config.finished = self._held(ffi.new("uint8_t[]", flags))
 
@@ -157,6 +159,11 @@ class Job:
         """Ranks (slots) whose replacement asks to come in at the next join point."""
         return self._ranks("ft_job_waiting")
 
+    @property
+    def log_group(self) -> tuple[int, ...]:
+        """Policy replay: the ranks that start again together, as messages between them are not logged. Empty: all are logged."""
+        return tuple(self.info().get("log_group", ()))
+
     def info(self) -> dict[str, Any]:
         """What the native side tells about itself: transports, authority, counters."""
         ffi, C = lib()
@@ -209,7 +216,10 @@ class Job:
 
     def _native_event(self, _context: Any, text: Any) -> None:
         event = json.loads(lib()[0].string(text).decode("utf-8", "replace"))
-        self._tell({"event": str(event.pop("kind", "unknown")).replace("_", "-"), **event})
+        kind = str(event.pop("kind", "unknown")).replace("_", "-")
+        self._tell({"event": kind, **event})
+        if kind == "stale":
+            self._end_with_group()
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._events is not None:
@@ -235,7 +245,10 @@ class Job:
             while code == FT_INTERRUPTED:  # a signal came; its Python handler runs here, and may raise
                 left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
                 code = lib()[1].ft_job_leave(self.handle, left)
-            check(code)
+            if code != 0:
+                error = last_error(code)
+                exit_code.end_with_group(error)
+                raise error
         finally:
             self.close()
 
@@ -243,7 +256,9 @@ class Job:
         """:meth:`leave`, or :meth:`close` for a process that fails under ``replay``."""
         if self.options.policy != "replay":
             self.leave()
-        elif exit_code.failed():
+            return
+        self._end_with_group()  # the event may still be on its way
+        if exit_code.failed():
             self.close()
         else:
             try:
@@ -266,6 +281,12 @@ class Job:
             self._events.close()
         if self.store is not None:
             self.store.close()
+
+    def _end_with_group(self) -> None:
+        """Policy replay: one of this rank's log group has died, and all of it start again. At once, as by a signal: what this
+        process would still do, its replacement does."""
+        if self._handle is not None and lib()[1].ft_job_stale(self._handle) == FT_STALE_WITH_GROUP:
+            os._exit(exit_code.STARTS_AGAIN)
 
     def _tell_missed_faults(self) -> None:
         """A fault that was asked for and never came is not to look like one that was survived."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -87,10 +88,11 @@ class Options:
     secret: str | None = _option(
         "secret", None, "per-job secret; without one only loopback and shared memory are accepted"
     )
-    log: str = _option(
+    log: str | Sequence[Sequence[int]] = _option(
         "log",
-        "off",
-        "messages logged under other policies than replay (which logs all): off (the only value in this version)",
+        "all",
+        "policy replay: which messages are logged: all, inter-host (between hosts), or between groups, as in 0,1/2,3; a group "
+        "starts again as a whole",
     )
     log_dir: str | None = _option("log_dir", None, "policy replay: folder of the pair log (None: tmpfs)")
     log_limit: int = _option("log_limit", 4 << 30, "bytes of memory that the pair log of a rank may take", _size)
@@ -125,9 +127,11 @@ class Options:
                 "authority='store'."
             )
         _one_of("authority", self.authority, ("auto", "shm", "store"))
-        if self.log != "off":
+        object.__setattr__(self, "log", _log(self.log))
+        if self.log != "all" and self.policy != "replay":
             raise ConfigError(
-                f"log={self.log!r} is not in this version. Use policy 'replay', which logs everything, or log 'off'."
+                f"log={self.log!r} says what policy 'replay' logs, and policy={self.policy!r} logs nothing: leave it out, or "
+                "use policy='replay'."
             )
         if self.secret is not None and len(self.secret) < 16:
             raise ConfigError(
@@ -145,9 +149,39 @@ class Options:
         return f"Options({shown})"
 
     @property
+    def log_scope(self) -> str:
+        """``log`` as text: ``all``, ``inter-host``, or groups as in ``0,1/2,3``."""
+        return self.log if isinstance(self.log, str) else "/".join(",".join(map(str, group)) for group in self.log)
+
+    @property
     def operation_timeout(self) -> float:
         """``timeout``, or its default of 30 minutes."""
         return DEFAULT_TIMEOUT if self.timeout is None else self.timeout
+
+
+def _log(value: object) -> str | tuple[tuple[int, ...], ...]:
+    """``all``, ``inter-host``, or groups: lists of ranks, or text as in ``0,1/2,3`` or ``[[0, 1], [2, 3]]``."""
+    if value in ("all", "inter-host"):
+        return str(value)
+    wrong = ConfigError(
+        f"log={value!r} is neither all, nor inter-host, nor groups of ranks, as in [[0, 1], [2, 3]] or 0,1/2,3 (argument "
+        "log= or FTCOMM_LOG)."
+    )
+    groups: Any = value
+    if isinstance(value, str):
+        try:
+            groups = json.loads(value) if value.startswith("[") else [part.split(",") for part in value.split("/")]
+            groups = [[int(rank) for rank in group] for group in groups]
+        except (TypeError, ValueError):
+            raise wrong from None
+    if not isinstance(groups, Sequence) or not all(isinstance(group, Sequence) for group in groups):
+        raise wrong
+    ranks = [rank for group in groups for rank in group]
+    if not ranks or not all(isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in ranks):
+        raise wrong
+    if len(set(ranks)) != len(ranks):
+        raise ConfigError(f"log={value!r}: a rank is in two groups, or twice in one.")
+    return tuple(tuple(group) for group in groups if group)
 
 
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -87,7 +87,8 @@ def start_job(
     except BaseException:
         made.close()
         raise
-    made.emit("started", joining=made.joining)
+    group = made.log_group
+    made.emit("started", joining=made.joining, **({"log_group": list(group)} if group else {}))
     return made
 
 

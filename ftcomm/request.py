@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import last_error, lib
 from ftcomm.errors import Closed, Timeout
+from ftcomm.exit_code import end_with_group
 
 if TYPE_CHECKING:
     from ftcomm.job import Job
@@ -146,6 +147,7 @@ class Request:
         ffi, C = lib()
         if code != 0:
             error = last_error(code)
+            end_with_group(error)
         result = ffi.new("ft_result*")
         C.ft_request_result(self._handle, result)
         self.source, self.nbytes, self.value = result.source, result.bytes, result.value

@@ -52,6 +52,7 @@ class JobConfig(ctypes.Structure):
         ("log_remove", ctypes.c_int32),
         ("finished", ctypes.c_void_p),
         ("log_late", ctypes.c_int32),
+        ("log_scope", ctypes.c_char_p),
     ]
 
 

@@ -28,6 +28,7 @@ DEFAULT_MAX_RESTARTS = 3
 # Flag -> environment variable of the workers. Each is an Options field; a flag wins over a variable that is set already.
 OPTION_FLAGS = {
     "policy": "what a death does to a pending operation: raise (default), lossy, replay (its replacement goes on out of a log)",
+    "log": "under --policy replay, which messages are logged: all (default), inter-host, or between groups, as 0,1/2,3",
     "heartbeat": "seconds of silence before a rank is suspected (default 1)",
     "timeout": "seconds for an operation that a live rank never enters",
     "transport": "auto (default), shm, tcp",

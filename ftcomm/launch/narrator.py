@@ -87,6 +87,10 @@ class Narrator:
     def _exit(self, event: Event) -> None:
         if event["code"] == 0:
             return
+        if "with_group" in event:
+            group = _ranks(event["with_group"]) or "its log group"
+            self.say(f"rank {event['rank']} starts again with its log group ({group})", event["time"])
+            return
         if "waiting" in event:  # under replay, for its replacement or the next generation
             others = "; the others wait" if event["waiting"] else ""
             how = event["how"].removeprefix("killed by ")
@@ -139,6 +143,8 @@ class Narrator:
     def _suspected(self, event: Event) -> None:
         slot, evidence = event["slot"], event["evidence"]
         who = (slot, event["slot_incarnation"])
+        if evidence == "group":
+            return
         if evidence == "left":
             self._once(("left", *who), f"rank {slot} has left as planned", event["time"])
             return
@@ -165,6 +171,8 @@ class Narrator:
         )
 
     def _stale(self, event: Event) -> None:
+        if event.get("evidence") == "group":
+            return  # told at its end
         self.say(f"rank {event['rank']} was voted out by the others and can't go on", event["time"])
 
     def _authority_lost(self, event: Event) -> None:

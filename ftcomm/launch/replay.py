@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 
+from ftcomm.exit_code import STARTS_AGAIN
 from ftcomm.launch.agent import FtAgent
 from ftcomm.launch.folder import Event
 from ftcomm.launch.workers import Exit, Slot, SlotState
@@ -27,6 +28,8 @@ class ReplayAgent(FtAgent):
         super().__init__(*args, **kwargs)
         self._generation = 0
         self._voted_out: set[tuple[Any, Any]] = set()  # (rank, incarnation)
+        self._groups: dict[int, list[int]] = {}  # of each rank: the ranks of its log group
+        self._with_group: set[tuple[int, int]] = set()  # (rank, incarnation) that end because one of their group failed
         self._hopeless = False  # a slot is given up: the others can't go on
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -52,6 +55,10 @@ class ReplayAgent(FtAgent):
 
     def _on_event(self, event: Event) -> None:
         """A worker that the others have voted out, stopped or hung, is in its replacement's way."""
+        if event["event"] == "started" and event.get("log_group"):
+            self._groups[event["rank"]] = event["log_group"]
+        if event["event"] == "stale" and event.get("evidence") == "group":
+            self._with_group.add((event["rank"], event["incarnation"]))
         if event["event"] != "removed" or event.get("evidence") == "left" or self._ending:
             return
         who = (event.get("slot"), event.get("slot_incarnation"))
@@ -59,6 +66,8 @@ class ReplayAgent(FtAgent):
             worker = self._context.worker(slot)
             if who != (slot.rank, slot.incarnation) or event.get("rank") == slot.rank or worker.has_ended():
                 continue
+            if event.get("evidence") == "group":
+                self._with_group.add((slot.rank, slot.incarnation))
             if event.get("evidence") in SUSPICIONS and who not in self._voted_out:  # else it is ending anyway
                 self._voted_out.add(who)
                 self._log("voted-out", rank=slot.rank, incarnation=slot.incarnation, pid=worker.pid)
@@ -66,9 +75,23 @@ class ReplayAgent(FtAgent):
 
     def _about(self, ended: Exit) -> dict[str, Any]:
         """Whether somebody waits for the slot's next worker."""
-        if ended.failure is None or self._ending or self._is_ours(ended):
+        if ended.failure is None or self._ending:
+            return {}
+        if self._ends_with_group(ended):
+            return {"with_group": self._group_of(ended.slot)}
+        if self._is_ours(ended):
             return {}
         return {"waiting": [slot.rank for slot in self._context.running() if self._holds_state(slot)]}
+
+    def _group_of(self, slot: Slot) -> list[int]:
+        """By what it said at its start, or another one of the group."""
+        return next((group for group in self._groups.values() if slot.rank in group), [])
+
+    def _ends_with_group(self, ended: Exit) -> bool:
+        """It was told to, by the others or by this agent: no failure of its own."""
+        slot = ended.slot
+        by_itself = ended.code == STARTS_AGAIN and bool(self._group_of(slot))
+        return by_itself or (slot.rank, ended.incarnation) in self._with_group
 
     def _is_ours(self, ended: Exit) -> bool:
         """It was killed for the next generation's sake: that is no failure of its slot."""
@@ -78,12 +101,41 @@ class ReplayAgent(FtAgent):
         slot = ended.slot
         if self._is_ours(ended):
             return
-        slot.failures += 1
-        if slot.failures > self._worker_group.spec.max_restarts:
-            self._end_job(ended)
-        elif not self._nobody_to_join():
+        if not self._ends_with_group(ended):
+            slot.failures += 1
+            if slot.failures > self._worker_group.spec.max_restarts:
+                self._end_job(ended)
+                return
+            self._take_group_along(slot)
+        self._start_again(slot)
+
+    def _on_exit(self, ended: Exit) -> None:
+        super()._on_exit(ended)
+        slot = ended.slot
+        if slot.incarnation != ended.incarnation or self._ending:
+            return  # another one of its group, which ended at the same time, has taken it along
+        if ended.failure is None and (slot.rank, ended.incarnation) in self._with_group:
+            slot.state = SlotState.FAILED  # it came to its end, but its group has to do it again
+            self._start_again(slot)
+
+    def _start_again(self, slot: Slot) -> None:
+        if not self._nobody_to_join():
             self._context.replace(slot)
             self._spawned(slot)
+
+    def _take_group_along(self, failed: Slot) -> None:
+        """What the others of its log group have said to it is in no log: they start again, those that had ended as well."""
+        for slot in self._context.slots.values():
+            who = (slot.rank, slot.incarnation)
+            if slot is failed or slot.rank not in self._group_of(failed) or who in self._with_group:
+                continue
+            if slot.state is SlotState.RUNNING:
+                self._with_group.add(who)
+                self._context.worker(slot).kill()
+            elif slot.state is SlotState.SUCCEEDED:
+                self._with_group.add(who)
+                slot.state = SlotState.FAILED
+                self._start_again(slot)
 
     # -- all of them -----------------------------------------------------------------------------------------------
 
@@ -91,6 +143,9 @@ class ReplayAgent(FtAgent):
         if self._worker_group.group_world_size > 1:
             return False  # members may run on other nodes
         return not any(self._holds_state(slot) for slot in self._context.running())
+
+    def _holds_state(self, slot: Slot) -> bool:
+        return (slot.rank, slot.incarnation) not in self._with_group and super()._holds_state(slot)
 
     def _look_for_members(self) -> None:
         """Starts the next generation where nobody of the present one is left."""

@@ -7,6 +7,7 @@ import sys
 import torch.distributed as dist
 
 from ftcomm import errors
+from ftcomm.exit_code import end_with_group
 
 __all__ = ["BackendError"]
 
@@ -22,4 +23,6 @@ class BackendError(dist.DistBackendError):  # type: ignore[misc]
         extension = sys.modules.get("_ftcomm_torch")
         detail = extension.take_detail() if extension is not None else None
         if detail is not None:
-            self.__cause__ = errors.from_json(*detail)
+            cause = errors.from_json(*detail)
+            end_with_group(cause)
+            self.__cause__ = cause

@@ -65,7 +65,11 @@ void World::exited(Instance& who) {
         return;
     }
     trace_.text(now(), "%d.%u exits%s", who.slot, who.incarnation, who.left ? " after leave" : "");
-    counters_.add(who.left ? "inject leave and exit" : "inject exit of a voted-out rank");
+    const bool with_group = !who.left && who.node->left_with_group();
+    counters_.add(who.left     ? "inject leave and exit"
+                  : with_group ? "inject exit with its log group"
+                               : "inject exit of a voted-out rank");
+    if (with_group) ++injected_;
     who.crashed = !who.left;
     // All have come to the end of their programs. What goes wrong from here on is the launcher's to judge: it starts nobody again.
     if (scenario_.replay && who.left && !safety_over_) end_safety();

@@ -18,6 +18,7 @@ struct LogFiles {
         std::uint64_t aux;
         Bytes payload;
         std::uint32_t crc;
+        LogPosition position{};
     };
     std::map<LogKey, std::deque<Record>> streams;
     std::map<LogKey, Status> damaged;
@@ -53,7 +54,7 @@ public:
         return {};
     }
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
-        LogFiles::Record record{tag, aux, {}, 0};
+        LogFiles::Record record{tag, aux, {}, 0, position_};
         for (const auto& part : parts) record.payload.insert(record.payload.end(), part.begin(), part.end());
         if (files_.bytes + record.payload.size() > files_.limit) return Status::error(Code::LogFull, "the pretended log is full");
         files_.bytes += record.payload.size();
@@ -71,7 +72,7 @@ public:
         if (seq < first(key) || seq > last(key))
             return Status::error(Code::LogCorrupt, "there is no record " + std::to_string(seq));
         const auto& record = files_.streams[key][seq - 1];
-        *out = {seq, record.tag, record.aux, record.crc, record.payload};
+        *out = {seq, record.tag, record.aux, record.crc, record.payload, record.position};
         return {};
     }
     bool readable(int slot) override { return readable_(slot); }
@@ -83,10 +84,12 @@ public:
         files_.collected[key] = through;
         return {};
     }
+    void set_position(const LogPosition& position) override { position_ = position; }
 
 private:
     bool own(const LogKey& key) const { return key.src == self_ || !readable_(key.src); }
 
+    LogPosition position_;
     LogFiles& files_;
     const int self_;
     std::function<bool(int)> readable_;

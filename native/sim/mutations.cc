@@ -44,8 +44,10 @@ constexpr Rule kRules[] = {
     {"L11", "a result is logged before its fence begins"},
     {"L12", "the last logged result counts when the vote says so"},
     {"L13", "given up only when all have acknowledged"},
-    {"L14", "a mark proves the commit", 6900},
+    {"L14", "a mark proves the commit", 6100},
     {"L15", "nothing is late beyond a mark"},
+    {"G1", "who dies takes its log group along"},
+    {"G2", "a log group goes on from one checkpoint"},
 };
 
 // The first seed of [plan.first, plan.first + plan.count) that breaks without the rule and holds with it.

@@ -1,6 +1,7 @@
 #include "sim/program.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "sim/world.h"
 
@@ -206,6 +207,11 @@ void Program::run() {
             }
             case Phase::Resume:
                 if (!wait_done()) return;
+                if (!stop_ && std::exchange(goes_back_, false)) {
+                    world_.counters().add("inject resume further back");
+                    post_resume();
+                    break;
+                }
                 if (stop_) after_group();
                 else resumed();
                 if (phase_ == Phase::Finished) return;

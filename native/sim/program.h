@@ -111,6 +111,7 @@ private:
     int group_ = 0, next_step_ = 0;
     bool napped_ = false, stop_ = false;
     bool resumed_ = false;        // replay with checkpoints
+    bool goes_back_ = false;      // another one of its log group goes on from an older checkpoint
     std::string tag_;             // from which one; empty: from the resume point
     std::uint64_t state_ = 1;     // replay: a hash of all that this rank has received, groups before this one
     std::map<std::pair<int, int>, std::uint64_t> received_;  // replay: in this group; what does not depend on time

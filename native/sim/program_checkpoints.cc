@@ -9,8 +9,9 @@ void Program::post_resume() {
     auto call = make(Call::Resume, -1, 0);
     const auto& c = *call;
     auto tags = self_.node->comm_checkpoints(c.comm);
-    if (!tags.empty() && world_.random().chance(0.3)) {
+    if (!tags.empty() && world_.may_damage(self_.slot) && world_.random().chance(0.3)) {
         world_.counters().add("inject damaged checkpoint");
+        world_.damaged(self_.slot);
         tags.erase(tags.begin());
     }
     tag_ = tags.empty() ? "" : tags.front();  // before the first one is the start

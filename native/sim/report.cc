@@ -62,6 +62,7 @@ const char* to_string(FrameKind kind) {
         case FrameKind::LogWant: return "LogWant";
         case FrameKind::LogPiece: return "LogPiece";
         case FrameKind::LogAnswered: return "LogAnswered";
+        case FrameKind::GroupResume: return "GroupResume";
     }
     return "?";
 }

@@ -137,6 +137,7 @@ struct Scenario {
     bool replay = false;               // policy replay: every dead rank is replaced, and nobody may tell from the results
     int resume_group = -1;             // replay: with checkpoints; before this group is what every process does again
     bool log_late = false;             // replay: messages between hosts are logged off the critical path
+    std::vector<std::int32_t> log_groups;  // replay: of each slot; messages inside one are in no log. Empty: all are
     bool may_lose_all = false;         // replay: also the last one may die
     int group_count() const { return static_cast<int>(groups.size()) - 1; }
 };

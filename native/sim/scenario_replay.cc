@@ -137,7 +137,19 @@ Scenario draw_replay(std::uint64_t seed) {
     s.faults[0].group = r.index(static_cast<std::size_t>(s.group_count() * 2 / 3 + 1));
     aim_at_checkpoints(s);
     s.log_late = hosts > 1 && r.chance(0.7);
+    draw_log_groups(s);
     return s;
+}
+
+// In three of ten seeds. Drawn by themselves, so that the other draws of a seed stay as they were.
+void draw_log_groups(Scenario& s) {
+    Random r(s.seed ^ 0x96a0b6ULL);
+    if (!r.chance(0.3)) return;
+    const int most = r.index(static_cast<std::size_t>(s.ranks)) + 1;
+    const bool by_host = r.chance(0.3);
+    for (int i = 0; i < s.ranks; ++i)
+        s.log_groups.push_back(by_host ? static_cast<std::int32_t>(s.hosts[static_cast<std::size_t>(i)])
+                                       : r.index(static_cast<std::size_t>(most)));
 }
 
 Scenario undisturbed(Scenario s) {

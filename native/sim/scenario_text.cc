@@ -39,6 +39,9 @@ std::string describe(const Scenario& s) {
     out += "  hosts";
     for (auto h : s.hosts) out += " " + std::to_string(h);
     out += "\n";
+    if (!s.log_groups.empty()) out += "  log groups";
+    for (auto g : s.log_groups) out += " " + std::to_string(g);
+    if (!s.log_groups.empty()) out += "\n";
     for (const auto& c : s.comms)
         out += "  " + c.name + " " + RankSet::of(c.members).text() +
                (c.policy == Policy::Raise   ? " raise"

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -106,6 +107,13 @@ public:
     void progress() { last_progress_ = now(); }
     // Replay: what the program of a slot has saved under a tag; it outlives processes and hosts.
     void save(int slot, const std::string& tag, Saved what) { saved_[{slot, tag}] = std::move(what); }
+    // A log group goes back to the oldest that one of its ranks can load: two ranks with damaged ones may go back too far.
+    bool may_damage(int slot) const {
+        return scenario_.log_groups.empty() || damaged_.count(scenario_.log_groups[static_cast<std::size_t>(slot)]) == 0;
+    }
+    void damaged(int slot) {
+        if (!scenario_.log_groups.empty()) damaged_.insert(scenario_.log_groups[static_cast<std::size_t>(slot)]);
+    }
     const Saved* saved(int slot, const std::string& tag) const {
         const auto it = saved_.find({slot, tag});
         return it == saved_.end() ? nullptr : &it->second;
@@ -164,6 +172,7 @@ private:
     bool in_recovery_ = false;       // one of them during a recovery
     std::map<std::uint64_t, LogFiles> logs_;  // by host
     std::map<std::pair<int, std::string>, Saved> saved_;
+    std::set<std::int32_t> damaged_;  // log groups of which one rank has found a damaged checkpoint
     int generation_ = 0;             // replay: how often all ranks have been started again
     bool agents_ = false;            // hosts have an agent that reports exits
 };

@@ -26,6 +26,7 @@ public:
         bool one_host = true;
         bool replay = false;  // one log for each host
         bool log_late = false;  // between hosts; settle() leaves it late
+        std::vector<std::int32_t> groups{};  // log groups, by slot
     };
     explicit Rig(int slots) : Rig(slots, Setup()) {}
     Rig(int slots, Setup setup);

@@ -97,6 +97,41 @@ FT_TEST(replay_receives_of_one_source_and_tag_keep_their_order) {
     EXPECT(!of_other->done);
 }
 
+FT_TEST(replay_records_say_where_the_program_was) {
+    for (bool late : {false, true}) {
+        auto setup = replay(!late);
+        setup.log_late = late;
+        Rig rig(2, setup);
+        rig.comm({0, 1}, Rig::kComm, Policy::Replay);
+        const std::int64_t out = 5;
+        const auto send = [&] { return rig.node(0).send(rig.now(), Rig::kComm, &out, sizeof out, 1, 3); };
+        send();
+        rig.node(0).comm_log_position(Rig::kComm, 12, std::nullopt);
+        for (int n = 0; n < 2; ++n) send();
+        rig.node(0).comm_log_position(Rig::kComm, 13, 7);
+        for (int n = 0; n < 2; ++n) send();
+        EXPECT(rig.node(0).flush_log(rig.now()).ok());
+        MemoryLog log(rig.log(0), 0, [](int) { return true; });
+        const std::vector<std::pair<std::uint64_t, std::uint32_t>> wanted = {{0, 0}, {12, 0}, {12, 1}, {13, 7}, {13, 7}};
+        for (std::size_t n = 0; n < wanted.size(); ++n) {
+            LogRecord record;
+            REQUIRE(log.find({Rig::kComm, 0, 1}, n + 1, &record).ok());
+            EXPECT(record.position.iteration == wanted[n].first && record.position.micro_batch == wanted[n].second);
+        }
+        rig.kill(0);
+        rig.evidence(1, 0, Evidence::Pidfd);
+        rig.settle();
+        rig.restart(0);
+        rig.settle();
+        rig.join_comm(0, {0, 1}, Rig::kComm, Policy::Replay);
+        for (int n = 0; n < 2; ++n) send();
+        const std::int64_t other = 6;
+        const auto differs = rig.node(0).send(rig.now(), Rig::kComm, &other, sizeof other, 1, 3);
+        REQUIRE(differs->done);
+        EXPECT(differs->status.message.find("message #3 (iteration 12, micro-batch 1) to rank 1") != std::string::npos);
+    }
+}
+
 FT_TEST(replay_that_sends_something_else_is_told) {
     Rig rig(2, replay());
     rig.comm({0, 1}, Rig::kComm, Policy::Replay);

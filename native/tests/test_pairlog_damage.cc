@@ -45,6 +45,11 @@ FT_TEST(pairlog_of_another_job_is_refused) {
     status = open_error(config);
     EXPECT_EQ(status.code, Code::LogCorrupt);
     EXPECT(contains(status.message, "with 8 ranks, this one has 9"));
+    config = folder.config();
+    config.scope = "0,1/2,3";  // other messages are in it: who runs again would look for some of them in vain
+    status = open_error(config);
+    EXPECT_EQ(status.code, Code::LogCorrupt);
+    EXPECT(contains(status.message, "log is \"all\" there, \"0,1/2,3\" here"));
     std::ofstream(folder.path + "/log/job") << "ftcomm pair log\nversion 99\nworld_size 8\njob test\n";
     EXPECT(contains(open_error(folder.config()).message, "version 99 of the format"));
     std::ofstream(folder.path + "/log/job") << "nonsense";

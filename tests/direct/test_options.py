@@ -14,7 +14,7 @@ from ftcomm.options import environment_name
 def test_defaults() -> None:
     options = ftcomm.Options()
     assert (options.policy, options.heartbeat, options.timeout) == ("raise", 1.0, None)
-    assert (options.transport, options.authority, options.log) == ("auto", "auto", "off")
+    assert (options.transport, options.authority, options.log) == ("auto", "auto", "all")
     assert options.log_limit == 4 << 30
     assert options.operation_timeout == 1800.0
 
@@ -68,7 +68,10 @@ def test_an_argument_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     ("fields", "says"),
     [
         ({"policy": "ignore"}, "raise, lossy, replay"),
-        ({"log": "all"}, "not in this version"),
+        ({"log": "inter-host"}, "policy 'replay' logs"),
+        ({"log": "off", "policy": "replay"}, "neither all"),
+        ({"log": [[0, 1], [1, 2]], "policy": "replay"}, "two groups"),
+        ({"log": "0,x", "policy": "replay"}, "neither all"),
         ({"heartbeat": 0}, "at least 0.01"),
         ({"heartbeat": "1"}, "number of seconds"),
         ({"heartbeat": float("nan")}, "number of seconds"),
@@ -96,3 +99,11 @@ def test_wrong_environment_names_the_variable(monkeypatch: pytest.MonkeyPatch, n
 
 def test_the_secret_is_not_shown() -> None:
     assert "hunter2" not in repr(ftcomm.Options(secret="hunter2" * 4))
+
+
+@pytest.mark.parametrize("given", ["0,1/2,3", "[[0, 1], [2, 3]]", [[0, 1], [2, 3]], ((0, 1), (2, 3))])
+def test_log_groups_may_be_written_in_several_ways(given: Any) -> None:
+    options = ftcomm.Options(policy="replay", log=given)
+    assert options.log == ((0, 1), (2, 3))
+    assert options.log_scope == "0,1/2,3"
+    assert dataclasses.replace(options, heartbeat=2.0).log == options.log

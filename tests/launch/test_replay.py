@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from launch.running import Ftrun, Start, wait_gone
 
+from ftcomm.exit_code import STARTS_AGAIN
+
 WORKER = """
 import json, os, signal, sys, time
 rank, incarnation = int(os.environ["RANK"]), int(os.environ["FTCOMM_INCARNATION"])
@@ -330,3 +332,53 @@ def test_ctrl_c_starts_no_generation(replay: Replay) -> None:
     assert code == 130, err
     wait_gone(workers)
     assert "start again" not in err
+
+
+def test_a_log_group_starts_again_as_a_whole(replay: Replay) -> None:
+    """Rank 0 fails; rank 1 of its group runs, and rank 3 has ended (or is about to): both start again, rank 2 does not."""
+    run = replay(
+        """
+event("started", log_group=[2] if rank == 2 else [0, 1, 3])
+me()
+if rank == 2:
+    for name in "fifo0", "fifo1", "fifo2": wait(name)
+elif incarnation > 0:
+    joined(rank, incarnation)
+    tell({0: "fifo0", 1: "fifo1", 3: "fifo2"}[rank])
+elif rank == 0:
+    for name in "fifo3", "fifo4": wait(name)
+    os.kill(os.getpid(), signal.SIGKILL)
+else:
+    tell("fifo3" if rank == 1 else "fifo4")
+    if rank == 1: signal.pause()
+""",
+        4,
+        "--max-restarts",
+        "1",
+        fifos=5,
+    )
+    started = sorted(line.split()[:2] for line in run.read_lines(7))
+    assert started == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"], ["2", "0"], ["3", "0"], ["3", "1"]]
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert "rank 1 starts again with its log group (ranks 0, 1, 3)" in err
+
+
+def test_whoever_ends_for_its_log_group_has_not_failed(replay: Replay) -> None:
+    run = replay(
+        f"""
+event("started", log_group=[0, 1])
+if rank == 0 and incarnation < 3: sys.exit({STARTS_AGAIN})
+if rank == 0:
+    joined(0, incarnation)
+    tell("fifo0")
+else:
+    wait("fifo0")
+""",
+        2,
+        "--max-restarts",
+        "0",
+        fifos=1,
+    )
+    code, _, err = run.finish()
+    assert code == 0, err

@@ -18,6 +18,7 @@ from typing import Any
 from harness import Context, Failed, Ranks, Result
 
 import ftcomm
+from ftcomm import exit_code
 
 Program = Callable[[Any, Context], Any]
 MOST_RESTARTS = 150
@@ -51,11 +52,14 @@ class Keeper:
         self.restarts = 0
         self.deaths: list[tuple[int, int]] = []
         self._errors: list[str] = []
+        self._taken: set[tuple[int, int]] = set()  # that are not to end, though they may be about to
+        self.taken_along: list[tuple[int, int]] = []  # by the death of one of their log group
         self._program, self._on_death = program, on_death
         self._incarnation = [0] * size
         self._member = [True] * size
         self._value: list[Any] = [None] * size
         self._finished = [False] * size
+        self._groups = options.get("log", "all")
         for rank in range(size):
             self._spawn(rank)
 
@@ -119,7 +123,10 @@ class Keeper:
             result: Result = self._process(rank).result
             if self._finished[rank] or result.status is None:
                 continue
-            if result.status == 0:
+            if result.status == 0 and (rank, self._incarnation[rank]) in self._taken:
+                self._member[rank] = False
+                self._run_again(rank)
+            elif result.status == 0:
                 self._finished[rank], self._value[rank], self._member[rank] = True, result.value, False
             else:
                 self._replace(rank, result)
@@ -127,20 +134,37 @@ class Keeper:
             self._next_generation()
 
     def _replace(self, rank: int, result: Result) -> None:
-        self.deaths.append((rank, self._incarnation[rank]))
+        was_member, self._member[rank] = self._member[rank], False
         if result.error is not None and len(self._errors) < 8:
             self._errors.append(result.text())
+        if result.status == exit_code.STARTS_AGAIN:
+            self.taken_along.append((rank, self._incarnation[rank]))
+        else:
+            self.deaths.append((rank, self._incarnation[rank]))
+            self._take_along(rank, was_member)
         if self._on_death is not None:
             self._on_death(self, rank)
-        self._member[rank] = False
         self.restarts += 1
         if self.restarts > MOST_RESTARTS:
             raise Failed(
                 "\n".join(["The ranks die again and again. The first errors:", *self._errors, str(self.deaths)])
             )
+        self._run_again(rank)
+
+    def _run_again(self, rank: int) -> None:
         if any(self._member):
             self._incarnation[rank] += 1
             self._spawn(rank)
+
+    def _take_along(self, failed: int, was_member: bool) -> None:
+        """Those of its log group that had ended, or are about to; who goes on computing hears of it, and ends by itself."""
+        for group in self._groups if isinstance(self._groups, (list, tuple)) else ():
+            for rank in group if failed in group else ():
+                if self._finished[rank]:
+                    self._finished[rank] = False
+                    self._run_again(rank)
+                elif was_member and self._member[rank]:
+                    self._taken.add((rank, self._incarnation[rank]))
 
     def _next_generation(self) -> None:
         self.generation += 1

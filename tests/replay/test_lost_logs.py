@@ -164,9 +164,11 @@ def test_other_hosts_log_their_results_in_shares(keep: Keep, how: Any) -> None:
 # -- what nobody has
 
 
-def refused(keep: Keep, monkeypatch: pytest.MonkeyPatch, program: Any, size: int = 2, **options: Any) -> str:
+def refused(
+    keep: Keep, monkeypatch: pytest.MonkeyPatch, program: Any, size: int = 2, restarts: int = 1, **options: Any
+) -> str:
     """What the replacement says when it cannot be fed."""
-    monkeypatch.setattr(keeper, "MOST_RESTARTS", 1)
+    monkeypatch.setattr(keeper, "MOST_RESTARTS", restarts)
     options = {"transport": "tcp", "on_death": another_host, **options}
     job = keep(size, program, heartbeat=2.0, **options)
     with pytest.raises(Failed) as caught:
@@ -212,6 +214,15 @@ def test_a_rank_with_a_fellow_on_its_host_is_refused(keep: Keep, monkeypatch: py
 
     text = refused(keep, monkeypatch, lambda comm, _: program(comm), size=4, transport="hosts")
     assert "it was on the host of rank 0" in text
+
+
+def test_a_rank_of_a_log_group_is_refused(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(comm: Any) -> None:
+        comm.barrier()
+        dies(comm)
+
+    text = refused(keep, monkeypatch, lambda comm, _: program(comm), size=3, restarts=4, log=[[0], [1, 2]])
+    assert "it is in a log group with rank 2" in text
 
 
 def test_two_at_once_are_refused(keep: Keep, monkeypatch: pytest.MonkeyPatch) -> None:

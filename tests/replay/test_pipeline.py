@@ -246,6 +246,13 @@ def test_killed_stages(keep: Keep, undisturbed: Any, schedule: str, who: str) ->
     assert killed(keep(training(schedule, 8)), VICTIMS[who]) == undisturbed(schedule, 8)
 
 
+@pytest.mark.parametrize("who", ["first", "neighbours"])
+def test_groups_of_stages(keep: Keep, undisturbed: Any, who: str) -> None:
+    """Only what goes from stage 1 to 2 and back is logged; a stage's group starts again with it."""
+    job = keep(training("1F1B", 8), log=[[0, 1], [2, 3]])
+    assert killed(job, VICTIMS[who]) == undisturbed("1F1B", 8)
+
+
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
 def test_receives_of_two_stages_keep_their_order(keep: Keep, schedule: str) -> None:
     """The reference is gloo's: an undisturbed run of ftcomm would be wrong in the same way."""

@@ -88,6 +88,7 @@ typedef struct {
     int32_t log_remove;          /* 1: the last rank of the host that leaves removes the folder */
     const uint8_t* finished;     /* world_size flags: slots that have left for good before this start; NULL: none */
     int32_t log_late;            /* 1: messages between hosts are logged off the critical path */
+    const char* log_scope;       /* which messages are logged: "all" (or NULL), "inter-host", or between groups, as "0,1/2,3" */
 } ft_job_config;
 
 /* Start-up: create, publish ft_job_address() to the others, gather theirs, ft_job_start(). */
@@ -105,7 +106,7 @@ FT_API int ft_job_info(ft_job* job, char* out, size_t cap);  /* JSON; returns ne
 FT_API uint64_t ft_job_epoch(ft_job* job);
 FT_API int ft_job_alive(ft_job* job, uint8_t* flags /* world_size */);
 FT_API int ft_job_waiting(ft_job* job, uint8_t* flags /* world_size: replacements asking to come in */);
-FT_API int ft_job_stale(ft_job* job);                  /* 1: voted out */
+FT_API int ft_job_stale(ft_job* job);                  /* 1: voted out; 2: because one of its log group died: start it again */
 
 FT_API int ft_comm_create(ft_job* job, uint64_t id, const char* name, const int32_t* slots, int32_t size, int32_t policy,
                           double timeout);
@@ -125,6 +126,8 @@ FT_API uint64_t ft_comm_seq(ft_job* job, ft_comm comm);
  * state at this point is saved as `tag`; all ranks or none. checkpoints: JSON list of tags, the newest first; *needed is its length, written
  * where it fits. */
 FT_API int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
+/* What the log says of messages that are sent from now on. micro_batch < 0: the nth message to each rank is of micro-batch n, from 0. */
+FT_API int ft_comm_log_position(ft_job* job, ft_comm comm, uint64_t iteration, int64_t micro_batch);
 FT_API int ft_job_flush_log(ft_job* job);             /* what is logged late is in the log when it returns */
 FT_API int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
 FT_API int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);

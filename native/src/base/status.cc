@@ -36,6 +36,7 @@ const char* to_string(Evidence evidence) {
         case Evidence::Heartbeat: return "heartbeat";
         case Evidence::Reset: return "reset";
         case Evidence::Left: return "left";
+        case Evidence::Group: return "group";
     }
     return "unknown";
 }

@@ -39,6 +39,7 @@ enum class Evidence : std::uint8_t {
     Heartbeat = 5,     // silence: a suspicion
     Reset = 6,         // connection reset or refused: a suspicion, proposed at once
     Left = 7,          // said goodbye
+    Group = 8,         // replay: it lives, but one of its log group died, and they start again together
 };
 
 inline bool is_confirmed(Evidence e) {

@@ -129,6 +129,15 @@ int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out)
     return post(job, false, out, [&](Node& node) { return node.comm_commit(IoLoop::now(), comm, tag); });
 }
 
+int ft_comm_log_position(ft_job* job, ft_comm comm, uint64_t iteration, int64_t micro_batch) {
+    return with_node(job, [&](Node& node) {
+        std::optional<std::uint32_t> given;
+        if (micro_batch >= 0) given = static_cast<std::uint32_t>(std::min<int64_t>(micro_batch, ~std::uint32_t{0}));
+        node.comm_log_position(comm, iteration, given);
+        return int{FT_OK};
+    });
+}
+
 int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed) {
     return with_node(job, [&](Node& node) {
         Json j;

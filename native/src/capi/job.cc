@@ -106,7 +106,8 @@ int ft_job_waiting(ft_job* job, uint8_t* flags) {
 int ft_job_stale(ft_job* job) {
     if (check_running(job) != FT_OK) return 0;
     Engine::Hold hold(job->job->engine());
-    return job->job->engine().node().stale() ? 1 : 0;
+    const auto& node = job->job->engine().node();
+    return node.left_with_group() ? 2 : node.stale() ? 1 : 0;
 }
 
 }  // extern "C"

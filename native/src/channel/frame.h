@@ -49,10 +49,11 @@ enum class FrameKind : std::uint8_t {
     LogPiece = 70,  // of record seq; aux = tag, aux2 = bytes of the whole; flags + 1: the first one, + 2: attempt is the CRC-32C
     // of the whole in the sender's log; step & 1: from behind the resume point, step >> 1: which log of the rank
     LogAnswered = 71,  // since mark seq the sender was told something that depends on time, and is in its own log alone
+    GroupResume = 72,  // inside a log group: seq = the mark that the sender can go on from
 };
 
 inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::GroupReady; }
-inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::LogAnswered; }
+inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::GroupResume; }
 
 struct FrameHeader {
     std::uint32_t length = 0;  // payload bytes that follow

@@ -29,13 +29,14 @@ std::uint64_t LateLog::last(const LogKey& key) {
 Status LateLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {
     if (const auto it = late_.find(key); it != late_.end() && !it->second.empty())
         if (auto s = flush(); !s) return s;
+    log_->set_position(position_);
     return log_->append(key, tag, aux, parts);
 }
 
 Status LateLog::append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) {
     if (!on_) return Log::append_later(key, tag, aux, payload);
     if (auto s = make_room(payload.size()); !s) return s;
-    Late late{tag, aux, std::move(payload), {}};
+    Late late{tag, aux, std::move(payload), {}, position_};
     late.payload = late.owned;
     add(key, std::move(late));
     return {};
@@ -45,7 +46,7 @@ Status LateLog::append_held(const LogKey& key, std::int64_t tag, std::uint64_t a
                             std::function<void()> release) {
     if (!on_) return Log::append_held(key, tag, aux, payload, std::move(release));
     if (auto s = make_room(payload.size()); !s) return s;
-    add(key, {tag, aux, {}, payload, std::move(release)});
+    add(key, {tag, aux, {}, payload, position_, std::move(release)});
     return {};
 }
 
@@ -76,7 +77,8 @@ const LateLog::Late* LateLog::late(const LogKey& key, std::uint64_t seq) {
 Status LateLog::find(const LogKey& key, std::uint64_t seq, LogRecord* out) {
     const auto* record = late(key, seq);
     if (record == nullptr) return log_->find(key, seq, out);
-    *out = {seq, record->tag, record->aux, crc32c(record->payload.data(), record->payload.size()), record->payload};
+    *out = {
+        seq, record->tag, record->aux, crc32c(record->payload.data(), record->payload.size()), record->payload, record->position};
     return {};
 }
 
@@ -84,7 +86,7 @@ Status LateLog::find(const LogKey& key, std::uint64_t seq, LogRecord* out) {
 Status LateLog::peek(const LogKey& key, std::uint64_t seq, LogRecord* out) {
     const auto* record = late(key, seq);
     if (record == nullptr) return log_->peek(key, seq, out);
-    *out = {seq, record->tag, record->aux, std::nullopt, record->payload};
+    *out = {seq, record->tag, record->aux, std::nullopt, record->payload, record->position};
     return {};
 }
 
@@ -101,6 +103,7 @@ Status LateLog::write_oldest(std::uint64_t most) {
     FT_POINT("late.write");
     const auto piece = record.payload.subspan(part_, std::min<std::uint64_t>(most, record.payload.size() - part_));
     std::uint32_t crc = 0;
+    log_->set_position(record.position);
     if (auto s = log_->append_piece(key, record.tag, record.aux, record.payload.size(), part_, piece, &crc); !s)
         return failed(std::move(s));
     part_ += piece.size();

@@ -33,6 +33,7 @@ public:
     bool readable(int slot) override { return log_->readable(slot); }
     bool lost() const override { return log_->lost(); }
     Status skip(const LogKey& key, std::uint64_t through) override { return log_->skip(key, through); }
+    void set_position(const LogPosition& position) override { position_ = position; }
     bool is_late() const override { return on_; }
     Bytes scratch(std::uint64_t bytes) override;
     Status append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) override;
@@ -55,6 +56,7 @@ private:
         std::uint64_t aux;
         Bytes owned;
         ByteView payload;  // in `owned`, or
+        LogPosition position;
         std::function<void()> release{};  // held
     };
 
@@ -69,6 +71,7 @@ private:
 
     Log* const log_;
     const bool on_;
+    LogPosition position_;
     std::map<LogKey, std::deque<Late>> late_;
     std::deque<LogKey> order_;  // of all records that are late
     std::uint64_t part_ = 0;  // of the oldest so much is written

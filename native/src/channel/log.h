@@ -26,12 +26,19 @@ struct LogKey {
     auto operator<=>(const LogKey&) const = default;
 };
 
+// Of a message: where the program was. For people: nothing depends on it.
+struct LogPosition {
+    std::uint64_t iteration = 0;
+    std::uint32_t micro_batch = 0;
+};
+
 struct LogRecord {
     std::uint64_t seq = 0;  // 1, 2, 3, ... without gaps
     std::int64_t tag = 0;
     std::uint64_t aux = 0;  // results: the operation's signature; answers: the rank that was matched
     std::optional<std::uint32_t> crc;  // CRC-32C of the payload; nothing: peek() found none, as it is not written yet
     ByteView payload;  // valid until the record is collected
+    LogPosition position{};
 };
 
 // One per rank. All calls come from the engine, one at a time. Implementations: files in shared memory (runtime), the simulator's hosts.
@@ -51,6 +58,8 @@ public:
     // Appends record last() + 1 with the parts as its payload; `src` is this rank, or `dst` is and `src` is not readable(): then it is this
     // host's half of the stream.
     virtual Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) = 0;
+    // Of the messages of this rank that are appended from now on.
+    virtual void set_position(const LogPosition& position) { (void)position; }
     // Checks what it returns: Code::LogCorrupt names the record.
     virtual Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) = 0;
     // The same without a look at the payload: for who does not read it, or sends its checksum along.

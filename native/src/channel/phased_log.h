@@ -49,6 +49,7 @@ public:
         return split_ && through > before ? log_.collect(second(key), through - before) : Status{};
     }
     bool readable(int slot) override { return log_.readable(slot); }
+    void set_position(const LogPosition& position) override { log_.set_position(position); }
     Status append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) override {
         return log_.append_later(split_ ? second(key) : key, tag, aux, payload);
     }

@@ -47,7 +47,16 @@ Communicator::~Communicator() {
 
 RequestPtr Communicator::resume(const std::string& tag) {
     if (marks_ > 0) return refuse(Code::Invalid, "resume was called before on communicator " + spec_.name + ": call it once");
-    return begin_agreement(tag, false);
+    if (!group_resume_) return begin_agreement(tag, false);
+    if (group_resume_->request != nullptr)
+        return refuse(Code::Invalid,
+                      "resume on communicator " + spec_.name + " while another one is under way: wait for it first");
+    const auto here = group_resume_->here;  // told to go back further: the others know already that this process is here
+    auto request = std::make_shared<Request>();
+    std::uint64_t number = 0;
+    if (auto s = find_mark(tag, here, &number); !s) core_.finish(request, std::move(s));
+    else resume_with_group(request, number, here);
+    return request;
 }
 
 RequestPtr Communicator::commit_checkpoint(const std::string& tag) {
@@ -125,7 +134,14 @@ void Communicator::settle_agreement() {
             status = Status::error(Code::Invalid, "resume on communicator " + spec_.name +
                                                       ": operations were begun while it was under way. Wait for it first");
         } else {
-            status = pass_resume_point(a->tag, a->here);
+            std::uint64_t number = 0;
+            status = find_mark(a->tag, a->here, &number);
+            if (status && core_.rules.g2 && !others_of_group().empty()) {
+                a->request->outcome = a->gather->outcome;
+                resume_with_group(a->request, number, a->here);
+                return;
+            }
+            if (status) status = go_on_from(number, a->here);
         }
     } else if (status.code == Code::Invalid) {
         core_.host.trace("checkpoint.refused");

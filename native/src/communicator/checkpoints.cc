@@ -76,48 +76,50 @@ std::uint64_t Communicator::proven_by_mark() const {
     return newest ? newest->place.next_seq - 1 : 0;
 }
 
-// All ranks are here, or were when a process before this one came to this point.
-Status Communicator::pass_resume_point(const std::string& tag, const Place& here) {
-    const auto key = note_key(kMarks);
-    const auto last = core_.config.log->last(key);
-    if (last == 0) {
-        if (!tag.empty())
-            return Status::error(Code::Invalid, "there is no checkpoint \"" + tag + "\" in the log of communicator " +
-                                                    spec_.name + ", which is empty: start without a tag");
+// All ranks are here, or were when a process before this one came to this point. number: of the mark with that tag.
+Status Communicator::find_mark(const std::string& tag, const Place& here, std::uint64_t* number) const {
+    const auto last = core_.config.log->last(note_key(kMarks));
+    *number = 1;
+    if (last == 0)
+        return tag.empty() ? Status{}
+                           : Status::error(Code::Invalid, "there is no checkpoint \"" + tag + "\" in the log of communicator " +
+                                                              spec_.name + ", which is empty: start without a tag");
+    const auto newest = read_mark(last);
+    if (!newest) return damaged_marks();
+    if (here != newest->base)
+        return Status::error(Code::ReplayDiverged,
+                             "before resume, this process has called " + std::to_string(here.next_seq - 1) +
+                                 " operations on communicator " + spec_.name + ", one before it " +
+                                 std::to_string(newest->base.next_seq - 1) +
+                                 " (or other messages): what comes before resume must be the same in every process");
+    for (auto n = last; n > 0; --n) {
+        const auto m = read_mark(n);
+        if (!m) break;
+        if (m->tag != tag) continue;
+        *number = n;
+        return {};
+    }
+    std::string known;
+    for (const auto& t : checkpoints()) known += (known.empty() ? "" : ", ") + t;
+    return Status::error(Code::Invalid, (tag.empty() ? "what comes before the oldest checkpoint has been given up"
+                                                     : "there is no checkpoint \"" + tag + "\" in the log") +
+                                            std::string(" of communicator ") + spec_.name + "; there are: " + known);
+}
+
+Status Communicator::go_on_from(std::uint64_t number, const Place& here) {
+    marks_ = number;
+    if (core_.config.log->last(note_key(kMarks)) == 0) {
         const Mark mark{"", here, here};
         FT_POINT("checkpoint.resume");
         if (auto s = write_mark(mark); !s) return s;
         if (auto s = find_resume_point(); !s) return s;
         log_->set_reading(true);
         for_pairs([](LoggedPairs& pairs) { pairs.on_resume_point(); });
-        marks_ = 1;
         pairs_->count_anew(marks_);
         return {};
     }
-    const auto newest = read_mark(last);
-    if (!newest) return damaged_marks();
-    if (here != newest->base)
-        return Status::error(Code::ReplayDiverged,
-                             "before resume, this process has called " + std::to_string(next_seq_ - 1) +
-                                 " operations on communicator " + spec_.name + ", one before it " +
-                                 std::to_string(newest->base.next_seq - 1) +
-                                 " (or other messages): what comes before resume must be the same in every process");
-    std::optional<Mark> to;
-    for (auto n = last; n > 0 && !to; --n) {
-        auto m = read_mark(n);
-        if (!m) break;
-        if (m->tag == tag) {
-            to = std::move(m);
-            marks_ = n;
-        }
-    }
-    if (!to) {
-        std::string known;
-        for (const auto& t : checkpoints()) known += (known.empty() ? "" : ", ") + t;
-        return Status::error(Code::Invalid, (tag.empty() ? "what comes before the oldest checkpoint has been given up"
-                                                         : "there is no checkpoint \"" + tag + "\" in the log") +
-                                                std::string(" of communicator ") + spec_.name + "; there are: " + known);
-    }
+    const auto to = read_mark(number);
+    if (!to) return damaged_marks();
     next_seq_ = to->place.next_seq;
     done_seq_ = next_seq_ - 1;
     // Made before it may read on: what comes before this checkpoint may be gone, and it has not been told yet that it is not to look there.
@@ -172,7 +174,10 @@ Status Communicator::give_up_before(std::uint64_t keep) {
 std::vector<std::string> Communicator::checkpoints() const {
     std::vector<std::string> out;
     if (!replays()) return out;
-    for (auto n = core_.config.log->last(note_key(kMarks)); n > 1; --n) {
+    auto last = core_.config.log->last(note_key(kMarks));
+    for (const auto& [rank, offered] : offers_)
+        if (marks_ == 0) last = std::min(last, offered);  // its log group goes on from one (G2)
+    for (auto n = last; n > 1; --n) {
         const auto m = read_mark(n);
         if (!m) break;
         out.push_back(m->tag);

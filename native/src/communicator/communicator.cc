@@ -143,7 +143,7 @@ RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, st
     if (!s) {
         core_.finish(request, std::move(s));
     } else {
-        if (replays()) pairs_->send(request, data, bytes, dst, tag);
+        if (replays()) pairs_->send(request, data, bytes, dst, tag, core_.now + timeout());
         else p2p_.send(request, data, bytes, dst, tag, core_.now + timeout());
     }
     return request;
@@ -182,6 +182,8 @@ void Communicator::on_writable(int slot) {
 void Communicator::on_tick() {
     p2p_.on_tick(core_.now);
     if (replays()) for_pairs([&](LoggedPairs& pairs) { pairs.on_tick(core_.now); });
+    if (group_resume_ && group_resume_->request != nullptr && core_.now > group_resume_->deadline)
+        end_group_resume(Status::error(Code::Timeout, "Timed out: not all of this rank's log group have come to resume"));
     if (open_.empty()) return;
     auto& op = *open_.front();
     if (op.started && !op.timeout_proposed && core_.now > op.deadline) {
@@ -196,6 +198,10 @@ bool Communicator::fail_request(const RequestPtr& given, Code why) {
     for (auto& op : open_) {
         if (op->request != request) continue;
         propose(why, op->seq);
+        return true;
+    }
+    if (group_resume_ && group_resume_->request == request && request != nullptr) {
+        end_group_resume(Status::error(why, "resume was given up"));
         return true;
     }
     if (agree_.active && agree_.request == request) return true;  // ends with the vote, never privately
@@ -217,6 +223,7 @@ void Communicator::fail_everything(const Status& status) {
 
 void Communicator::fail_messages(const Status& status) {
     p2p_.fail_all(status);
+    end_group_resume(status);
     if (replays()) for_pairs([&](LoggedPairs& pairs) { pairs.fail_all(status); });
 }
 

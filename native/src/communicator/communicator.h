@@ -67,6 +67,9 @@ public:
     RequestPtr commit_checkpoint(const std::string& tag);
     void settle_agreement();
     std::vector<std::string> checkpoints() const;  // the newest first
+    void set_log_position(std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {
+        if (pairs_ != nullptr) pairs_->set_position(iteration, micro_batch);
+    }
 
     // Queries.
     // Nothing is under way that began before the join point.
@@ -188,7 +191,15 @@ private:
     RequestPtr begin_agreement(const std::string& tag, bool commits);
     RequestPtr waited_for(const RequestPtr& request) const;
     Status judge(const Agreement& agreement) const;
-    Status pass_resume_point(const std::string& tag, const Place& here);
+    Status find_mark(const std::string& tag, const Place& here, std::uint64_t* number) const;
+    Status go_on_from(std::uint64_t number, const Place& here);
+    // group_resume.cc
+    void resume_with_group(RequestPtr request, std::uint64_t number, const Place& here);
+    void offer_to(int rank);
+    void on_offer(int rank, std::uint64_t number);
+    void settle_group_resume();
+    void end_group_resume(Status status);
+    RankSet others_of_group() const;
     Status pass_checkpoint(const std::string& tag, const Place& here, std::uint64_t acknowledged);
     std::uint64_t proven_by_mark() const;
     Status give_up_before(std::uint64_t keep);
@@ -293,6 +304,14 @@ private:
     std::map<std::uint64_t, KnownFailure> failures_;
     bool revocation_noted_ = false;
     std::shared_ptr<Agreement> agreement_;
+    struct GroupResume {
+        RequestPtr request;  // null: this process has been told to go back further, and is to call again
+        std::uint64_t number = 0;
+        Place here;
+        Time deadline = 0;
+    };
+    std::optional<GroupResume> group_resume_;
+    std::map<int, std::uint64_t> offers_;  // of the others of the log group: the mark that each can go on from
     std::uint64_t marks_ = 0;  // the program has passed so many, the resume point included
     std::uint64_t replayed_ = 0;  // so many were
     bool catching_up_ = false;  // until the first operation that is not in the log

@@ -50,6 +50,15 @@ struct Core {
     int self() const { return config.slot; }
     bool in_view(int slot, std::uint32_t incarnation) const { return view.is_alive(slot, incarnation); }
     Status dead_end() const {  // why nothing can go on, or ok
+        if (stale && view.members[static_cast<std::size_t>(self())].evidence == Evidence::Group) {
+            auto s = Status::error(Code::StaleEpoch,
+                                   "one of this rank's log group died: the group's messages are in no log, so all of "
+                                   "it start again together (ftrun does that)");
+            s.evidence = {Evidence::Group};
+            s.ranks = {self()};
+            s.epoch = view.epoch;
+            return s;
+        }
         if (stale) {
             auto s = Status::error(Code::StaleEpoch, "this rank was voted out of the job at epoch " + std::to_string(view.epoch) +
                                                          " (it was silent or unreachable); start it again as a replacement");

@@ -46,7 +46,8 @@ FrameHeader LoggedPairs::header(FrameKind kind) const {
 }
 
 LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel channel, PhasedLog& log,
-                         const std::vector<std::uint32_t>& log_since, const bool& replaying, std::function<void()> caught_up)
+                         const std::vector<std::uint32_t>& log_since, const bool& replaying, std::function<void()> caught_up,
+                         PointToPoint* direct)
     : core_(core),
       spec_(spec),
       rank_(rank),
@@ -55,16 +56,31 @@ LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel cha
       log_since_(log_since),
       replaying_(replaying),
       caught_up_(std::move(caught_up)),
+      direct_(direct),
       peers_(spec.members.size()),
       heard_(spec.members.size()) {
-    if (channel_ != Channel::Messages) return;  // nobody receives from the ring's streams but the ring
-    read_answers();
-    read_heard();
+    if (channel_ == Channel::Messages) {  // nobody receives from the ring's streams but the ring
+        read_answers();
+        read_heard();
+    }
+    if (direct_ == nullptr) return;
+    // Of a member that is in this rank's view, no other process than this rank has spoken to is in it (G1): once both are in.
+    direct_->carry_group({[this](int r) { return reachable(r) && !core_.solo; },
+                          [this](PointToPoint::Arrived message) { on_direct(std::move(message)); },
+                          // Not on record, so it must not be what the program goes on from.
+                          [this](Status status) { broke(std::move(status)); }});
 }
 
-void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
+void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag,
+                       Time deadline) {
+    if (is_direct(dst)) {
+        ++peer(dst).sent;
+        direct_->send(request, data, bytes, dst, tag, deadline);
+        return;
+    }
     const ByteView payload(static_cast<const std::byte*>(data), bytes);
     request->bytes = bytes;
+    log_.set_position(next_position(dst));
     const auto number = peer(dst).sent + 1;
     if (number <= log_.last(to(dst))) {  // L1: this process does again what one before it has done
         LogRecord record;
@@ -99,6 +115,14 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
     if (!held) core_.finish(request, {});
 }
 
+void LoggedPairs::set_position(std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {
+    iteration_ = iteration;
+    micro_batch_ = micro_batch;
+    for (auto& p : peers_) p.in_iteration = 0;
+}
+
+LogPosition LoggedPairs::next_position(int dst) { return {iteration_, micro_batch_.value_or(peer(dst).in_iteration++)}; }
+
 // Between hosts nobody but this process and its replacement reads the record, and the replacement sends again what it does not find: it may
 // be written later. Until then a large message stays in the caller's buffer, whose send is not done; a small one is copied (B).
 // On one host the record is the message.
@@ -120,12 +144,17 @@ Status LoggedPairs::compare(const LogRecord& record, ByteView data, std::int64_t
     const auto text = [](std::int64_t t, std::size_t bytes, std::uint32_t sum) {
         return std::to_string(bytes) + " bytes with tag " + std::to_string(t) + ", CRC-32C " + hex(sum);
     };
-    auto s = Status::error(Code::ReplayDiverged,
-                           "message #" + std::to_string(record.seq) + " to rank " + std::to_string(dst) + " of communicator " +
-                               spec_.name + " was " + text(record.tag, record.payload.size(), record.crc.value_or(0)) +
-                               ", and is now " + text(tag, data.size(), crc) +
-                               ": the program does not do the same again. Seed its generators, take no decision from time or "
-                               "thread order, use ftcomm.recovery.deterministic(), and start it from a fresh log");
+    const auto& at = record.position;
+    const auto where = at.iteration == 0 && at.micro_batch == 0 ? std::string()
+                                                                : " (iteration " + std::to_string(at.iteration) +
+                                                                      ", micro-batch " + std::to_string(at.micro_batch) + ")";
+    auto s =
+        Status::error(Code::ReplayDiverged,
+                      "message #" + std::to_string(record.seq) + where + " to rank " + std::to_string(dst) + " of communicator " +
+                          spec_.name + " was " + text(record.tag, record.payload.size(), record.crc.value_or(0)) +
+                          ", and is now " + text(tag, data.size(), crc) +
+                          ": the program does not do the same again. Seed its generators, take no decision from time or "
+                          "thread order, use ftcomm.recovery.deterministic(), and start it from a fresh log");
     s.operation = "ft_send #" + std::to_string(record.seq);
     s.ranks = {dst};
     return s;
@@ -133,7 +162,7 @@ Status LoggedPairs::compare(const LogRecord& record, ByteView data, std::int64_t
 
 // One frame tells the receiver how far the stream goes; to another host the records themselves go, when asked for.
 void LoggedPairs::mark(int rank) {
-    if (!reachable(rank)) return;
+    if (!reachable(rank) || is_direct(rank)) return;
     if (log_.readable(slot_of(rank))) {
         auto h = header(FrameKind::LogMark);
         h.seq = log_.last(to(rank));
@@ -149,6 +178,7 @@ void LoggedPairs::on_view() {
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
         auto& p = peer(r);
         if (!reachable(r)) continue;
+        p.met = true;
         if (p.told != incarnation(r)) {
             p.wanted = p.wanted_offset = 0;  // that was its predecessor
             if (told_.early) tell_answered(r, 0);
@@ -157,6 +187,7 @@ void LoggedPairs::on_view() {
         }
         want(r);
     }
+    if (direct_ != nullptr) direct_->on_back();
     end_hopeless();
 }
 
@@ -164,7 +195,9 @@ void LoggedPairs::on_view() {
 void LoggedPairs::end_hopeless() {
     for (auto it = recvs_.begin(); it != recvs_.end();) {
         const auto* m = it->src >= 0 ? &core_.view.members[static_cast<std::size_t>(slot_of(it->src))] : nullptr;
-        if (m == nullptr || m->alive || m->evidence != Evidence::Left || it->src == rank_) {
+        // One of the group that left before this process came in will be started again, for what it said to this process's predecessor.
+        const bool comes_back = m != nullptr && is_direct(it->src) && !peer(it->src).met;
+        if (m == nullptr || m->alive || m->evidence != Evidence::Left || it->src == rank_ || comes_back) {
             ++it;
             continue;
         }
@@ -177,6 +210,10 @@ void LoggedPairs::end_hopeless() {
             core_.finish(it->request, std::move(s));
         }
         it = recvs_.erase(it);
+    }
+    for (int r = 0; r < static_cast<int>(peers_.size()) && direct_ != nullptr; ++r) {
+        const auto& m = core_.view.members[static_cast<std::size_t>(slot_of(r))];
+        if (!m.alive && m.evidence == Evidence::Left && peer(r).met) direct_->on_left(r);
     }
     if (!broken_) fail_all(broken_);
 }
@@ -201,12 +238,19 @@ void LoggedPairs::recv(const RequestPtr& request, void* data, std::uint64_t byte
         }
     match();  // what has come since the last frame belongs to the receives before this one
     if (match_one(r)) return;
-    if (!core_.solo) caught_up_();
+    if (!core_.solo && !(r.src >= 0 && is_direct(r.src))) caught_up_();  // what is in no log says nothing of that
     recvs_.push_back(std::move(r));
     end_hopeless();
 }
 
+void LoggedPairs::on_direct(PointToPoint::Arrived message) {
+    auto& p = peer(message.src);
+    p.waiting.push_back({++p.seen, message.tag, message.bytes, std::make_unique<PointToPoint::Arrived>(std::move(message))});
+    match();
+}
+
 void LoggedPairs::look(int rank) {
+    if (is_direct(rank)) return;
     auto& p = peer(rank);
     // Before the process has said where it goes on, what comes after the resume point is not looked at (L6).
     const auto last = log_.is_split() && !log_.reading() ? log_.base(from(rank)) : log_.last(from(rank));
@@ -249,6 +293,14 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
     r.request->bytes = message->bytes;
     if (status && message->bytes > r.capacity) status = message_too_long(message->bytes, src, r.capacity);
     auto& p = peer(src);
+    if (message->direct != nullptr && (status || status.code == Code::Truncated)) {
+        const auto direct = std::move(message->direct);
+        p.waiting.erase(message);
+        ++p.taken;
+        FT_POINT("unlogged.receive");
+        direct_->receive(r.request, r.data, r.capacity, *direct);
+        return true;
+    }
     const bool there = p.into == r.request && message->seq == p.open;  // it was put there as it came
     if (status && message->bytes > 0 && !there) {
         LogRecord record;
@@ -268,7 +320,7 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
 
 LoggedPairs::Position LoggedPairs::position() const {
     Position now;
-    now.quiet = recvs_.empty();
+    now.quiet = recvs_.empty() && (direct_ == nullptr || direct_->idle());
     for (const auto& p : peers_) {
         now.sent.push_back(p.sent);
         now.received.push_back(p.taken);
@@ -281,7 +333,9 @@ void LoggedPairs::go_to(const Position& position) {
     for (std::size_t r = 0; r < peers_.size(); ++r) {
         peers_[r].sent = position.sent[r];
         peers_[r].seen = peers_[r].taken = position.received[r];
-        peers_[r].waiting.clear();
+        // Of its group nothing can be here that another process of this slot has received: they went on from here before this rank (G2).
+        if (is_direct(static_cast<int>(r))) peers_[r].seen += peers_[r].waiting.size();
+        else peers_[r].waiting.clear();
         peers_[r].open = 0;
         peers_[r].asked = ~0u;
     }
@@ -299,6 +353,7 @@ void LoggedPairs::on_resume_point() {
 void LoggedPairs::collect(const Position& position) {
     for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
         const auto i = static_cast<std::size_t>(r);
+        if (is_direct(r)) continue;
         for (auto s : {log_.collect(to(r), position.sent[i]), log_.collect(from(r), position.received[i])})
             if (!s && broken_) broke(std::move(s));
     }
@@ -324,7 +379,9 @@ void LoggedPairs::on_frame(int from, const FrameHeader& h, ByteView payload) {
 // Asks a rank of another host for its records, once for each of its incarnations.
 void LoggedPairs::want(int rank) {
     auto& p = peer(rank);
-    if (!reachable(rank) || p.asked == incarnation(rank) || core_.solo || !log_.reading() || log_.readable(slot_of(rank))) return;
+    if (!reachable(rank) || is_direct(rank) || p.asked == incarnation(rank) || core_.solo || !log_.reading() ||
+        log_.readable(slot_of(rank)))
+        return;
     p.asked = incarnation(rank);
     look(rank);  // of what is in this host's half nothing is asked for
     p.open = 0;
@@ -455,6 +512,7 @@ void LoggedPairs::on_tick(Time now) {
 void LoggedPairs::postpone(Time deadline) {
     for (auto& r : recvs_)
         if (r.deadline != 0) r.deadline = std::max(r.deadline, deadline);
+    if (direct_ != nullptr) direct_->postpone(deadline);
 }
 
 bool LoggedPairs::cancel(const RequestPtr& request) {

@@ -7,6 +7,10 @@
 // sends with what is there already and sends nothing (L1). A receiver that runs again reads the same records in the same order. On one host
 // it reads them where they are. From another one the sender streams them, from the record that the receiver asks for, and the receiver
 // keeps a half of its own: what has arrived there outlives the sender's host, and its own process.
+//
+// Messages inside a log group (JobView::groups) are in no log: PointToPoint carries them, from buffer to buffer, and they are matched here
+// with the others, so that a receive from ANY may get either. When a member dies the whole group starts again (G1), and its members say
+// the same to each other again. Which source a receive from ANY got is on record in any case: what it led to may have left the group.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +18,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -21,6 +26,7 @@
 #include "channel/phased_log.h"
 #include "collectives/records.h"
 #include "communicator/core.h"
+#include "communicator/p2p.h"
 
 namespace ftcomm {
 
@@ -31,13 +37,15 @@ public:
     // A communicator has two sets of streams, whose orders do not depend on each other: the program's messages, and those of LoggedRing.
     enum class Channel : std::uint8_t { Messages = 0, Ring = 1 };
     // replaying: what a process before has done is still being done again; caught_up: called when that turns out to be over. log_since:
-    // see Decision.
+    // see Decision. direct: carries messages inside the log group; null: all are logged.
     LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel channel, PhasedLog& log,
-                const std::vector<std::uint32_t>& log_since, const bool& replaying, std::function<void()> caught_up);
+                const std::vector<std::uint32_t>& log_since, const bool& replaying, std::function<void()> caught_up,
+                PointToPoint* direct = nullptr);
     // In the log: of a stream from one slot to another.
     static LogKey key(const CommSpec& spec, Channel channel, int src, int dst);
 
-    void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
+    // deadline: inside the log group; otherwise a send waits for nobody.
+    void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag, Time deadline = 0);
     void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
     void on_frame(int from, const FrameHeader& header, ByteView payload);
     void on_writable(int slot);
@@ -48,6 +56,7 @@ public:
     bool cancel(const RequestPtr& request);
     bool waits_for(int rank) const;
     bool idle() const { return recvs_.empty(); }
+    bool is_direct(int rank) const { return direct_ != nullptr && core_.view.same_group(core_.self(), slot_of(rank)); }
     // Where the program is in its streams, by rank: what it has sent, and received (of what its log holds: a process that runs again
     // has more before it). quiet: no receive waits.
     struct Position {
@@ -62,6 +71,8 @@ public:
         mark_ = mark;
         asked_.clear();
     }
+    // The program is there now, for people who read the log. No micro-batch: the nth message to each rank from now on is of the nth.
+    void set_position(std::uint64_t iteration, std::optional<std::uint32_t> micro_batch);
     void on_resume_point();  // this process is the first to be there
     void collect(const Position& position);  // L3: by each end's own position at its checkpoint
     std::uint64_t replayed() const { return replayed_; }  // sends that were in the log already
@@ -107,6 +118,7 @@ private:
         std::uint64_t seq;
         std::int64_t tag;
         std::uint64_t bytes;
+        std::unique_ptr<PointToPoint::Arrived> direct{};  // in no log
     };
     struct Peer {
         std::uint64_t sent = 0;  // by the program, since it started
@@ -114,6 +126,8 @@ private:
         std::deque<Message> waiting;
         std::uint64_t taken = 0;  // by the program
         std::uint32_t told = ~0u;  // incarnation that knows how far the stream to it goes
+        std::uint32_t in_iteration = 0;  // messages to it
+        bool met = false;  // it and this rank have been in together
         // Another host: to it, and from it.
         std::uint64_t wanted = 0, wanted_offset = 0;  // the next record that it wants; 0: it has not asked
         std::uint32_t asked = ~0u;  // incarnation that has been asked for its records
@@ -134,6 +148,7 @@ private:
     std::uint32_t incarnation(int rank) const { return core_.view.members[static_cast<std::size_t>(slot_of(rank))].incarnation; }
 
     int log_age(int rank) const;
+    LogPosition next_position(int dst);
     Status log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held);
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
     void mark(int rank);
@@ -143,6 +158,7 @@ private:
     void on_piece(int rank, const FrameHeader& header, ByteView payload);
     void end_message(int rank, const FrameHeader& header, std::uint32_t crc);
     void look(int rank);  // what is new in its stream
+    void on_direct(PointToPoint::Arrived message);
     void match();
     void end_hopeless();
     bool match_one(Recv& recv);  // true: it is finished
@@ -164,6 +180,7 @@ private:
     const std::vector<std::uint32_t>& log_since_;
     const bool& replaying_;
     const std::function<void()> caught_up_;
+    PointToPoint* const direct_;
     std::vector<Peer> peers_;
     std::list<Recv> recvs_;
     std::map<Asked, Answer> answers_;  // of the processes before
@@ -172,6 +189,8 @@ private:
     Heard told_;  // what the others are to know of this rank
     std::vector<Heard> heard_;  // by rank
     std::uint64_t replayed_ = 0;
+    std::uint64_t iteration_ = 0;
+    std::optional<std::uint32_t> micro_batch_ = 0;
     Status broken_;  // the log cannot be read on
 };
 

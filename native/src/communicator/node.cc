@@ -31,8 +31,9 @@ Node::~Node() = default;
 std::string Node::view_key(const std::string& job) { return job + "/view"; }
 
 Bytes Node::make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations,
-                              const RankSet& finished) {
+                              const RankSet& finished, const std::vector<std::int32_t>& groups) {
     JobView v;
+    v.groups = groups;
     v.job = job;
     v.epoch = 1;
     v.boot = boot;
@@ -169,6 +170,10 @@ std::vector<std::string> Node::comm_checkpoints(CommId comm) const {
     return c != nullptr ? c->checkpoints() : std::vector<std::string>{};
 }
 
+void Node::comm_log_position(CommId comm, std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {
+    if (auto* c = impl_->find(comm)) c->set_log_position(iteration, micro_batch);
+}
+
 Status Node::flush_log(Time now) {
     Input input(*impl_, now);
     return impl_->late.flush();
@@ -222,6 +227,16 @@ std::uint64_t Node::comm_seq(CommId comm) const {
 int Node::comm_size(CommId comm) const {
     const auto* c = impl_->find(comm);
     return c == nullptr ? 0 : static_cast<int>(c->spec().members.size());
+}
+bool Node::left_with_group() const {
+    const auto& core = impl_->core;
+    return core.stale && core.view.members[static_cast<std::size_t>(core.self())].evidence == Evidence::Group;
+}
+RankSet Node::log_group() const {
+    RankSet out;
+    for (int s = 0; s < impl_->core.config.world_size; ++s)
+        if (impl_->core.view.same_group(impl_->core.self(), s)) out.add(s);
+    return out;
 }
 bool Node::idle() const {
     for (const auto& [id, comm] : impl_->comms)

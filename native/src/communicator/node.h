@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -100,9 +101,10 @@ public:
     ~Node();
 
     // The content that formation writes into the cell "<job>/view" by compare_and_set from empty.
-    // `finished`: slots that have left for good before (replay: a later generation of the job).
+    // `finished`: slots that have left for good before (replay: a later generation of the job). `groups`: the log group of each slot
+    // (replay; empty: every message is logged).
     static Bytes make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations,
-                                   const RankSet& finished = {});
+                                   const RankSet& finished = {}, const std::vector<std::int32_t>& groups = {});
     static std::string view_key(const std::string& job);
 
     // Inputs. `now` never goes back.
@@ -140,6 +142,8 @@ public:
     // Replay: done at once, but for a communicator whose log is lost (communicator/restore.h): nothing is to be posted on it before.
     RequestPtr comm_ready(Time now, CommId comm);
     std::vector<std::string> comm_checkpoints(CommId comm) const;
+    // Of the messages that this rank sends from now on; see LoggedPairs. Does nothing under other policies than replay.
+    void comm_log_position(CommId comm, std::uint64_t iteration, std::optional<std::uint32_t> micro_batch);
     Status flush_log(Time now);  // what is logged late is in the log when it returns
     std::uint64_t late_records() const;
     // Membership of the process. join_wait: a replacement; done when admitted. admit: survivors, collectively (M13): all
@@ -161,6 +165,8 @@ public:
     bool comm_solo(CommId comm) const;  // joiner before admission: collectives act on itself
     std::uint64_t comm_seq(CommId comm) const;  // next operation number
     int comm_size(CommId comm) const;  // 0: there is no such communicator
+    bool left_with_group() const;  // voted out because one of its log group died
+    RankSet log_group() const;  // slots that start again with this one; empty: every message is logged
     // True when nothing is open: used by tests and by the quiet invariant.
     bool idle() const;
 

@@ -68,6 +68,7 @@ private:
     RankSet ripe_suspects(std::map<int, Evidence>* why);
     bool same_host(int a, int b) const;
     std::map<int, Evidence> removals_due();
+    void add_groups(std::map<int, Evidence>* due) const;
     void suspected(int slot, Evidence evidence, Time silence);
 
     // view_agent.cc

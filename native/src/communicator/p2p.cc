@@ -29,22 +29,50 @@ void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64
         core_.finish(request, gone_status(RankSet::of({dst})));
         return;
     }
-    const auto number = ++next_number_[dst];
+    Send s{request, from, bytes, 0, ++next_number_[dst], dst, deadline};
+    s.tag = tag;
+    s.waits = group_ && !group_->is_back(dst);  // then so do all before it, and it comes behind them
+    if (s.waits || !begin(s)) sends_.push_back(std::move(s));
+}
+
+bool PointToPoint::begin(const Send& s) {
     const auto limit = std::min<std::uint64_t>(core_.config.eager_limit, core_.sender.max_payload());
-    if (bytes <= limit) {
-        auto h = header(FrameKind::Eager, number);
-        h.aux = static_cast<std::uint64_t>(tag);
-        core_.sender.send(slot_of(dst), h, ByteView(from, bytes));
-        FT_POINT("p2p.eager");
-        core_.finish(request, {});
-        return;
+    const bool small = s.bytes <= limit;
+    auto h = header(small ? FrameKind::Eager : FrameKind::Rts, s.number);
+    h.aux = static_cast<std::uint64_t>(s.tag);
+    if (!small) {
+        h.aux2 = s.bytes;
+        core_.sender.send(slot_of(s.dst), h);
+        FT_POINT("p2p.rts");
+        return false;
     }
-    auto h = header(FrameKind::Rts, number);
-    h.aux = static_cast<std::uint64_t>(tag);
-    h.aux2 = bytes;
-    sends_.push_back({request, from, bytes, 0, number, dst, deadline});
-    core_.sender.send(slot_of(dst), h);
-    FT_POINT("p2p.rts");
+    core_.sender.send(slot_of(s.dst), h, ByteView(s.data, s.bytes));
+    FT_POINT("p2p.eager");
+    core_.finish(s.request, {});
+    return true;
+}
+
+void PointToPoint::on_back() {
+    for (auto it = sends_.begin(); it != sends_.end();) {
+        bool finished = false;
+        if (it->waits && group_->is_back(it->dst)) {
+            it->waits = false;
+            FT_POINT("unlogged.back");
+            finished = begin(*it);
+        }
+        it = finished ? sends_.erase(it) : std::next(it);
+    }
+}
+
+void PointToPoint::postpone(Time deadline) {
+    for (auto& s : sends_) s.deadline = std::max(s.deadline, deadline);
+}
+
+bool PointToPoint::receive(const RequestPtr& request, void* data, std::uint64_t capacity, const Arrived& a) {
+    Recv r{request, static_cast<std::byte*>(data), capacity, a.src, a.tag, 0};
+    if (take(r, a)) return true;
+    recvs_.push_back(std::move(r));
+    return false;
 }
 
 void PointToPoint::recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline) {
@@ -93,6 +121,10 @@ bool PointToPoint::take(Recv& r, const Arrived& a) {
 }
 
 void PointToPoint::arrived(Arrived a) {
+    if (group_) {
+        group_->arrived(std::move(a));
+        return;
+    }
     for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
         if (it->matched >= 0 || (it->src >= 0 && it->src != a.src) || it->tag != a.tag) continue;
         if (take(*it, a)) recvs_.erase(it);
@@ -194,6 +226,7 @@ void PointToPoint::on_tick(Time now) {
                                                       " bytes. Look what it is doing, or raise the timeout");
             s.ranks = {it->dst};
             s.operation = "send in communicator " + spec_.name;
+            if (group_) group_->not_received(s);
             core_.finish(it->request, std::move(s));
             it = sends_.erase(it);
         } else {

@@ -1,11 +1,16 @@
 // Point-to-point messages of one communicator: FIFO per (source, tag); small ones eagerly, large ones after the receiver agreed.
 // Frames are bound to incarnations, not to epochs (M8): a view change loses no message between living ranks.
+//
+// Under the policy replay it carries the messages inside a log group (carry_group): LoggedPairs matches what arrives, and a message to a
+// member that is not back yet waits in its sender's buffer.
 #pragma once
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "communicator/core.h"
@@ -27,20 +32,42 @@ public:
     void on_tick(Time now);
     // `gone`: communicator ranks that are out of the view or have left; `acked`: those whose failure the user knows of.
     void on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence);
-    void replaced(int rank);                   // a slot gets a new incarnation: numbering starts again
+    void replaced(int rank);  // a slot gets a new incarnation: numbering starts again
     void fail_all(const Status& status);
-    bool cancel(const RequestPtr& request);    // a receive that has not matched
+    bool cancel(const RequestPtr& request);  // a receive that has not matched
     bool waits_for(int rank) const;
     bool idle() const { return sends_.empty() && recvs_.empty(); }
 
+    struct Arrived {  // unexpected
+        int src;
+        std::int64_t tag;
+        std::uint64_t number, bytes;
+        bool large;
+        Bytes data;
+    };
+    // Inside a log group.
+    struct Group {
+        std::function<bool(int rank)> is_back;
+        std::function<void(Arrived)> arrived;
+        std::function<void(Status)> not_received;  // a send whose time is over
+    };
+    void carry_group(Group group) { group_ = std::move(group); }
+    // `a` goes to this receive; true: it is finished.
+    bool receive(const RequestPtr& request, void* data, std::uint64_t capacity, const Arrived& a);
+    void on_back();  // somebody may be back: what waited for it goes out
+    void on_left(int rank);  // it receives no more
+    void postpone(Time deadline);  // of every send that waits: not before then
+
 private:
-    struct Send {   // a large message, waiting for the receiver or under way
+    struct Send {  // a large message, waiting for the receiver or under way
         RequestPtr request;
         const std::byte* data;
         std::uint64_t bytes, done = 0, number;
         int dst;
         Time deadline;
         bool open = false;
+        std::int64_t tag = 0;
+        bool waits = false;  // for the receiver to be back: nothing of it has been sent
     };
     struct Recv {
         RequestPtr request;
@@ -49,22 +76,15 @@ private:
         int src;
         std::int64_t tag;
         Time deadline;
-        int matched = -1;             // source of a large message under way
+        int matched = -1;  // source of a large message under way
         std::uint64_t number = 0, bytes = 0, done = 0;
     };
-    struct Arrived {  // unexpected
-        int src;
-        std::int64_t tag;
-        std::uint64_t number, bytes;
-        bool large;
-        Bytes data;
-    };
-
     FrameHeader header(FrameKind kind, std::uint64_t number) const;
     int slot_of(int rank) const { return spec_.members[static_cast<std::size_t>(rank)]; }
-    bool match_arrived(Recv& r);                   // true: r is finished
+    bool match_arrived(Recv& r);  // true: r is finished
     bool take(Recv& r, const Arrived& a);
     void arrived(Arrived a);
+    bool begin(const Send& s);  // true: it is finished
     void pump(Send& s);
     void sweep();
     Status gone_status(const RankSet& ranks) const;
@@ -73,13 +93,14 @@ private:
     Core& core_;
     const CommSpec& spec_;
     int rank_;
-    std::map<int, std::uint64_t> next_number_;     // per destination
+    std::map<int, std::uint64_t> next_number_;  // per destination
     std::list<Send> sends_;
     std::list<Recv> recvs_;
     std::deque<Arrived> arrived_;
     RankSet gone_, acked_;
-    RankSet left_;                                 // of those gone: in good order
+    RankSet left_;  // of those gone: in good order
     std::map<int, Evidence> evidence_;
+    std::optional<Group> group_;
 };
 
 }  // namespace ftcomm

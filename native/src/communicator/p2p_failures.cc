@@ -91,6 +91,18 @@ void PointToPoint::check_alarms() {
     }
 }
 
+void PointToPoint::on_left(int rank) {
+    for (auto it = sends_.begin(); it != sends_.end();) {
+        if (it->dst != rank) {
+            ++it;
+            continue;
+        }
+        evidence_[rank] = Evidence::Left;
+        core_.finish(it->request, gone_status(RankSet::of({rank})));
+        it = sends_.erase(it);
+    }
+}
+
 // This rank may learn of the death and of the replacement at once: what waits for the predecessor ends here.
 void PointToPoint::replaced(int rank) {
     next_number_.erase(rank);

@@ -64,7 +64,9 @@ void Communicator::read_log() {
 }
 
 std::unique_ptr<LoggedPairs> Communicator::make_pairs(LoggedPairs::Channel channel) {
-    return std::make_unique<LoggedPairs>(core_, spec_, rank_, channel, *log_, log_since_, catching_up_, [this] { caught_up(); });
+    const bool in_groups = channel == LoggedPairs::Channel::Messages && !core_.view.groups.empty();
+    return std::make_unique<LoggedPairs>(
+        core_, spec_, rank_, channel, *log_, log_since_, catching_up_, [this] { caught_up(); }, in_groups ? &p2p_ : nullptr);
 }
 
 LoggedRing& Communicator::ring() {
@@ -85,6 +87,7 @@ Status Communicator::find_what_is_logged() {
     for (int what : {kResults, kAnswers})
         if (auto s = log_->state(note_key(what)); !s) return s;
     for (int slot : spec_.members) {
+        if (core_.view.same_group(core_.self(), slot)) continue;
         if (auto s = log_->state({spec_.id, core_.self(), slot}); !s) return s;
         if (auto s = log_->state({spec_.id, slot, core_.self()}); !s) return s;
     }
@@ -204,6 +207,7 @@ void Communicator::on_view_replay() {
     (void)core_.config.log->flush();
     if (!present() || !(decision_.alive - in_view()).empty()) freeze();
     for_pairs([](LoggedPairs& pairs) { pairs.on_view(); });
+    for (int r : others_of_group().list()) offer_to(r);
     if (frozen_) send_vote();
 }
 
@@ -242,6 +246,7 @@ void Communicator::restart_timers() {
     for (auto& op : open_) op->deadline = std::max(op->deadline, core_.now + op->timeout);
     const Time deadline = core_.now + timeout();
     for_pairs([&](LoggedPairs& pairs) { pairs.postpone(deadline); });
+    if (group_resume_) group_resume_->deadline = std::max(group_resume_->deadline, deadline);
     if (ring_ != nullptr) ring_->postpone();
 }
 

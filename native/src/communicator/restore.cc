@@ -14,6 +14,10 @@ void Communicator::Restore::on_view() {
     if (comm_.core_.solo || !comm_.core_.dead_end()) return;
     for (int r = 0; r < size(); ++r) {
         if (r == comm_.rank_) continue;
+        if (comm_.core_.view.same_group(slot(r), slot(comm_.rank_))) {
+            refuse("it is in a log group with rank " + std::to_string(r) + ", and messages inside a group are in no log");
+            return;
+        }
         const auto& m = comm_.core_.view.members[static_cast<std::size_t>(slot(r))];
         if (!m.alive && m.evidence == Evidence::Left) {
             refuse("rank " + std::to_string(r) + " has left the job, and what it has of this rank's messages with it");

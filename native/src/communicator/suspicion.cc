@@ -99,7 +99,21 @@ std::map<int, Evidence> NodeImpl::removals_due() {
         suspected(slot, why[slot], core.now - heard_[static_cast<std::size_t>(slot)]);
         due.emplace(slot, why[slot]);
     }
+    add_groups(&due);
     return due;
+}
+
+// G1: who dies takes its log group along, in the same compare-and-set. What the others of the group have said to it, and it to them, is in no
+// log: they start again together. So of two members of a group that are in one view, each has known no other process of the other's slot,
+// and nothing unlogged can come to a process that does not do again what it was said to.
+void NodeImpl::add_groups(std::map<int, Evidence>* due) const {
+    if (core.view.groups.empty() || !core.rules.g1) return;
+    RankSet dead;
+    for (const auto& [slot, evidence] : *due)
+        if (evidence != Evidence::Left) dead.add(slot);
+    for (int d : dead.list())
+        for (int s : core.view.alive().list())
+            if (core.view.same_group(d, s)) due->emplace(s, core.left.has(s) ? Evidence::Left : Evidence::Group);
 }
 
 }  // namespace ftcomm

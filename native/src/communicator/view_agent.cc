@@ -198,6 +198,7 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
         core.host.trace("stale");
         NodeEvent e;
         e.kind = NodeEvent::Kind::Stale;
+        if (me.evidence == Evidence::Group) e.evidence = me.evidence;
         core.event(std::move(e));
         return;
     }

@@ -222,7 +222,11 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
     }
     if (is_p2p(h.kind)) {
         if (decision_.revoked) return;
-        if (!replays()) {
+        if (h.kind == FrameKind::GroupResume) {
+            on_offer(from, h.seq);
+            return;
+        }
+        if (!replays() || h.kind <= FrameKind::Data) {  // under replay: inside a log group
             p2p_.on_frame(from, h, payload);
             return;
         }
@@ -286,7 +290,7 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
 // M10: it was heard in time, so it stays readable, as it would be had this communicator been there.
 void Communicator::on_last_words(int slot, std::uint32_t incarnation, const FrameHeader& h, ByteView payload) {
     const int from = rank_of_slot(slot);
-    if (from >= 0 && incarnations_[static_cast<std::size_t>(from)] == incarnation) p2p_.on_frame(from, h, payload);
+    if (from >= 0 && !replays() && incarnations_[static_cast<std::size_t>(from)] == incarnation) p2p_.on_frame(from, h, payload);
 }
 
 }  // namespace ftcomm

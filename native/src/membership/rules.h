@@ -41,6 +41,8 @@ struct Rules {
     bool l13 = true;  // given up is only what a checkpoint made superfluous that all have acknowledged
     bool l14 = true;  // a mark in the log proves that all agreed on it
     bool l15 = true;  // nothing is late beyond a mark
+    bool g1 = true;   // who dies takes its log group along
+    bool g2 = true;   // a log group goes on from one checkpoint
 
     static Rules without(const std::vector<std::string>& names) {
         Rules r;
@@ -76,6 +78,8 @@ struct Rules {
                          : n == "L14" ? &r.l14
                          : n == "L15" ? &r.l15
                          : n == "L13" ? &r.l13
+                         : n == "G1"  ? &r.g1
+                         : n == "G2"  ? &r.g2
                                       : nullptr;
             FT_CHECK(flag != nullptr, "no removable rule named %s", n.c_str());
             *flag = false;

@@ -20,6 +20,8 @@ Bytes JobView::encode() const {
     w.put(static_cast<std::uint32_t>(admit.size()));
     for (const auto& a : admit)
         w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
+    w.put(static_cast<std::uint32_t>(groups.size()));
+    for (auto g : groups) w.put(g);
     return w.take();
 }
 
@@ -51,7 +53,9 @@ std::optional<JobView> JobView::decode(ByteView data) {
         a.agree_seq = r.get<std::uint64_t>();
         a.revoked = r.get<std::uint8_t>() != 0;
     }
-    if (!r.done()) return std::nullopt;
+    v.groups.resize(r.count(4));
+    for (auto& g : v.groups) g = r.get<std::int32_t>();
+    if (!r.done() || (!v.groups.empty() && v.groups.size() != v.members.size())) return std::nullopt;
     return v;
 }
 

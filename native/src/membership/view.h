@@ -39,12 +39,17 @@ struct JobView {
     RankSet admitted;                  // by the last of them; kept in later views, for whoever learns of it late
     RankSet admit_alive;               // who was in right after it: all start from the same set, whatever happened since
     std::vector<AdmitEntry> admit;
+    // Replay: the log group of each slot, fixed at the start. Messages inside a group are not logged. Empty: all are.
+    std::vector<std::int32_t> groups;
 
     Bytes encode() const;
     static std::optional<JobView> decode(ByteView data);
 
     RankSet alive() const;
     bool is_alive(int slot, std::uint32_t incarnation) const;
+    bool same_group(int a, int b) const {
+        return !groups.empty() && groups[static_cast<std::size_t>(a)] == groups[static_cast<std::size_t>(b)];
+    }
 };
 
 }  // namespace ftcomm

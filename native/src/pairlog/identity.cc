@@ -15,9 +15,9 @@
 namespace ftcomm::pairlog {
 namespace {
 
-std::string text_for(const std::string& job, int world_size) {
-    return "ftcomm pair log\nversion " + std::to_string(kVersion) + "\nworld_size " + std::to_string(world_size) + "\njob " +
-           job + "\n";
+std::string text_for(const LogConfig& c) {
+    return "ftcomm pair log\nversion " + std::to_string(kVersion) + "\nworld_size " + std::to_string(c.world_size) + "\njob " +
+           c.job + (c.scope == "all" ? "" : "\nlog " + c.scope) + "\n";
 }
 
 std::string line(const std::string& text, const std::string& key) {
@@ -29,8 +29,8 @@ std::string line(const std::string& text, const std::string& key) {
 
 }  // namespace
 
-Status claim_folder(int folder, const std::string& path, const std::string& job, int world_size) {
-    const std::string want = text_for(job, world_size);
+Status claim_folder(int folder, const std::string& path, const LogConfig& config) {
+    const std::string want = text_for(config);
     std::string found;
     if (!read_file(folder, kIdentityName, &found)) {
         char name[48];
@@ -54,10 +54,13 @@ Status claim_folder(int folder, const std::string& path, const std::string& job,
     if (version != std::to_string(kVersion))
         return refuse("has version " + version + " of the format, this ftcomm has " + std::to_string(kVersion) +
                       ": remove the folder, or go on with the ftcomm that wrote it");
-    if (other != job)
-        return refuse("is of job \"" + other + "\", this is job \"" + job + "\": give it another folder, or remove that one");
-    return refuse("is of a job with " + size + " ranks, this one has " + std::to_string(world_size) +
-                  ": give it another folder, or remove that one");
+    const std::string instead = ": give it another folder, or remove that one";
+    if (other != config.job) return refuse("is of job \"" + other + "\", this is job \"" + config.job + "\"" + instead);
+    if (size != std::to_string(config.world_size))
+        return refuse("is of a job with " + size + " ranks, this one has " + std::to_string(config.world_size) + instead);
+    const std::string scope = line(found, "log");
+    return refuse("has other messages in it: log is \"" + (scope.empty() ? "all" : scope) + "\" there, \"" + config.scope +
+                  "\" here" + instead);
 }
 
 }  // namespace ftcomm::pairlog

@@ -3,13 +3,13 @@
 
 #include <string>
 
-#include "base/status.h"
+#include "pairlog/log_dir.h"
 
 namespace ftcomm::pairlog {
 
 inline constexpr const char* kIdentityName = "job";
 
 // Writes it if the folder has none; LogCorrupt if it is of another job, world size or version.
-Status claim_folder(int folder, const std::string& path, const std::string& job, int world_size);
+Status claim_folder(int folder, const std::string& path, const LogConfig& config);
 
 }  // namespace ftcomm::pairlog

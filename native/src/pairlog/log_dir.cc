@@ -29,10 +29,10 @@ Status LogDir::open(const LogConfig& config, std::unique_ptr<LogDir>* out) {
     dir->config_.segment_bytes = std::max(kSmallestSegment, aligned(config.segment_bytes, kPage));
     dir->boot_ = boot_hash(config.boot_id);
     auto status = open_folder(AT_FDCWD, config.path, true, &dir->folder_);
-    if (status) status = claim_folder(dir->folder(), config.path, config.job, config.world_size);
+    if (status) status = claim_folder(dir->folder(), config.path, config);
     if (status && !config.spill_path.empty()) {
         status = open_folder(AT_FDCWD, config.spill_path, true, &dir->spill_folder_);
-        if (status) status = claim_folder(dir->spill_folder(), config.spill_path, config.job, config.world_size);
+        if (status) status = claim_folder(dir->spill_folder(), config.spill_path, config);
     }
     if (status) status = dir->pool_.open(dir->folder(), config.path, config.limit);
     if (!status) return status;

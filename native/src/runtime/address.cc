@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 5;
+constexpr std::uint32_t kVersion = 6;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -23,7 +23,7 @@ Bytes Address::encode() const {
     w.text(socket).put(nonce).put(processes).put(pid).put(transport).put(authority);
     w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(static_cast<std::uint8_t>(replay));
     w.put(static_cast<std::uint8_t>(peer_memory));
-    w.put(heartbeat).put(flat_limit).put(pull_limit).put(segment_bytes).put(eager_limit).bytes(tcp);
+    w.put(heartbeat).put(flat_limit).put(pull_limit).put(segment_bytes).put(eager_limit).text(log).bytes(tcp);
     return w.take();
 }
 
@@ -56,6 +56,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.pull_limit = r.get<std::uint64_t>();
     a.segment_bytes = r.get<std::uint64_t>();
     a.eager_limit = r.get<std::uint64_t>();
+    a.log = r.text();
     auto tcp = r.bytes();
     a.tcp.assign(tcp.begin(), tcp.end());
     if (!r.done() || transport > 2 || authority > 2 || a.socket.size() > 64)
@@ -86,6 +87,7 @@ Status Address::check_agrees(const Address& other, int slot) const {
     if (other.replay != replay) return differs("policy", other.replay ? "replay" : "another", replay ? "replay" : "another");
     if (replay && other.peer_memory != peer_memory)  // it decides on the order of sums
         return differs("FTCOMM_PEER_MEMORY", other.peer_memory ? "1" : "0", peer_memory ? "1" : "0");
+    if (other.log != log) return differs("log", other.log, log);
     if (other.heartbeat != heartbeat)
         return differs("heartbeat", number(static_cast<double>(other.heartbeat) / 1e9),
                        number(static_cast<double>(heartbeat) / 1e9));

@@ -185,6 +185,10 @@ Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t 
     info.tag = tag;
     info.aux = aux;
     info.length = bytes;
+    if (info.kind == pairlog::RecordKind::Message && key.src == config_.slot) {  // of this host's half the sender knows
+        info.step = position_.iteration;
+        info.micro_batch = position_.micro_batch;
+    }
     std::byte* payload = nullptr;
     return w.begin(info, &payload);
 }
@@ -241,6 +245,7 @@ Status FileLog::get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord
     out->tag = info.tag;
     out->aux = info.aux;
     out->crc = info.crc;
+    out->position = {info.step, info.micro_batch};
     return {};
 }
 

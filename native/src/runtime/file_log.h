@@ -39,6 +39,7 @@ public:
     bool readable(int slot) override;
     bool lost() const override { return lost_; }
     Status skip(const LogKey& key, std::uint64_t through) override;
+    void set_position(const LogPosition& position) override { position_ = position; }
 
     // After a leave: the last of this host removes the folder.
     void remove_if_last();
@@ -58,6 +59,7 @@ private:
     pairlog::StreamReader* reader(const LogKey& key, Status* why = nullptr);
 
     const FileLogConfig config_;
+    LogPosition position_;
     std::unique_ptr<pairlog::LogDir> dir_;
     pairlog::Fd folder_;
     pairlog::FileLock mark_;            // this process is the rank

@@ -210,11 +210,23 @@ Status Job::choose_authority(const RankSet& local) {
     return {};
 }
 
+// From the start on, whatever host a replacement is on: it would not be found in the logs of another group.
+std::vector<std::int32_t> Job::groups() const {
+    if (!config_.log_groups.inter_host) return config_.log_groups.of;
+    std::vector<std::int32_t> out;
+    for (const auto& a : addresses_) {
+        const auto same = [&](const Address& other) { return a.job != 0 && other.job != 0 && a.host == other.host; };
+        const auto first = std::find_if(addresses_.begin(), addresses_.begin() + static_cast<std::ptrdiff_t>(out.size()), same);
+        out.push_back(static_cast<std::int32_t>(first - addresses_.begin()));
+    }
+    return out;
+}
+
 // Puts the first view into the cell (rank 0), or finds it there.
 Status Job::write_first_view() {
     std::vector<std::uint32_t> incarnations;
     for (const auto& a : addresses_) incarnations.push_back(a.incarnation);
-    auto view = Node::make_initial_view(config_.job, boot_, incarnations, config_.finished);
+    auto view = Node::make_initial_view(config_.job, boot_, incarnations, config_.finished, groups());
     auto key = Node::view_key(config_.job);
     bool write = config_.rank == lowest() && !joining_;
     Bytes now;

@@ -50,6 +50,7 @@ Status Job::prepare() {
     own_.has_secret = config_.has_secret;
     own_.replay = config_.replay;
     own_.peer_memory = config_.peer_memory;
+    own_.log = config_.log_groups.text;
     own_.heartbeat = config_.heartbeat;
     own_.flat_limit = config_.flat_limit;
     own_.pull_limit = config_.pull_limit;
@@ -222,6 +223,7 @@ std::string Job::info_json() {
     if (transport_ != nullptr && engine_.has_node()) {
         j.key("epoch").number(engine_.node().epoch()).key("alive").numbers(engine_.node().alive_slots().list());
         j.key("member").boolean(!engine_.node().comm_solo(0));  // no: a replacement that is not in yet
+        if (const auto group = engine_.node().log_group(); !group.empty()) j.key("log_group").numbers(group.list());
         j.key("links").begin_list();
         for (int slot = 0; slot < config_.world_size; ++slot)
             j.text(slot == config_.rank ? "self" : transport_->is_shm(slot) ? "shm" : "tcp");

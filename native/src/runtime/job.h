@@ -14,6 +14,7 @@
 #include "runtime/fork_guard.h"
 #include "runtime/handoff.h"
 #include "runtime/host.h"
+#include "runtime/log_groups.h"
 #include "runtime/runtime_transport.h"
 #include "runtime/start_watch.h"
 #include "runtime/store_authority.h"
@@ -41,6 +42,7 @@ struct JobConfig {
     pairlog::LogConfig log;  // path: the folder for all hosts that share it
     bool log_remove = false;
     bool log_late = false;
+    LogGroups log_groups;
     RankSet finished;
 
     // Checks everything that comes from outside, the environment's table of algorithms included.
@@ -93,6 +95,7 @@ private:
     Status link_tcp();
     Status open_log();
     Status make_node();
+    std::vector<std::int32_t> groups() const;  // the log group of each rank, empty: none
     int lowest() const { return (RankSet::first(config_.world_size) - config_.finished).lowest(); }
     void stop_forming();
     void say(const std::string& line) { engine_.on_log(line); }

@@ -97,6 +97,8 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
         c.log.segment_bytes = 1u << 20;
         c.log_remove = from.log_remove != 0;
         c.log_late = from.log_late != 0;
+        if (auto s = LogGroups::parse(text(from.log_scope), c.world_size, &c.log_groups); !s) return s;
+        c.log.scope = c.log_groups.text;
     }
     for (int r = 0; from.finished != nullptr && r < c.world_size; ++r)
         if (from.finished[r] != 0) c.finished.add(r);

@@ -5,7 +5,8 @@
 There is no model: a stage's computation is a sleep, which is what a host does while its device computes (``spin``: it
 keeps the processor instead), and the messages are numpy arrays. The policies are jobs of the same processes, and their rounds
 alternate. The next micro-batch's receive is posted before the present one is computed. Between rounds a checkpoint is committed,
-so that the log's segments are used again and again. A round ends with a barrier, and where logging is asynchronous with
+so that the log's segments are used again and again; the log keeps what the newest three need, so the first rounds take memory
+that was never used: they are not counted, and their ratio is reported beside ("cold"). A round ends with a barrier, and where logging is asynchronous with
 everything logged, so that nothing is put off beyond what is measured.
 
 ``hosts``: each rank pretends to be a host of its own, so that messages go over tcp and each side keeps its half of the log; else
@@ -29,6 +30,7 @@ from _ranks import run_ranks
 import ftcomm
 
 SIZES = [64 << 10, 256 << 10, 1 << 20, 4 << 20]
+COLD = 5  # rounds until all memory of the log has been used before
 SECRET = "a secret of the benchmark"
 
 
@@ -97,9 +99,9 @@ class Pipeline:
 
 
 def measure(pipelines: dict[str, Pipeline], args: argparse.Namespace) -> dict[str, list[float]]:
-    """Iterations per second, by round. The first round is on fresh pages and not counted."""
+    """Iterations per second, by round, those on fresh pages first."""
     rates: dict[str, list[float]] = {name: [] for name in pipelines}
-    for number in range(args.rounds + 1):
+    for number in range(COLD + args.rounds):
         names = list(pipelines)
         for name in names[number % len(names) :] + names[: number % len(names)]:
             pipeline, comm = pipelines[name], pipelines[name].comm
@@ -113,17 +115,21 @@ def measure(pipelines: dict[str, Pipeline], args: argparse.Namespace) -> dict[st
             rates[name].append(args.iterations / (time.perf_counter() - start))
             if name != "none":
                 comm.commit_checkpoint(number)
-    return {name: values[1:] for name, values in rates.items()}
+    return rates
 
 
-def ratio(rates: dict[str, list[float]], name: str) -> float:
-    return statistics.median(mine / none for mine, none in zip(rates[name], rates["none"], strict=True))
+def ratio(rates: dict[str, list[float]], name: str, counted: slice) -> float:
+    pairs = zip(rates[name][counted], rates["none"][counted], strict=True)
+    return statistics.median(mine / none for mine, none in pairs)
 
 
 def line(label: str, rates: dict[str, list[float]]) -> str:
-    plain = statistics.median(rates["none"])
+    steady, cold = slice(COLD, None), slice(1, COLD - 1)  # the very first one is also the buffers' first
+    plain = statistics.median(rates["none"][steady])
     shown = "".join(
-        f"{statistics.median(rates[n]):10.3f} {ratio(rates, n):7.3f}" for n in ("sync", "async") if n in rates
+        f"{statistics.median(rates[n][steady]):10.3f} {ratio(rates, n, steady):7.3f} {ratio(rates, n, cold):7.3f}"
+        for n in ("sync", "async")
+        if n in rates
     )
     return f"{label:>12} {plain:10.3f} {shown}"
 
@@ -132,7 +138,8 @@ def heading(args: argparse.Namespace, wire: str) -> None:
     print(
         f"\n{wire}: {args.stages} stages, {args.micro_batches} micro-batches, medians of {args.rounds} rounds in turn"
     )
-    print(f"{'bytes':>12} {'none, it/s':>10} {'sync':>10} {'ratio':>7} {'async':>9} {'ratio':>7}", flush=True)
+    columns = "".join(f"{name:>10} {'ratio':>7} {'cold':>7}" for name in ("sync", "async") if name in variants(wire))
+    print(f"{'bytes':>12} {'none, it/s':>10} {columns}", flush=True)
 
 
 def rank_main(args: argparse.Namespace) -> None:

@@ -58,7 +58,7 @@ Status LateLog::make_room(std::uint64_t bytes) {
 
 void LateLog::add(const LogKey& key, Late late) {
     bytes_ += late.payload.size();
-    ++queued_;
+    late.number = ++queued_;
     late_[key].push_back(std::move(late));
     order_.push_back(key);
     FT_POINT("late.queued");
@@ -91,58 +91,71 @@ Status LateLog::peek(const LogKey& key, std::uint64_t seq, LogRecord* out) {
 }
 
 Status LateLog::collect(const LogKey& key, std::uint64_t through) {
-    if (auto s = finish_part(); !s) return s;
     failed_ = {};
     return log_->collect(key, through);
 }
 
 Status LateLog::write_oldest(std::uint64_t most) {
     const auto key = order_.front();
+    const auto& record = late_[key].front();
+    std::uint32_t crc = 0;
+    const auto left = record.payload.size() - record.written;
+    return write(key, record.payload.subspan(record.written, std::min<std::uint64_t>(most, left)), &crc);
+}
+
+Status LateLog::write(const LogKey& key, ByteView piece, std::uint32_t* crc) {
     auto& stream = late_[key];
     auto& record = stream.front();
     FT_POINT("late.write");
-    const auto piece = record.payload.subspan(part_, std::min<std::uint64_t>(most, record.payload.size() - part_));
-    std::uint32_t crc = 0;
     log_->set_position(record.position);
-    if (auto s = log_->append_piece(key, record.tag, record.aux, record.payload.size(), part_, piece, &crc); !s)
+    if (auto s = log_->append_piece(key, record.tag, record.aux, record.payload.size(), record.written, piece, crc); !s)
         return failed(std::move(s));
-    part_ += piece.size();
-    if (part_ < record.payload.size()) return {};
-    part_ = 0;
+    record.written += piece.size();
+    if (record.written < record.payload.size()) return {};
     if (auto s = log_->commit_pieces(key); !s) return failed(std::move(s));
     bytes_ -= record.payload.size();
     unsynced_bytes_ += record.payload.size();
-    ++written_;
+    oldest_unsynced_ = std::min(oldest_unsynced_, record.number);
     recycle(std::move(record.owned));
     if (record.release) releases_.push_back(std::move(record.release));
     stream.pop_front();
-    order_.pop_front();
+    order_.erase(std::find(order_.begin(), order_.end(), key));
     return log_->is_durable() && unsynced_bytes_ < kGroup ? Status{} : sync();
 }
 
 // A send is done when its record is where it has to be.
 Status LateLog::sync() {
-    if (synced_ == written_) return {};
+    if (!is_unsynced()) return {};
     if (auto s = log_->flush(); !s) return failed(std::move(s));  // all of it is in the log, but not on the disk
-    synced_ = written_;
+    oldest_unsynced_ = kNone;
     unsynced_bytes_ = 0;
     for (const auto& release : std::exchange(releases_, {})) release();
     return {};
 }
 
-// It is tried again from its beginning.
+void LateLog::append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView copy,
+                          std::optional<std::uint32_t>* crc) {
+    const auto* record = late(key, seq);
+    if (record == nullptr || !failed_.ok() || record != &late_[key].front() || record->written < at ||
+        record->written >= at + copy.size())
+        return;
+    const bool last = at + copy.size() == record->payload.size();
+    std::uint32_t sum = 0;
+    if (write(key, copy.subspan(record->written - at), &sum) && last) *crc = sum;
+}
+
+// What is written in part is written again from its beginning.
 Status LateLog::failed(Status status) {
-    part_ = 0;
+    for (auto& [key, stream] : late_)
+        if (!stream.empty()) stream.front().written = 0;
     failed_ = status;
     release_all();  // their callers would wait for ever
     return status;
 }
 
-Status LateLog::finish_part() { return part_ > 0 ? write_oldest(kAll) : Status{}; }
-
 Status LateLog::flush() {
     failed_ = {};
-    if (log_ != nullptr && order_.empty() && synced_ == written_) return log_->flush();  // what did not pass through here
+    if (log_ != nullptr && order_.empty() && !is_unsynced()) return log_->flush();  // what did not pass through here
     while (!order_.empty())
         if (auto s = write_oldest(kAll); !s) return s;
     return sync();

@@ -2,9 +2,13 @@
 // something, or in the background; at the latest at the second tick after, and before a flush() returns. (SWIFT 5.1, for a log in memory.)
 // Who looks in the log finds it from the start. Where the log has to survive the host, all that was waiting is synced together (group commit).
 //
+// A large message that is on its way to another host is logged piece by piece from what went out: that is in the cache, the caller's buffer
+// is not.
+//
 // Only what goes through append_later and append_held may be late, and only in streams that no other process reads in the log.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <vector>
@@ -39,14 +43,16 @@ public:
     Status append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) override;
     Status append_held(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload,
                        std::function<void()> release) override;
+    void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView copy,
+                     std::optional<std::uint32_t>* crc) override;
     void release_all() override;
     Status flush() override;
 
     // Writes a piece of the oldest record, short enough that who waits for the engine need not wait long.
     void work();
-    bool has_work() const { return (!order_.empty() || synced_ < written_) && failed_.ok(); }
+    bool has_work() const { return (!order_.empty() || is_unsynced()) && failed_.ok(); }
     // Some of it has waited for a whole tick.
-    bool is_due() const { return has_work() && synced_ < due_; }
+    bool is_due() const { return has_work() && oldest() <= due_; }
     void on_tick();
     std::uint64_t records() const { return order_.size(); }
 
@@ -58,6 +64,8 @@ private:
         ByteView payload;  // in `owned`, or
         LogPosition position;
         std::function<void()> release{};  // held
+        std::uint64_t number = 0;  // in the order of the calls
+        std::uint64_t written = 0;  // so many bytes of it are in the log, if it is the first of its stream; without a commit
     };
 
     const Late* late(const LogKey& key, std::uint64_t seq);  // null: it is written, or not there
@@ -65,8 +73,13 @@ private:
     Status make_room(std::uint64_t bytes);
     void add(const LogKey& key, Late late);
     Status write_oldest(std::uint64_t most);
+    Status write(const LogKey& key, ByteView piece, std::uint32_t* crc);  // the next one of the stream's first record
     Status sync();
-    Status finish_part();
+    bool is_unsynced() const { return oldest_unsynced_ != kNone; }
+    // Streams overtake each other, where one is logged as it is sent; within each, and so in order_, numbers rise.
+    std::uint64_t oldest() const {
+        return order_.empty() ? oldest_unsynced_ : std::min(oldest_unsynced_, late_.at(order_.front()).front().number);
+    }
     void recycle(Bytes&& memory);
 
     Log* const log_;
@@ -74,9 +87,10 @@ private:
     LogPosition position_;
     std::map<LogKey, std::deque<Late>> late_;
     std::deque<LogKey> order_;  // of all records that are late
-    std::uint64_t part_ = 0;  // of the oldest so much is written
     std::uint64_t bytes_ = 0;
-    std::uint64_t queued_ = 0, written_ = 0, synced_ = 0;  // so far
+    static constexpr std::uint64_t kNone = ~std::uint64_t{0};
+    std::uint64_t queued_ = 0;  // records so far
+    std::uint64_t oldest_unsynced_ = kNone;  // number of the first one that is written, and not known to be where it has to be
     std::uint64_t unsynced_bytes_ = 0;
     std::vector<std::function<void()>> releases_;  // of what is written, for when it is on stable storage
     std::uint64_t queued_at_tick_ = 0, due_ = 0;

@@ -102,6 +102,12 @@ public:
         if (s) release();
         return s;
     }
+    // A piece of a record that is late goes out now; `copy` is what went out. While that is in the cache it is logged, if all before it is.
+    // crc: of the whole record, if it is in the log with this.
+    virtual void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView copy,
+                             std::optional<std::uint32_t>* crc) {
+        (void)key, (void)seq, (void)at, (void)copy, (void)crc;
+    }
     virtual void release_all() {}  // now: what is not written yet is copied
     virtual Status flush() { return {}; }
     // What is committed piece by piece in a stream of this rank's own has to survive the host, and does after the next flush() only.

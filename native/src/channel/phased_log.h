@@ -62,6 +62,11 @@ public:
                        std::function<void()> release) override {
         return log_.append_held(split_ ? second(key) : key, tag, aux, payload, std::move(release));
     }
+    void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView copy,
+                     std::optional<std::uint32_t>* crc) override {
+        if (part_of(key, seq) == 1) log_.append_sent(second(key), seq - base(key), at, copy, crc);
+        else log_.append_sent(key, seq, at, copy, crc);
+    }
     void release_all() override { log_.release_all(); }
     bool is_late() const override { return log_.is_late(); }
     Bytes scratch(std::uint64_t bytes) override { return log_.scratch(bytes); }

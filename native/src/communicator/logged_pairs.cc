@@ -14,9 +14,6 @@ namespace ftcomm {
 
 namespace {
 
-constexpr std::uint32_t kPiece = 128u << 10;
-constexpr std::uint8_t kFirst = 1, kSummed = 2;  // flags of a piece
-
 std::string hex(std::uint32_t crc) {
     char text[12];
     std::snprintf(text, sizeof text, "%08x", crc);
@@ -110,6 +107,9 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
         look(dst);
         match();
     } else {
+        // The caller is not kept while a large message goes out, but goes on computing.
+        peer(dst).later |= held;
+        core_.has_work |= held;
         mark(dst);
     }
     if (!held) core_.finish(request, {});
@@ -168,8 +168,8 @@ void LoggedPairs::mark(int rank) {
         h.seq = log_.last(to(rank));
         if (h.seq > 0) core_.sender.send(slot_of(rank), h);
         FT_POINT("channel.send.marked");
-    } else {
-        stream(rank);
+    } else if (!peer(rank).later) {
+        stream(rank, kAllPieces);
     }
     peer(rank).told = incarnation(rank);
 }
@@ -367,7 +367,7 @@ void LoggedPairs::on_frame(int from, const FrameHeader& h, ByteView payload) {
         case FrameKind::LogWant:
             peer(from).wanted = h.seq;
             peer(from).wanted_offset = 0;
-            stream(from);
+            stream(from, kAllPieces);
             return;
         case FrameKind::LogPiece: on_piece(from, h, payload); break;
         case FrameKind::LogAnswered: on_answered(from, h.seq); return;
@@ -388,37 +388,6 @@ void LoggedPairs::want(int rank) {
     auto h = header(FrameKind::LogWant);
     h.seq = p.seen + 1;
     core_.sender.send(slot_of(rank), h);
-}
-
-void LoggedPairs::stream(int rank) {
-    auto& p = peer(rank);
-    if (p.wanted == 0 || !reachable(rank)) return;
-    const int slot = slot_of(rank);
-    for (; p.wanted <= log_.last(to(rank)); ++p.wanted, p.wanted_offset = 0) {
-        LogRecord record;
-        if (auto s = log_.peek(to(rank), p.wanted, &record); !s) {  // the receiver checks it
-            broke(std::move(s));
-            return;
-        }
-        do {
-            const auto n = static_cast<std::uint32_t>(
-                std::min<std::uint64_t>({record.payload.size() - p.wanted_offset, core_.sender.max_payload(), kPiece}));
-            auto* room = core_.sender.reserve(slot, n);
-            if (room == nullptr) return;  // on_writable comes
-            if (n > 0) std::memcpy(room, record.payload.data() + p.wanted_offset, n);
-            auto h = header(FrameKind::LogPiece);
-            h.seq = record.seq;
-            h.step = static_cast<std::uint16_t>(log_.part_of(to(rank), record.seq) | log_age(rank_) << 1);
-            h.flags = static_cast<std::uint8_t>((p.wanted_offset == 0 ? kFirst : 0) | (record.crc ? kSummed : 0));
-            h.attempt = record.crc.value_or(0);
-            h.aux = static_cast<std::uint64_t>(record.tag);
-            h.aux2 = record.payload.size();
-            h.length = n;
-            core_.sender.commit(slot, h);
-            FT_POINT("channel.piece");
-            p.wanted_offset += n;
-        } while (p.wanted_offset < record.payload.size());
-    }
 }
 
 // The receive that it is for, if that is known already, gets it piece by piece; the log gets it whole.
@@ -442,7 +411,7 @@ void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
         p.early = true;  // the sender is past its resume point, this rank is not: asked for again then
         return;
     }
-    if ((h.flags & kFirst) != 0) begin_message(rank, h);
+    if ((h.flags & kFirstPiece) != 0) begin_message(rank, h);
     else if (p.open != h.seq) return;  // its first piece came too early
     FT_CHECK(h.seq == log_.last(from(rank)) + 1, "message %llu, after %llu in the log", static_cast<unsigned long long>(h.seq),
              static_cast<unsigned long long>(log_.last(from(rank))));
@@ -465,7 +434,7 @@ void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
 // In this host's half, and so seen by a receive, only if it is what the sender's log says; else it stays without a commit.
 void LoggedPairs::end_message(int rank, const FrameHeader& h, std::uint32_t crc) {
     auto& p = peer(rank);
-    if ((h.flags & kSummed) != 0 && crc != h.attempt) {
+    if ((h.flags & kSummedPiece) != 0 && crc != h.attempt) {
         broke(Status::error(Code::LogCorrupt, "message #" + std::to_string(h.seq) + " from rank " + std::to_string(rank) +
                                                   " of communicator " + spec_.name + " is damaged in its sender's log: its " +
                                                   std::to_string(h.aux2) + " bytes were logged with the CRC-32C " +
@@ -481,11 +450,6 @@ void LoggedPairs::end_message(int rank, const FrameHeader& h, std::uint32_t crc)
     match();
     p.into = nullptr;
     p.open = 0;
-}
-
-void LoggedPairs::on_writable(int slot) {
-    for (int r = 0; r < static_cast<int>(peers_.size()); ++r)
-        if (slot_of(r) == slot) stream(r);
 }
 
 // --- ends

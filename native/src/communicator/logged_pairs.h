@@ -49,6 +49,7 @@ public:
     void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
     void on_frame(int from, const FrameHeader& header, ByteView payload);
     void on_writable(int slot);
+    bool work();  // a piece of what goes out in no caller's time; true: there is more
     void on_tick(Time now);
     void postpone(Time deadline);  // of every receive that waits: not before then
     void on_view();  // somebody is out, or back: who is back learns how far this rank's streams go
@@ -91,6 +92,8 @@ public:
     void forget_heard(std::uint64_t before);  // of marks that nobody goes back to
 
 private:
+    static constexpr std::uint8_t kFirstPiece = 1, kSummedPiece = 2;  // flags of a LogPiece
+    static constexpr int kAllPieces = -1;
     struct Recv {
         RequestPtr request;
         std::byte* data;
@@ -130,6 +133,7 @@ private:
         bool met = false;  // it and this rank have been in together
         // Another host: to it, and from it.
         std::uint64_t wanted = 0, wanted_offset = 0;  // the next record that it wants; 0: it has not asked
+        bool later = false;  // work() goes on with its stream
         std::uint32_t asked = ~0u;  // incarnation that has been asked for its records
         std::uint64_t open = 0;  // the record that is coming: its first piece is in this host's half; 0: none
         std::uint64_t arrived = 0;  // so many bytes of it,
@@ -153,7 +157,7 @@ private:
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
     void mark(int rank);
     void want(int rank);
-    void stream(int rank);
+    bool stream(int rank, int pieces);
     void begin_message(int rank, const FrameHeader& header);
     void on_piece(int rank, const FrameHeader& header, ByteView payload);
     void end_message(int rank, const FrameHeader& header, std::uint32_t crc);

@@ -182,7 +182,7 @@ void NodeImpl::work() {
     bool more = false;
     for (auto& [id, comm] : comms) more |= comm->work();
     core.has_work |= more;
-    late.work();
+    if (!more) late.work();  // what goes out is logged on its way
 }
 
 void NodeImpl::settle() {

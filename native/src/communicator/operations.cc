@@ -185,10 +185,12 @@ void Communicator::halt() {
 }
 
 bool Communicator::work() {
-    if (run_ == nullptr || frozen_ || !run_->has_work()) return false;
+    bool more = false;
+    if (replays()) for_pairs([&](LoggedPairs& pairs) { more |= pairs.work(); });
+    if (run_ == nullptr || frozen_ || !run_->has_work()) return more;
     run_->work();
     after_progress();
-    return run_ != nullptr && !frozen_ && run_->has_work();
+    return more || (run_ != nullptr && !frozen_ && run_->has_work());
 }
 
 void Communicator::on_collective(int from, const FrameHeader& h, ByteView payload) {

@@ -17,6 +17,8 @@ namespace ftcomm {
 namespace {
 
 constexpr std::size_t kPastCache = 32u << 10;  // below it the cache has room
+// A record that comes in pieces is one half of a message between hosts: while it is written, whoever wants it has its pieces from elsewhere.
+constexpr std::uint64_t kLong = 256u << 10;
 
 pairlog::RecordKind kind_of(const LogKey& key) {
     return key.dst == kResults                        ? pairlog::RecordKind::Result
@@ -210,7 +212,7 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
         if (s = begin(*w, key, tag, aux, bytes); !s) return s;
     }
     FT_CHECK(w->is_open(), "a piece of a log record comes that was not begun");
-    w->put(piece);
+    w->put(piece, bytes >= kLong);
     *crc = w->last_record().crc;
     return {};
 }

@@ -79,7 +79,8 @@ def test_a_second_rank_in_the_recovery(keep: Keep, undisturbed: Any, point: str)
         3, programs.everything, transport="shm", faults=f"{faults({2}, 'pull.reduce:3')};{second}", heartbeat=2.0
     )
     assert job.values() == wanted
-    assert {rank for rank, _ in job.deaths} >= ({1, 2} if point == "replay.serve" else {0, 2})
+    sure = {"replay.serve": {1, 2}, "view.before": {2}}  # rank 1 may be the first to write the view
+    assert {rank for rank, _ in job.deaths} >= sure.get(point, {0, 2})
 
 
 # -- the whole table

@@ -6,8 +6,8 @@ There is no model: a stage's computation is a sleep, which is what a host does w
 keeps the processor instead), and the messages are numpy arrays. The policies are jobs of the same processes, and their rounds
 alternate. The next micro-batch's receive is posted before the present one is computed. Between rounds a checkpoint is committed,
 so that the log's segments are used again and again; the log keeps what the newest three need, so the first rounds take memory
-that was never used: they are not counted, and their ratio is reported beside ("cold"). A round ends with a barrier, and where logging is asynchronous with
-everything logged, so that nothing is put off beyond what is measured.
+that was never used: they are not counted, and their ratio is reported beside ("cold"). A round ends with a barrier, and where
+logging is asynchronous with everything logged, so that nothing is put off beyond what is measured.
 
 ``hosts``: each rank pretends to be a host of its own, so that messages go over tcp and each side keeps its half of the log; else
 all are on one, and the record in the log is the message. Reported are medians over rounds of iterations per second, and of the

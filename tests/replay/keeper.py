@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -22,6 +23,11 @@ from ftcomm import exit_code
 
 Program = Callable[[Any, Context], Any]
 MOST_RESTARTS = 150
+
+
+def faults(victims: set[int], point: str, incarnation: int = 0) -> str:
+    """Each of them is killed there."""
+    return ";".join(f"rank={victim}.{incarnation},at={point},do=kill" for victim in sorted(victims))
 
 
 class Keeper:
@@ -72,6 +78,21 @@ class Keeper:
             return False
         self.group.kill(rank, incarnation=incarnation)
         return True
+
+    def kill_at_random(self, kills: int, seed: str) -> int:
+        """At any moment, in starts and replays as well: a seeded draw says who is killed and how soon the next one is.
+
+        How many kills there were before the rank that was drawn had come to its end.
+        """
+        self.run_until(lambda: all(self.marked(rank, "running") for rank in range(self.size)))
+        rng = random.Random(seed)
+        killed = 0
+        while killed < kills and self.kill(victim := rng.randrange(self.size)):
+            killed += 1
+            now = self.incarnation(victim)
+            self.run_until(lambda victim=victim, now=now: self.incarnation(victim) != now)  # type: ignore[misc]
+            self.run_for(rng.random() * 0.3)
+        return killed
 
     def incarnation(self, rank: int) -> int:
         return self._incarnation[rank]

@@ -9,19 +9,13 @@ import kill_table as table
 import programs
 import pytest
 from harness import Context
-from keeper import Keeper
-from kill_table import points
+from keeper import Keeper, faults
+from kill_table import LOGGED, points
 
 Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls")
 
-LOGGED = ("result.", "channel.", "log.payload.", "log.header.", "log.watermark.", "log.roll.")
 RUN = tuple(prefix for prefix in table.OPERATION if prefix not in ("p2p.", "pull."))
-NOT_HERE = ("log.collect.", "log.ack", "log.spill", "channel.late")
-
-
-def faults(victims: set[int], point: str, incarnation: int = 0) -> str:
-    return ";".join(f"rank={victim}.{incarnation},at={point},do=kill" for victim in sorted(victims))
 
 
 def with_links(comm: Any, context: Context) -> tuple[list[str], list[str]]:
@@ -85,9 +79,7 @@ def test_memory_of_a_stopped_rank_is_not_made_again_while_it_lives(keep: Keep, u
     ("size", "victims"),
     [(4, {0, 1}), (4, {2, 3}), (4, {0, 1, 2}), (4, {0, 1, 2, 3}), (8, {0, 1}), (8, {2, 3, 4, 5}), (8, set(range(8)))],
 )
-@pytest.mark.parametrize(
-    "point", [p for p in points(*LOGGED, *RUN) if not p.startswith((*table.LATER, *NOT_HERE, "shm."))]
-)
+@pytest.mark.parametrize("point", [p for p in points(*LOGGED, *RUN) if not p.startswith((*table.LATER, "shm."))])
 def test_kill_in_an_operation(keep: Keep, undisturbed: Any, point: str, size: int, victims: set[int]) -> None:
     job = ends_as_undisturbed(keep, undisturbed, size, faults(victims, f"{point}:2"))
     table.record(point, "hosts", any((victim, 0) in job.deaths for victim in victims))

@@ -35,21 +35,12 @@ def test_kills_at_random_moments(keep: Keep, undisturbed: Any, transport: str) -
 @pytest.mark.table
 @pytest.mark.parametrize("transport", ["shm", "tcp", "hosts"])
 def test_a_hundred_kills(keep: Keep, transport: str) -> None:
-    """At any moment, in starts and replays as well: a seeded draw says who is killed and how soon the next one is."""
-
     def long_ring(comm: Any, context: Context) -> list[str]:
         return programs.ring(comm, context, steps=20_000, count=500)
 
     wanted = keep(4, long_ring, transport=transport).values(120)
     job = keep(4, long_ring, transport=transport)
-    job.run_until(lambda: all(job.marked(rank, "running") for rank in range(4)))
-    rng = random.Random(transport)
-    killed = 0
-    while killed < 100 and job.kill(victim := rng.randrange(4)):
-        killed += 1
-        now = job.incarnation(victim)
-        job.run_until(lambda victim=victim, now=now: job.incarnation(victim) != now)
-        job.run_for(rng.random() * 0.3)
+    killed = job.kill_at_random(100, transport)
     assert job.values(120) == wanted
     assert killed == 100
 

@@ -10,7 +10,7 @@ import numpy as np
 import programs
 import pytest
 from harness import Context
-from keeper import Keeper
+from keeper import Keeper, faults
 from kill_table import points, record
 from test_checkpoints import digests, saving
 
@@ -19,10 +19,6 @@ import ftcomm
 Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls")
 POINTS = ["late.queued", "late.write", "channel.piece", "channel.arrived", "log.header.before"]
-
-
-def faults(victims: set[int], point: str) -> str:
-    return ";".join(f"rank={victim}.0,at={point},do=kill" for victim in sorted(victims))
 
 
 def deaths(keep: Keep, undisturbed: Any, size: int, victims: set[int], point: str, transport: str) -> set[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,20 +225,11 @@ def test_kill_of_each(
 @pytest.mark.table
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_fifty_kills(keep: Keep, transport: str) -> None:
-    """At any moment, in starts and replays as well."""
-
     def long_ring(comm: Any, context: Context) -> list[str]:
         return programs.ring(comm, context, steps=6_000, count=500)
 
     wanted = keep(4, long_ring, transport=transport).values(120)
     job = keep(4, long_ring, transport=transport, log=PAIRS)
-    job.run_until(lambda: all(job.marked(rank, "running") for rank in range(4)))
-    rng = random.Random(transport)
-    killed = 0
-    while killed < 50 and job.kill(victim := rng.randrange(4)):
-        killed += 1
-        now = job.incarnation(victim)
-        job.run_until(lambda victim=victim, now=now: job.incarnation(victim) != now)
-        job.run_for(rng.random() * 0.3)
+    killed = job.kill_at_random(50, transport)
     assert job.values(120) == wanted
     assert killed == 50

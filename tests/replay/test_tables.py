@@ -11,20 +11,15 @@ from typing import Any
 import kill_table as table
 import programs
 import pytest
-from keeper import Keeper
-from kill_table import cells
+from keeper import Keeper, faults
+from kill_table import LOGGED, cells
 
 Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls")
 
-LOGGED = ("result.", "channel.", "log.payload.", "log.header.", "log.watermark.", "log.roll.")
 RUN = tuple(prefix for prefix in table.OPERATION if prefix != "p2p.")
 RECOVERY = (*table.VIEW, "repair.", "join.request", "join.before", "join.after")
 AGAIN = ("replay.", *LOGGED, "start.", "join.request", "join.after", "comm.create", "vote.", "decide.apply")
-
-
-def faults(victims: set[int], point: str, incarnation: int = 0) -> str:
-    return ";".join(f"rank={victim}.{incarnation},at={point},do=kill" for victim in sorted(victims))
 
 
 def judge(job: Keeper, wanted: list[Any], victims: set[int], point: str, transport: str, incarnation: int = 0) -> None:

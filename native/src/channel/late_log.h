@@ -61,9 +61,9 @@ private:
         std::int64_t tag;
         std::uint64_t aux;
         Bytes owned;
-        ByteView payload;  // in `owned`, or
+        ByteView payload;  // in `owned`, or held
         LogPosition position;
-        std::function<void()> release{};  // held
+        std::function<void()> release{};  // of what is held
         std::uint64_t number = 0;  // in the order of the calls
         std::uint64_t written = 0;  // so many bytes of it are in the log, if it is the first of its stream; without a commit
     };

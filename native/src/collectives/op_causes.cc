@@ -113,8 +113,7 @@ Cause OpPlanner::revoked() const {
     return c;
 }
 
-Cause OpPlanner::lost_data(int block) const {
-    (void)block;
+Cause OpPlanner::lost_data() const {
     return peer_failure(newly_dead_.empty() ? in_.dead : newly_dead_, in_.evidence, in_.epoch, advice_for(in_.spec.policy));
 }
 

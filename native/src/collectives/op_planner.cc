@@ -178,7 +178,7 @@ std::optional<OpPlan> OpPlanner::repair(OpPlan p, const std::vector<Standing>& s
                 FT_CHECK(!in_.rules.c2 || set == label.contributors, "two finals of segment %u with different contributors", g);
             }
         }
-        if (!repair_segment(p, block, holder, set, all)) return fail(p, lost_data(block));
+        if (!repair_segment(p, block, holder, set, all)) return fail(p, lost_data());
     }
     if (p.shape.kind == OpKind::AllReduce) {
         // Replay: as the operation would have gone, or the order of the sums, and with it their bits, would be another.

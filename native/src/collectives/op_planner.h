@@ -65,7 +65,7 @@ private:
     // Whoever revokes may never enter what the others wait in (C7: unless somebody has returned from it).
     Cause revoked() const;
     Cause lost_root() const { return peer_failure(in_.dead, in_.evidence, in_.epoch, advice_for(in_.spec.policy)); }
-    Cause lost_data(int block) const;
+    Cause lost_data() const;
 
     const PlanInput& in_;
     RankSet voters_, newly_dead_;

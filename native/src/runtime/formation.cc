@@ -131,7 +131,11 @@ Status Job::give_segment(const RankSet& local) {
     auto others = local;
     others.remove(config_.rank);
     RankSet have;
-    auto made = make_segment();
+    bool held = false;
+    auto made = claim_segment(&held);
+    if (made)
+        made = held ? segment_.create(job_hash_, boot_, config_.world_size)
+                    : Status::error(Code::System, "another process has the name of this host's shared memory");
     if (!made) {
         if (config_.transport == TransportChoice::Shm || !tcp_ || (sums_need_memory() && !others.empty())) return made;
         say(made.message + ": this host's ranks use tcp");

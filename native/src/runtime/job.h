@@ -83,7 +83,7 @@ private:
     Status get_segment(const RankSet& others);
     Status join_host();                     // join_host.cc
     Status join_segment();
-    Status make_segment();
+    Status claim_segment(bool* held);
     Status ask_for_segment(const std::string& socket, std::uint64_t nonce, Time until);
     Status read_view(Bytes* view);
     // Whether tcp must not take the place of shared memory that cannot be had. Under replay the order of a sum depends on who shares

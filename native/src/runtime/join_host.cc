@@ -30,16 +30,13 @@ Status Job::read_view(Bytes* view) {
     return {};
 }
 
-// With the name; the caller has seen that nobody else has it.
-Status Job::make_segment() {
-    if (!joining_) {
-        Engine::Hold hold(engine_);
-        if (giver_.claim(key_.common(config_.job, own_.domain)) != HandoffGiver::Claim::Held)
-            return Status::error(Code::System, std::string("a unix socket for it: ") + std::strerror(errno));
-    }
-    if (auto s = segment_.create(job_hash_, boot_, config_.world_size); !s) return s;
-    if (joining_) segment_.header().authority = shm::kInStore;
-    return {};
+// OK: *held says whether this rank has it now, or another one.
+Status Job::claim_segment(bool* held) {
+    Engine::Hold hold(engine_);
+    const auto claim = giver_.claim(key_.common(config_.job, own_.domain));
+    *held = claim == HandoffGiver::Claim::Held;
+    if (claim != HandoffGiver::Claim::Failed) return {};
+    return Status::error(Code::System, std::string("a unix socket for it: ") + std::strerror(errno));
 }
 
 Status Job::ask_for_segment(const std::string& socket, std::uint64_t nonce, Time until) {
@@ -84,19 +81,16 @@ Status Job::join_segment() {
     const std::string stopped = "those of this host who have it do not answer; are they stopped? kill them";
     bool said = false;
     for (;;) {
-        HandoffGiver::Claim claim;
-        {
-            Engine::Hold hold(engine_);
-            claim = giver_.claim(common);
-        }
-        if (claim == HandoffGiver::Claim::Failed)
-            return Status::error(Code::System, std::string("a unix socket for it: ") + std::strerror(errno));
-        if (claim == HandoffGiver::Claim::Held) {
+        bool held = false;
+        if (auto s = claim_segment(&held); !s) return s;
+        if (held) {
             // Not where the job's decisions were in the memory of those who died.
             Bytes now;
             if (!config_.has_store || !read_view(&now)) return Status::error(Code::System, "no rank of this host lives");
             FT_POINT("join.make");
-            return make_segment();
+            if (auto s = segment_.create(job_hash_, boot_, config_.world_size); !s) return s;
+            segment_.header().authority = shm::kInStore;
+            return {};
         }
         // In slices: who has accepted and was stopped then does not answer, and another one may.
         auto status = ask_for_segment(common.name, common.nonce, std::min(patience, IoLoop::now() + 2 * config_.heartbeat));

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import dataclasses
 import faulthandler
+import gc
 import inspect
 import itertools
 import os
@@ -221,7 +222,7 @@ class Group:
     def _child(self, rank: int, incarnation: int, fn: Callable[..., Any], channel: Connection, log: Path) -> NoReturn:
         status = 1
         try:
-            die_with_parent()
+            after_fork()
             _output_to(log)
             if self._faults:
                 os.environ["FTCOMM_FAULTS"] = self._faults
@@ -319,7 +320,7 @@ class StoreProcess:
         self._pid = os.fork()
         if self._pid == 0:
             self._channel.close()
-            die_with_parent()
+            after_fork()
             server = TcpStoreServer()
             there.send(server.address)
             with contextlib.suppress(EOFError):
@@ -340,7 +341,10 @@ def load() -> None:
     import ftcomm.rendezvous  # noqa: F401
 
 
-def die_with_parent() -> None:
+def after_fork() -> None:
+    """First thing in a child. It dies with its parent, and never collects the parent's garbage: the destructor of a torch
+    TCPStore joins its thread, which is not in the child, and so hung a rank in whatever line made the collector run."""
+    gc.freeze()
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -15,6 +15,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from harness import after_fork
+
 DEADLINE = 60.0
 OK, PEER_FAILURE, STALE_EPOCH, TIMEOUT, MISMATCH, INVALID, INTERRUPTED, CLOSED = 0, 1, 3, 5, 6, 7, 8, 9
 ALL_REDUCE, BARRIER = 0, 8
@@ -226,7 +228,7 @@ class Ranks:
                 for _, fd, sock in self.children.values():
                     os.close(fd)
                     sock.close()
-                ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # with the test dies the rank
+                after_fork()
                 channel = Channel(there)
                 try:
                     channel.send(("result", fn(channel)))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from multiprocessing import Pipe
 
 import torch.distributed as dist
-from harness import die_with_parent
+from harness import after_fork
 
 
 def serve() -> Iterator[tuple[str, int]]:
@@ -17,7 +17,7 @@ def serve() -> Iterator[tuple[str, int]]:
     pid = os.fork()
     if pid == 0:
         here.close()
-        die_with_parent()
+        after_fork()
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         there.send(store.port)
         with contextlib.suppress(EOFError):

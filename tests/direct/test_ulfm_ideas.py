@@ -285,9 +285,7 @@ def test_kills_while_a_thread_reads_the_list(ranks: Ranks, transport: str) -> No
         reader = threading.Thread(target=read)
         reader.start()
         for victim in (1, 4, 2):
-            comm.barrier()
-            if context.rank == victim:
-                context.die()
+            die(comm, comm.slots.index(victim), context)
             until_failure(comm)
             comm = comm.shrink()
         ended.set()

@@ -15,7 +15,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
-from harness import die_with_parent
+from harness import after_fork
 
 from ftcomm.stores.tcp import TcpStore
 from ftcomm.stores.tcp_server import TcpStoreServer
@@ -65,7 +65,7 @@ class _Namespace:
     def _hold(self, channel: Connection) -> NoReturn:
         try:
             self.channel.close()
-            die_with_parent()
+            after_fork()
             unshare(CLONE_NEWNET)
             channel.send("ready")
             with contextlib.suppress(EOFError):

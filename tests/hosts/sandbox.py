@@ -9,7 +9,7 @@ import platform
 import signal
 import struct
 
-from harness import die_with_parent
+from harness import after_fork
 from network import CLONE_NEWPID, unshare
 
 _ARM = platform.machine() == "aarch64"
@@ -47,7 +47,7 @@ def own_process_numbers() -> None:
         if status == 128 + signal.SIGKILL:
             os.kill(os.getpid(), signal.SIGKILL)
         os._exit(status)
-    die_with_parent()
+    after_fork()
     child = os.fork()
     if child:  # number 1, which no signal from inside can kill
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

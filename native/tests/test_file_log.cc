@@ -1,6 +1,7 @@
 // The pair log in files, as the protocol sees it.
 #include "runtime/file_log.h"
 
+#include <algorithm>
 #include <fstream>
 
 #include "channel/late_log.h"
@@ -102,6 +103,36 @@ FT_TEST(file_log_syncs_what_is_late_together) {
     const ByteView parts[] = {text};
     for (int i = 0; i < 5; ++i) EXPECT(late.append({7, 0, kResults}, 1, 2, parts).ok());
     EXPECT_EQ(log->syncs(), 9u);
+}
+
+FT_TEST(file_log_record_that_is_made_in_place_is_there_whole_or_not_at_all) {
+    pairlog::Folder folder;
+    auto log = open_as(folder, 2);
+    REQUIRE(log != nullptr);
+    const LogKey key{7, 2, 1};
+    constexpr std::uint64_t kBytes = 200'001;
+    Bytes text(kBytes);
+    for (std::size_t i = 0; i < kBytes; ++i) text[i] = static_cast<std::byte>(i * i / 7);
+    std::uint64_t next = 0;
+    const auto fill = [&](std::byte* to, std::uint64_t at, std::uint64_t bytes) -> Status {
+        EXPECT_EQ(at, next);
+        next = at + bytes;
+        std::copy_n(text.data() + at, bytes, to);
+        return {};
+    };
+    const auto fail = [&](std::byte* to, std::uint64_t at, std::uint64_t bytes) {
+        auto s = fill(to, at, bytes);
+        return at > 0 ? Status::error(Code::LogCorrupt, "no") : s;
+    };
+    EXPECT(log->append_made(key, 4, 0, kBytes, fail).code == Code::LogCorrupt);
+    EXPECT_EQ(log->last(key), 0u);
+    next = 0;
+    EXPECT(log->append_made(key, 4, 0, kBytes, fill).ok());
+    EXPECT(next == kBytes && log->append_made(key, 4, 0, 0, fill).ok());
+    LogRecord record;
+    REQUIRE(log->find(key, 1, &record).ok());
+    EXPECT(record.tag == 4 && Bytes(record.payload.begin(), record.payload.end()) == text);
+    EXPECT(log->find(key, 2, &record).ok() && record.payload.empty());
 }
 
 }  // namespace ftcomm

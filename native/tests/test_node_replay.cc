@@ -515,6 +515,58 @@ FT_TEST(replay_what_is_done_again_and_complete_is_taken_from_the_log) {
     EXPECT(first->status.ok() && second->status.ok() && x[0] == 3 && x[1] == 3);
 }
 
+// What comes is summed straight into the record that goes out. If it is not what its sender wrote, no record goes out, and no buffer gets it;
+// in the second half likewise, when the final itself is damaged (`steps` records of the victim are read before).
+FT_TEST(replay_damaged_part_of_a_logged_ring_goes_no_further) {
+    for (std::size_t steps : {0, 1, 2, 3}) {
+        Rig rig(3, replay());
+        rig.comm(kThree, Rig::kComm, Policy::Replay);
+        std::vector<std::int64_t> data[3];
+        const auto post = [&](int slot) {
+            data[slot].assign(3000, slot + 1);
+            OpDesc d;
+            d.kind = OpKind::AllReduce;
+            d.dtype = DType::Int64;
+            d.op = ReduceOp::Sum;
+            d.algorithm = Algorithm::RingLogged;
+            d.count = data[slot].size();
+            d.recv = data[slot].data();
+            return rig.node(slot).collective(rig.now(), Rig::kComm, d);
+        };
+        const auto stream = [&](int src, int dst) -> auto& {
+            static std::deque<LogFiles::Record> none;
+            for (auto& [key, records] : rig.log(src).streams)
+                if (key.comm != Rig::kComm && key.src == src && key.dst == dst) return records;
+            return none;
+        };
+        rig.hold(0, 1);
+        rig.hold(1, 2);
+        rig.hold(2, 0);
+        RequestPtr sums[3];
+        bool damaged = false;
+        const auto damage = [&] {
+            if (damaged || stream(0, 1).size() <= steps) return;
+            stream(0, 1)[steps].payload[5] ^= std::byte{4};
+            damaged = true;
+        };
+        for (int s : kThree) {
+            sums[s] = post(s);
+            damage();
+        }
+        for (bool moved = true; moved;) {
+            moved = false;
+            for (int s : {2, 0, 1}) {
+                if (s == 1) damage();
+                moved |= rig.deliver((s + 2) % 3, s);
+            }
+        }
+        REQUIRE(damaged && sums[1]->done);
+        EXPECT(sums[1]->status.code == Code::LogCorrupt);
+        EXPECT_EQ(stream(1, 2).size(), steps + 1);
+        for (auto x : data[1]) EXPECT(x == 2 || x == 6);
+    }
+}
+
 FT_TEST(replay_log_that_cannot_be_read_is_not_an_empty_one) {
     for (const auto& key : {LogKey{Rig::kComm, 2, kResults}, LogKey{Rig::kComm, 2, kAnswers}, LogKey{Rig::kComm, 2, kMarks},
                             LogKey{Rig::kComm, 2, 0}, LogKey{Rig::kComm, 1, 2}}) {

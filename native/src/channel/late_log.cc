@@ -26,11 +26,21 @@ std::uint64_t LateLog::last(const LogKey& key) {
 }
 
 // Records of a stream keep their order.
+Status LateLog::keep_order(const LogKey& key) {
+    const auto it = late_.find(key);
+    return it != late_.end() && !it->second.empty() ? flush() : Status{};
+}
+
 Status LateLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {
-    if (const auto it = late_.find(key); it != late_.end() && !it->second.empty())
-        if (auto s = flush(); !s) return s;
+    if (auto s = keep_order(key); !s) return s;
     log_->set_position(position_);
     return log_->append(key, tag, aux, parts);
+}
+
+Status LateLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) {
+    if (auto s = keep_order(key); !s) return s;
+    log_->set_position(position_);
+    return log_->append_made(key, tag, aux, bytes, make);
 }
 
 Status LateLog::append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) {

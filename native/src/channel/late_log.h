@@ -26,6 +26,7 @@ public:
     std::uint64_t first(const LogKey& key) override { return log_->first(key); }
     Status state(const LogKey& key) override { return log_->state(key); }
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
+    Status append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) override;
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override;
     Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override;
     Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
@@ -68,6 +69,7 @@ private:
         std::uint64_t written = 0;  // so many bytes of it are in the log, if it is the first of its stream; without a commit
     };
 
+    Status keep_order(const LogKey& key);
     const Late* late(const LogKey& key, std::uint64_t seq);  // null: it is written, or not there
     Status failed(Status status);
     Status make_room(std::uint64_t bytes);

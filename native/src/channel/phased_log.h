@@ -40,6 +40,9 @@ public:
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
         return log_.append(split_ ? second(key) : key, tag, aux, parts);
     }
+    Status append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) override {
+        return log_.append_made(split_ ? second(key) : key, tag, aux, bytes, make);
+    }
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(&Log::find, key, seq, out); }
     Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(&Log::peek, key, seq, out); }
     Status collect(const LogKey& key, std::uint64_t through) override {

@@ -78,29 +78,59 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
     const ByteView payload(static_cast<const std::byte*>(data), bytes);
     request->bytes = bytes;
     log_.set_position(next_position(dst));
-    const auto number = peer(dst).sent + 1;
-    if (number <= log_.last(to(dst))) {  // L1: this process does again what one before it has done
-        LogRecord record;
-        auto status = log_.find(to(dst), number, &record);
-        if (status) status = compare(record, payload, tag, dst);
-        if (status) {
-            ++peer(dst).sent;
-            ++replayed_;
-        }
-        core_.finish(request, std::move(status));
+    if (was_sent(dst)) {
+        send_again(request, payload, dst, tag);
         return;
     }
-    if (!core_.rules.l1 && replaying_) {  // rule L1 switched off: "a process before this one has sent it"
-        core_.finish(request, {});
-        return;
-    }
-    caught_up_();
-    FT_POINT("channel.send.before");
+    if (!may_send(request)) return;
     bool held = false;
     if (auto status = log(request, payload, dst, tag, &held); !status) {
         core_.finish(request, std::move(status));
         return;
     }
+    is_sent(dst, held);
+    if (!held) core_.finish(request, {});
+}
+
+void LoggedPairs::send_made(const RequestPtr& request, std::uint64_t bytes, int dst, std::int64_t tag, const Log::Make& make) {
+    request->bytes = bytes;
+    const bool again = was_sent(dst);
+    if (again || (log_.is_late() && !log_.readable(slot_of(dst)))) {  // to be compared, or logged later
+        Bytes payload(bytes);
+        if (auto status = make(payload.data(), 0, bytes); !status) core_.finish(request, std::move(status));
+        else send(request, payload.data(), bytes, dst, tag);
+        return;
+    }
+    if (!may_send(request)) return;
+    log_.set_position(next_position(dst));
+    auto status = log_.append_made(to(dst), tag, 0, bytes, make);
+    if (status) is_sent(dst, false);
+    core_.finish(request, std::move(status));
+}
+
+// L1: this process does again what one before it has done.
+void LoggedPairs::send_again(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag) {
+    LogRecord record;
+    auto status = log_.find(to(dst), peer(dst).sent + 1, &record);
+    if (status) status = compare(record, payload, tag, dst);
+    if (status) {
+        ++peer(dst).sent;
+        ++replayed_;
+    }
+    core_.finish(request, std::move(status));
+}
+
+bool LoggedPairs::may_send(const RequestPtr& request) {
+    if (!core_.rules.l1 && replaying_) {  // rule L1 switched off: "a process before this one has sent it"
+        core_.finish(request, {});
+        return false;
+    }
+    caught_up_();
+    FT_POINT("channel.send.before");
+    return true;
+}
+
+void LoggedPairs::is_sent(int dst, bool held) {
     ++peer(dst).sent;
     FT_POINT("channel.send.logged");
     if (dst == rank_) {
@@ -112,7 +142,6 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
         core_.has_work |= held;
         mark(dst);
     }
-    if (!held) core_.finish(request, {});
 }
 
 void LoggedPairs::set_position(std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {
@@ -302,7 +331,7 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
         return true;
     }
     const bool there = p.into == r.request && message->seq == p.open;  // it was put there as it came
-    if (status && message->bytes > 0 && !there) {
+    if (status && message->bytes > 0 && !there && r.data != nullptr) {
         LogRecord record;
         status = log_.find(from(src), message->seq, &record);
         if (status) std::memcpy(r.data, record.payload.data(), record.payload.size());
@@ -314,6 +343,11 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
     }
     core_.finish(r.request, std::move(status));
     return true;
+}
+
+Status LoggedPairs::check_received(int src) {
+    LogRecord record;
+    return log_.find(from(src), peer(src).taken, &record);
 }
 
 // --- checkpoints
@@ -398,7 +432,8 @@ void LoggedPairs::begin_message(int rank, const FrameHeader& h) {
     p.into = nullptr;
     const auto fits = [&](const Recv& r) { return r.tag == static_cast<std::int64_t>(h.aux) && (r.src < 0 || r.src == rank); };
     const auto it = std::find_if(recvs_.begin(), recvs_.end(), fits);
-    if (it == recvs_.end() || it->src < 0 || it->capacity < h.aux2) return;  // one from anyone may be answered by another yet
+    if (it == recvs_.end() || it->src < 0 || it->data == nullptr || it->capacity < h.aux2)
+        return;  // one from anyone may be answered by another yet
     p.into = it->request;
     p.into_data = it->data;
 }

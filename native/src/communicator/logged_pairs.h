@@ -46,6 +46,13 @@ public:
 
     // deadline: inside the log group; otherwise a send waits for nobody.
     void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag, Time deadline = 0);
+    // The same with a payload that is made in the log, as Log::append_made says.
+    void send_made(const RequestPtr& request, std::uint64_t bytes, int dst, std::int64_t tag, const Log::Make& make);
+    // The newest record that was sent, or received: not checked, and there until something else is appended or received.
+    Status sent(int dst, LogRecord* out) { return log_.peek(to(dst), peer(dst).sent, out); }
+    Status received(int src, LogRecord* out) { return log_.peek(from(src), peer(src).taken, out); }
+    Status check_received(int src);
+    // data null: only received() has it.
     void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
     void on_frame(int from, const FrameHeader& header, ByteView payload);
     void on_writable(int slot);
@@ -153,6 +160,10 @@ private:
 
     int log_age(int rank) const;
     LogPosition next_position(int dst);
+    bool was_sent(int dst) { return peer(dst).sent < log_.last(to(dst)); }
+    void send_again(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag);
+    bool may_send(const RequestPtr& request);
+    void is_sent(int dst, bool held);
     Status log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held);
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
     void mark(int rank);

@@ -1,8 +1,10 @@
 #include "communicator/logged_ring.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
+#include "base/crc32c.h"
 #include "base/reduce.h"
 
 namespace ftcomm {
@@ -50,15 +52,16 @@ void LoggedRing::start() {
         finish({});
         return;
     }
-    if (send(own(rank_), rank_)) receive();
+    if (send(own(rank_, 0, bytes(rank_)), rank_)) receive();
 }
 
-// What this rank adds. Its buffer stays as it is until finals come (invariant B).
-const std::byte* LoggedRing::own(int chunk) {
+// What this rank adds: bytes [at, at + bytes) of the chunk. Its buffer stays as it is until finals come (invariant B).
+const std::byte* LoggedRing::own(int chunk, std::uint64_t at, std::uint64_t bytes) {
     const auto& d = queue_.front().desc;
-    if (d.op != ReduceOp::PremulSum) return at(chunk);
-    scaled_.resize(bytes(chunk));
-    scale(d.dtype, scaled_.data(), at(chunk), begin(chunk + 1) - begin(chunk), d.factor);
+    const auto* mine = this->at(chunk) + at;
+    if (d.op != ReduceOp::PremulSum) return mine;
+    scaled_.resize(bytes);
+    scale(d.dtype, scaled_.data(), mine, bytes / size_of(d.dtype), d.factor);
     return scaled_.data();
 }
 
@@ -70,14 +73,10 @@ bool LoggedRing::send(const std::byte* data, int chunk) {
     return false;
 }
 
+// Into no buffer: it is read where it is.
 void LoggedRing::receive() {
     receiving_ = std::make_shared<Request>();
-    auto* to = at(chunk());
-    if (reducing()) {
-        part_.resize(bytes(chunk()));
-        to = part_.data();
-    }
-    pairs_->recv(receiving_, to, bytes(chunk()), before(), kTag, queue_.front().deadline);
+    pairs_->recv(receiving_, nullptr, bytes(chunk()), before(), kTag, queue_.front().deadline);
 }
 
 void LoggedRing::pump() {
@@ -94,21 +93,52 @@ void LoggedRing::advance() {
                        : got->status);
         return;
     }
+    const bool last = step_ == 2 * (size() - 1) - 1, final = step_ >= size() - 2;
+    auto status = last ? pairs_->check_received(before()) : pass_on(c);
+    if (status && final) status = keep(c);
+    if (!status || last) {
+        finish(std::move(status));
+        return;
+    }
+    ++step_;
+    receive();
+}
+
+// From the record that came to the one that goes out, with this rank's part added or as it is. Its sum is looked at on the way: if it is not
+// what its sender wrote, there is no record.
+Status LoggedRing::pass_on(int chunk) {
     const auto& d = queue_.front().desc;
-    const auto count = begin(c + 1) - begin(c);
-    const std::byte* next = at(c);
-    if (reducing()) {
-        const bool last = step_ == size() - 2;
-        auto* sum = last ? at(c) : part_.data();
-        reduce(d.dtype, d.op, sum, part_.data(), own(c), count);
-        if (last && d.op == ReduceOp::Avg) divide(d.dtype, sum, count, static_cast<std::uint32_t>(size()));
-        next = sum;
-    }
-    if (++step_ == 2 * (size() - 1)) {
-        finish({});
-    } else if (send(next, c)) {
-        receive();
-    }
+    const bool average = d.op == ReduceOp::Avg && step_ == size() - 2;
+    LogRecord came;
+    std::uint32_t crc = 0;
+    const auto make = [&](std::byte* to, std::uint64_t at, std::uint64_t n) -> Status {
+        if (at == 0)  // only now: room for the record to be may have been made by moving others
+            if (auto s = pairs_->received(before(), &came); !s) return s;
+        const auto* from = came.payload.data() + at;
+        crc = crc32c(from, n, crc);
+        if (at + n == bytes(chunk) && crc != came.crc) {
+            const auto s = pairs_->check_received(before());
+            return s ? Status::error(Code::LogCorrupt, "a record of the ring changed while it was read") : s;
+        }
+        if (n == 0) return {};
+        const auto count = n / size_of(d.dtype);
+        if (reducing()) reduce(d.dtype, d.op, to, from, own(chunk, at, n), count);
+        else std::memcpy(to, from, n);
+        if (average) divide(d.dtype, to, count, static_cast<std::uint32_t>(size()));
+        return {};
+    };
+    const auto sending = std::make_shared<Request>();
+    pairs_->send_made(sending, bytes(chunk), after(), kTag, make);
+    return sending->status;
+}
+
+// A final: it is what went out, or the last that came.
+Status LoggedRing::keep(int chunk) {
+    LogRecord record;
+    const bool last = step_ == 2 * (size() - 1) - 1;
+    if (auto s = last ? pairs_->received(before(), &record) : pairs_->sent(after(), &record); !s) return s;
+    if (!record.payload.empty()) std::memcpy(at(chunk), record.payload.data(), record.payload.size());
+    return {};
 }
 
 void LoggedRing::finish(Status status) {

@@ -1,6 +1,7 @@
 // The all-reduce of Grover and Rajagopal 2022: a ring (reduce-scatter, then all-gather) whose every step is a logged send and a logged
-// receive. It needs no votes, plans or fence, as messages alone make it whole again; and it logs 2(n-1)/n times the data on each rank where
-// a logged result takes 1/n. Here for comparison (`algorithm="ring-logged"`).
+// receive. A sum goes around from record to record: what comes is added to this rank's part in the record that goes out. It needs
+// no votes, plans or fence, as messages alone make it whole again; and it logs 2(n-1)/n times the data on each rank where a logged
+// result takes 1/n. Here for comparison (`algorithm="ring-logged"`).
 #pragma once
 
 #include <deque>
@@ -39,11 +40,13 @@ private:
     std::uint64_t begin(int chunk) const;
     std::uint64_t bytes(int chunk) const;
     std::byte* at(int chunk) const;
-    const std::byte* own(int chunk);
+    const std::byte* own(int chunk, std::uint64_t at, std::uint64_t bytes);
     void start();
     void receive();
     bool send(const std::byte* data, int chunk);
     void advance();
+    Status pass_on(int chunk);
+    Status keep(int chunk);
     void finish(Status status);
     void fail_all(const Status& status);
 
@@ -54,7 +57,7 @@ private:
     std::deque<Op> queue_;
     int step_ = 0;  // of 2(n-1)
     RequestPtr receiving_;
-    Bytes part_, scaled_;  // a sum on its way around; of premul_sum, this rank's summand
+    Bytes scaled_;  // of premul_sum, this rank's summand
     Status broken_;  // messages of one that failed are still under way: none after it can be told from them
 };
 

@@ -17,6 +17,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::size_t kPastCache = 32u << 10;  // below it the cache has room
+constexpr std::uint64_t kStretch = 64u << 10;  // is summed while it is in the cache
 // A record that comes in pieces is one half of a message between hosts: while it is written, whoever wants it has its pieces from elsewhere.
 constexpr std::uint64_t kLong = 256u << 10;
 
@@ -175,13 +176,15 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     if (w == nullptr) return s;
     std::uint64_t bytes = 0;
     for (const auto& part : parts) bytes += part.size();
-    if (s = begin(*w, key, tag, aux, bytes); !s) return s;
+    std::byte* to = nullptr;
+    if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
     // A message is read at once, a result only by who runs again.
     for (auto part : parts) w->put(part, key.dst == kResults && part.size() >= kPastCache);
     return commit(*w);
 }
 
-Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes) {
+Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes,
+                      std::byte** payload) {
     pairlog::RecordInfo info;
     info.kind = kind_of(key);
     info.tag = tag;
@@ -191,8 +194,25 @@ Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t 
         info.step = position_.iteration;
         info.micro_batch = position_.micro_batch;
     }
-    std::byte* payload = nullptr;
-    return w.begin(info, &payload);
+    return w.begin(info, payload);
+}
+
+Status FileLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) {
+    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
+    Status s;
+    auto* w = writer(key, &s);
+    if (w == nullptr) return s;
+    std::byte* to = nullptr;
+    if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
+    for (std::uint64_t at = 0; at < bytes; at += kStretch) {
+        const auto n = std::min(kStretch, bytes - at);
+        if (s = make(to + at, at, n); !s) {
+            w->abandon();
+            return s;
+        }
+        w->publish(at + n);
+    }
+    return commit(*w);
 }
 
 Status FileLog::commit(pairlog::StreamWriter& w) {
@@ -209,7 +229,8 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
     if (w == nullptr) return s;
     if (at == 0) {
         if (w->is_open()) w->abandon();
-        if (s = begin(*w, key, tag, aux, bytes); !s) return s;
+        std::byte* to = nullptr;
+        if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
     }
     FT_CHECK(w->is_open(), "a piece of a log record comes that was not begun");
     w->put(piece, bytes >= kLong);

@@ -28,6 +28,7 @@ public:
     std::uint64_t first(const LogKey& key) override;
     Status state(const LogKey& key) override;
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
+    Status append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) override;
     Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                         ByteView piece, std::uint32_t* crc) override;
     Status commit_pieces(const LogKey& key) override;
@@ -50,7 +51,8 @@ public:
 private:
     explicit FileLog(const FileLogConfig& config) : config_(config) {}
     bool own(const LogKey& key) { return key.src == config_.slot || (key.dst == config_.slot && !readable(key.src)); }
-    Status begin(pairlog::StreamWriter& writer, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes);
+    Status begin(pairlog::StreamWriter& writer, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes,
+                 std::byte** payload);
     Status commit(pairlog::StreamWriter& writer);
     Status get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out);
     pairlog::StreamKey file_of(const LogKey& key) const;

@@ -1,5 +1,6 @@
 #include "base/crc32c.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -123,6 +124,26 @@ std::uint32_t crc32c_portable(const void* data, std::size_t size, std::uint32_t 
     }
     for (; size > 0; ++p, --size) crc = (crc >> 8) ^ kTables[0][(crc ^ *p) & 0xffu];
     return ~crc;
+}
+
+std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uint32_t seed) {
+    auto* out = static_cast<unsigned char*>(to);
+    const auto* p = static_cast<const unsigned char*>(from);
+#ifdef FTCOMM_CRC_INSTRUCTION
+    if (size >= kWorthFolding && crc32c_folds()) {
+        const auto folded = size & ~std::size_t{63};
+        const auto crc = crc32c_folded_copy(out, p, folded, ~seed);
+        std::memcpy(out + folded, p + folded, size - folded);
+        return ~with_instruction(p + folded, size - folded, crc);
+    }
+#endif
+    constexpr std::size_t kPiece = 16u << 10;  // stays in the first-level cache
+    for (std::size_t n = 0; size > 0; out += n, p += n, size -= n) {
+        n = std::min(kPiece, size);
+        std::memcpy(out, p, n);
+        seed = crc32c(p, n, seed);
+    }
+    return seed;
 }
 
 std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed) {

@@ -42,21 +42,33 @@ FTCOMM_FOLD_TARGET inline __m128i fold(__m128i x, __m128i onto) {
     return _mm_ternarylogic_epi64(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11), onto, 0x96);
 }
 
-FTCOMM_FOLD_TARGET std::uint32_t folded(const unsigned char* p, std::size_t size, std::uint32_t crc) {
-    auto a = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
-    auto b = _mm512_loadu_si512(p + 64), c = _mm512_loadu_si512(p + 128), d = _mm512_loadu_si512(p + 192);
-    p += 256;
+// The next 64 bytes; with `copy` they go to `out` on the way.
+template <bool copy>
+FTCOMM_FOLD_TARGET inline __m512i next(const unsigned char*& p, unsigned char*& out) {
+    const auto x = _mm512_loadu_si512(p);
+    p += 64;
+    if constexpr (copy) {
+        _mm512_storeu_si512(out, x);
+        out += 64;
+    }
+    return x;
+}
+
+template <bool copy>
+FTCOMM_FOLD_TARGET std::uint32_t folded(unsigned char* out, const unsigned char* p, std::size_t size, std::uint32_t crc) {
+    auto a = _mm512_xor_si512(next<copy>(p, out), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
+    auto b = next<copy>(p, out), c = next<copy>(p, out), d = next<copy>(p, out);
     size -= 256;
-    for (; size >= 256; p += 256, size -= 256) {
-        a = fold<2048>(a, _mm512_loadu_si512(p));
-        b = fold<2048>(b, _mm512_loadu_si512(p + 64));
-        c = fold<2048>(c, _mm512_loadu_si512(p + 128));
-        d = fold<2048>(d, _mm512_loadu_si512(p + 192));
+    for (; size >= 256; size -= 256) {
+        a = fold<2048>(a, next<copy>(p, out));
+        b = fold<2048>(b, next<copy>(p, out));
+        c = fold<2048>(c, next<copy>(p, out));
+        d = fold<2048>(d, next<copy>(p, out));
     }
     b = fold<512>(a, b);
     c = fold<512>(b, c);
     d = fold<512>(c, d);
-    for (; size > 0; p += 64, size -= 64) d = fold<512>(d, _mm512_loadu_si512(p));
+    for (; size > 0; size -= 64) d = fold<512>(d, next<copy>(p, out));
     // With a mask: without one, GCC 12 warns of its own header.
     auto x = fold<128>(_mm512_maskz_extracti32x4_epi32(0xf, d, 0), _mm512_maskz_extracti32x4_epi32(0xf, d, 1));
     x = fold<128>(x, _mm512_maskz_extracti32x4_epi32(0xf, d, 2));
@@ -76,7 +88,12 @@ bool crc32c_folds() {
 
 std::uint32_t crc32c_folded(const unsigned char* p, std::size_t size, std::uint32_t crc) {
     FT_CHECK(size >= 256 && size % 64 == 0, "%zu bytes", size);
-    return folded(p, size, crc);
+    return folded<false>(nullptr, p, size, crc);
+}
+
+std::uint32_t crc32c_folded_copy(unsigned char* to, const unsigned char* p, std::size_t size, std::uint32_t crc) {
+    FT_CHECK(size >= 256 && size % 64 == 0, "%zu bytes", size);
+    return folded<true>(to, p, size, crc);
 }
 
 }  // namespace ftcomm
@@ -87,7 +104,9 @@ namespace ftcomm {
 
 bool crc32c_folds() { return false; }
 std::uint32_t crc32c_folded(const unsigned char*, std::size_t, std::uint32_t) { FT_CHECK(false, "not on this machine"); }
-
+std::uint32_t crc32c_folded_copy(unsigned char*, const unsigned char*, std::size_t, std::uint32_t) {
+    FT_CHECK(false, "not on this machine");
+}
 }  // namespace ftcomm
 
 #endif

@@ -11,5 +11,7 @@ bool crc32c_folds();
 
 // The register after `size` bytes (a multiple of 64, at least 256), from `crc` before them. Neither is inverted.
 std::uint32_t crc32c_folded(const unsigned char* p, std::size_t size, std::uint32_t crc);
+// The same, and `to` gets a copy.
+std::uint32_t crc32c_folded_copy(unsigned char* to, const unsigned char* p, std::size_t size, std::uint32_t crc);
 
 }  // namespace ftcomm

@@ -20,8 +20,8 @@ namespace {
 constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 constexpr std::uint64_t kLongest = 128ull << 30;   // a segment notes places in 32 bits
-constexpr std::uint64_t kChunk = 128u << 10;   // stays in the second-level cache between copy and checksum
-constexpr std::size_t kPastCacheChunk = 16u << 10;   // the same, in the first-level one
+constexpr std::uint64_t kChunk = 128u << 10;   // a reader copies one while the next one is written
+constexpr std::size_t kPastCacheChunk = 16u << 10;   // stays in the first-level cache between copy and checksum
 
 }  // namespace
 
@@ -78,8 +78,8 @@ void StreamWriter::put(ByteView part, bool past_cache) {
             copy_past_cache(payload_ + published_, part.data(), n);
             index_->published.store(published_ += n, kRelease);
         } else {
-            std::memcpy(payload_ + published_, part.data(), n);
-            publish(published_ + n);
+            info_.crc = crc32c_copy(payload_ + published_, part.data(), n, info_.crc);
+            index_->published.store(published_ += n, kRelease);
         }
         part = part.subspan(n);
     }

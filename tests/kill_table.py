@@ -26,6 +26,7 @@ HEARTBEAT = 2.0  # no death here is noticed by silence, and eight ranks on two b
 ONLY = {
     "shm.": "shm",
     "pull.": "shm",
+    "share.": "shm",
     "tcp.": "tcp",
     "handshake.": "tcp",
     "group.": "hosts",
@@ -39,7 +40,7 @@ LEAVE = ("leave.",)
 VIEW = ("vote.", "decide.", "view.")  # after a death, under both policies
 AFTER_A_DEATH = (*VIEW, "agree.", "shrink.")
 REPAIR = ("repair.",)  # under lossy
-LOGGED = ("result.", "channel.", "log.payload.", "log.header.", "log.watermark.", "log.roll.")  # under replay
+LOGGED = ("share.", "result.", "channel.", "log.payload.", "log.header.", "log.watermark.", "log.roll.")  # under replay
 # tests/replay/test_checkpoints.py, test_late_logging.py, test_lost_logs.py and test_selective.py kill there
 LATER = ("checkpoint.", "log.collect.", "log.ack", "late.", "restore.", "unlogged.")
 OPERATION = ("ring.", "pull.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")

@@ -21,12 +21,14 @@ struct LogFiles {
         LogPosition position{};
     };
     std::map<LogKey, std::deque<Record>> streams;
+    std::map<LogKey, Bytes> open;  // records that are written in pieces, until their commit
     std::map<LogKey, Status> damaged;
     std::map<LogKey, std::uint64_t> collected;     // by the writer
     std::map<LogKey, std::uint64_t> acknowledged;  // by a reader in another process
     std::set<LogKey> read;                         // streams that have one: what it has not acknowledged stays
     std::uint64_t limit = ~std::uint64_t{0}, bytes = 0;
     bool lost = false;  // processes of the rank have logged elsewhere
+    bool blind = false;  // records in the making cannot be read, as where there is no memory to map them
 };
 
 // Slot `self`'s view of them. `readable`: whether that slot's streams are on this rank's host.
@@ -74,6 +76,36 @@ public:
         const auto& record = files_.streams[key][seq - 1];
         *out = {seq, record.tag, record.aux, record.crc, record.payload, record.position};
         return {};
+    }
+    // Shown to the other ranks of the host as they come; the record itself is made at the commit.
+    Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
+                        ByteView piece, std::uint32_t* crc) override {
+        auto& open = files_.open[key];
+        if (at == 0) open.clear();
+        open.insert(open.end(), piece.begin(), piece.end());
+        return Log::append_piece(key, tag, aux, bytes, at, piece, crc);
+    }
+    Status commit_pieces(const LogKey& key) override {
+        files_.open.erase(key);
+        return Log::commit_pieces(key);
+    }
+    void abandon_pieces(const LogKey& key) override {
+        files_.open.erase(key);
+        Log::abandon_pieces(key);
+    }
+    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) override {
+        if (files_.blind) return Status::error(Code::System, "it cannot be mapped");
+        const auto& open = files_.open[key];
+        LogRecord record;
+        const auto from = seq <= last(key) ? (peek(key, seq, &record), record.payload) : ByteView(open);
+        if (seq > last(key) + 1 || at + to.size() > from.size()) return Status::error(Code::Invalid, "it is not there");
+        std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(at), to.size(), to.begin());
+        return {};
+    }
+    bool shows_pieces() const override { return true; }
+    // What a process of this slot was writing when it died never was.
+    void recover() {
+        std::erase_if(files_.open, [&](const auto& one) { return one.first.src == self_; });
     }
     bool readable(int slot) override { return readable_(slot); }
     bool lost() const override { return files_.lost; }

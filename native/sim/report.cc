@@ -54,6 +54,8 @@ const char* to_string(FrameKind kind) {
         case FrameKind::GroupSum: return "GroupSum";
         case FrameKind::GroupFinal: return "GroupFinal";
         case FrameKind::GroupReady: return "GroupReady";
+        case FrameKind::Shared: return "Shared";
+        case FrameKind::ShareAsk: return "ShareAsk";
         case FrameKind::Eager: return "Eager";
         case FrameKind::Rts: return "Rts";
         case FrameKind::Cts: return "Cts";

@@ -9,6 +9,7 @@ void draw_network(Scenario& s, Random& r);
 Scenario draw_replay(std::uint64_t seed);
 void draw_checkpoints(Scenario& s);  // replay, before the faults
 void draw_log_groups(Scenario& s);  // replay
+void draw_shared_sums(Scenario& s);  // the same
 void aim_at_checkpoints(Scenario& s);  // some of the faults
 
 }  // namespace ftcomm::sim

@@ -138,7 +138,22 @@ Scenario draw_replay(std::uint64_t seed) {
     aim_at_checkpoints(s);
     s.log_late = hosts > 1 && r.chance(0.7);
     draw_log_groups(s);
+    draw_shared_sums(s);
     return s;
+}
+
+// Where all ranks are on one host, most steps of every other seed are sums whose parts are read in their owners' logs.
+void draw_shared_sums(Scenario& s) {
+    Random r(s.seed ^ 0x5a4eedULL);
+    if (s.hosts.front() != s.hosts.back() || !r.chance(0.5)) return;
+    for (auto& step : s.steps) {
+        if (step.kind != StepKind::Collective || !r.chance(0.7)) continue;
+        step.op = OpKind::AllReduce;
+        step.algorithm = Algorithm::Ring;
+        step.uneven = false;
+        if (step.count == 0) step.count = 33;
+        if (!reduce_supported(step.dtype, step.reduce)) step.reduce = ReduceOp::Sum;
+    }
 }
 
 // In three of ten seeds. Drawn by themselves, so that the other draws of a seed stay as they were.

@@ -89,6 +89,7 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     if (setup_.replay) {
         p.log =
             std::make_unique<MemoryLog>(log(slot), slot, [this, slot](int other) { return setup_.one_host || other == slot; });
+        p.log->recover();
         c.log = p.log.get();
         c.again = incarnation > 0;
         c.log_late = setup_.log_late;

@@ -11,7 +11,7 @@ from harness import Context
 
 import ftcomm
 
-SMALL, MIDDLE, LARGE = 300, 40_000, 200_000  # float32: flat; ring; pull or groups (with FTCOMM_PULL_LIMIT=131072)
+SMALL, MIDDLE, LARGE = 300, 30_000, 200_000  # float32: flat; ring; pull or groups (with FTCOMM_PULL_LIMIT=131072)
 
 
 def digest(*arrays: Any) -> str:

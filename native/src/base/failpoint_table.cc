@@ -77,6 +77,8 @@ static constexpr PointInfo kPoints[] = {
     {"p2p.data.send", "A piece of a large message has been sent."},
     {"p2p.data", "A piece of a large message has arrived."},
 
+    {"share.put", "Replay: a final is in its owner's log, in the result that is being written there; nobody has been told."},
+    {"share.read", "Replay: a final has been read out of its owner's log."},
     {"result.before", "Replay: an operation's data is complete and its result is about to be logged; the fence has not begun."},
     {"result.after", "Replay: the result is in this rank's log; nobody else has been told."},
     {"replay.serve",

@@ -38,6 +38,8 @@ enum class FrameKind : std::uint8_t {
     GroupSum = 42,   // a delegate's sum over its group, to the segment's owner
     GroupFinal = 43, // the owner's final, to a group's delegate
     GroupReady = 44, // as PullReady, to the fellows of the group
+    Shared = 45,     // the segment is final, and is in its owner's log, where the receiver reads it; or the payload is it
+    ShareAsk = 46,   // to the segment's owner: it cannot be read there
     // point to point
     Eager = 64,
     Rts = 65,
@@ -52,7 +54,7 @@ enum class FrameKind : std::uint8_t {
     GroupResume = 72,  // inside a log group: seq = the mark that the sender can go on from
 };
 
-inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::GroupReady; }
+inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::ShareAsk; }
 inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::GroupResume; }
 
 struct FrameHeader {

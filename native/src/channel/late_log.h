@@ -34,6 +34,11 @@ public:
         return log_->append_piece(key, tag, aux, bytes, at, piece, crc);
     }
     Status commit_pieces(const LogKey& key) override { return log_->commit_pieces(key); }
+    void abandon_pieces(const LogKey& key) override { log_->abandon_pieces(key); }
+    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) override {
+        return log_->read_pieces(key, seq, at, to);
+    }
+    bool shows_pieces() const override { return log_->shows_pieces(); }
     Status collect(const LogKey& key, std::uint64_t through) override;
     bool readable(int slot) override { return log_->readable(slot); }
     bool lost() const override { return log_->lost(); }

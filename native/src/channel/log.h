@@ -84,7 +84,15 @@ public:
     // else is appended to the stream.
     virtual Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                                 ByteView piece, std::uint32_t* crc);
-    virtual Status commit_pieces(const LogKey& key);
+    virtual Status commit_pieces(const LogKey& key);  // of a result: synced, as by append
+    // What came of it never was.
+    virtual void abandon_pieces(const LogKey& key) { pieces_.erase(key); }
+    // Bytes [at, at + to.size()) of record `seq` of a stream that another rank of this host writes in pieces, or has written: not checked.
+    // Code::Invalid: they are not there (any more), as their writer has given the record up, or its successor has; `to` is as it was. Whoever
+    // shows a record in pieces lets nothing else be written there before all have left what they read it for.
+    virtual Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to);
+    // Whether read_pieces() can see a record before its commit.
+    virtual bool shows_pieces() const { return false; }
 
     // is_late(): append_later and append_held may write the record any time up to the end of the next flush(). For what can be had again
     // elsewhere if this process dies before, and nobody reads in another process. last() and find() know of it at once.
@@ -143,6 +151,10 @@ inline Status Log::append_made(const LogKey& key, std::int64_t tag, std::uint64_
     if (auto s = make(payload.data(), 0, bytes); !s) return s;
     const ByteView whole = payload;
     return append(key, tag, aux, std::span(&whole, 1));
+}
+
+inline Status Log::read_pieces(const LogKey&, std::uint64_t, std::uint64_t, std::span<std::byte>) {
+    return Status::error(Code::Unsupported, "this log shows no record before it is committed");
 }
 
 inline Status Log::commit_pieces(const LogKey& key) {

@@ -61,6 +61,12 @@ public:
         return log_.append_piece(split_ ? second(key) : key, tag, aux, bytes, at, piece, crc);
     }
     Status commit_pieces(const LogKey& key) override { return log_.commit_pieces(split_ ? second(key) : key); }
+    void abandon_pieces(const LogKey& key) override { log_.abandon_pieces(split_ ? second(key) : key); }
+    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) override {
+        return part_of(key, seq) == 1 ? log_.read_pieces(second(key), seq - base(key), at, to)
+                                      : log_.read_pieces(key, seq, at, to);
+    }
+    bool shows_pieces() const override { return log_.shows_pieces(); }
     Status append_held(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload,
                        std::function<void()> release) override {
         return log_.append_held(split_ ? second(key) : key, tag, aux, payload, std::move(release));

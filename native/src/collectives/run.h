@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "channel/sender.h"
@@ -18,6 +19,12 @@ class ResultLog {
 public:
     virtual ~ResultLog() = default;
     virtual bool log_result(const OpState& op) = 0;
+    // Where all ranks are on one host, what this rank owns of an all-reduce may go into its log as it becomes final, and the others read it
+    // there: begun, then put from its first segment to its last, before log_result. False: it is not done so (any more).
+    virtual bool begin_share(const OpState& op) = 0;
+    virtual bool put_in_share(ByteView piece) = 0;
+    // Bytes of what `rank` owns, from `at` on. Code::Invalid: not there any more, as that rank is gone or has given the attempt up.
+    virtual Status read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to) = 0;
 };
 
 // What a run may use. Positions are indices into `living`, ascending communicator ranks; neighbours are by position.

@@ -206,6 +206,11 @@ private:
     std::optional<Mark> read_mark(std::uint64_t number) const;
     Status write_mark(const Mark& mark);
     bool log_result(const OpState& op) override;
+    bool begin_share(const OpState& op) override { return results_->begin_share(op); }
+    bool put_in_share(ByteView piece) override { return results_->put_in_share(piece); }
+    Status read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to) override {
+        return results_->read_share(op, rank, at, to);
+    }
     void log_failure(const OpState& op, const Status& status);
     Status find_what_is_logged();
     void learn_complete(std::uint64_t through);

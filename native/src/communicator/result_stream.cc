@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/crc32c.h"
@@ -50,6 +51,7 @@ bool fill(const std::vector<std::span<std::byte>>& pieces, const LogRecord& reco
 }  // namespace
 
 void ResultStream::look_at_hosts() {
+    abandon_share();
     fellows_.clear();
     for (int rank = 0; rank < size(); ++rank)
         if (rank == rank_ || log_.readable(spec_.members[static_cast<std::size_t>(rank)])) fellows_.push_back(rank);
@@ -66,7 +68,48 @@ std::vector<std::span<std::byte>> ResultStream::pieces(const OpState& op, int ra
     return share ? shared_pieces(op, fellows_, rank, size()) : result_pieces(op, rank, size());
 }
 
+bool ResultStream::begin_share(const OpState& op) {
+    abandon_share();
+    if (!log_.shows_pieces() || !shares(op) || static_cast<int>(fellows_.size()) != size() || op.seq != last_ + 1) return false;
+    const auto parts = pieces(op, rank_, true);
+    if (parts.size() != 1) return false;
+    begun_ = op.seq;
+    bytes_ = kHead + parts[0].size();
+    put_ = 0;
+    tag_ = static_cast<std::int64_t>(op.shape.kind) | share_;
+    aux_ = op.signature;
+    return put_in_share(head_of(op));
+}
+
+bool ResultStream::put_in_share(ByteView piece) {
+    std::uint32_t crc = 0;
+    // A full log is told of when all of it is to be logged.
+    if (begun_ != 0 && log_.append_piece(key(rank_), tag_, aux_, bytes_, put_, piece, &crc)) {
+        put_ += piece.size();
+        return true;
+    }
+    abandon_share();
+    return false;
+}
+
+void ResultStream::abandon_share() {
+    if (std::exchange(begun_, 0) != 0) log_.abandon_pieces(key(rank_));
+}
+
+Status ResultStream::read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to) {
+    return log_.read_pieces(key(rank), op.seq, kHead + at, to);
+}
+
 Status ResultStream::add(const OpState& op) {
+    if (begun_ == op.seq && put_ == bytes_) {
+        begun_ = 0;
+        FT_POINT("result.before");
+        auto s = log_.commit_pieces(key(rank_));
+        FT_POINT("result.after");
+        if (s) last_ = op.seq;
+        return s;
+    }
+    abandon_share();
     const auto head = head_of(op);
     if (op.seq <= last_) return compare(op, head);
     if (op.seq != last_ + 1)  // the log was full before: no record may be missing between two
@@ -100,6 +143,7 @@ Status ResultStream::compare(const OpState& op, const Bytes& head) {
 }
 
 Status ResultStream::add_failure(const OpState& op, const Cause& cause) {
+    abandon_share();
     ByteWriter w;
     cause.encode(w);
     const auto body = w.take();

@@ -33,6 +33,13 @@ public:
 
     // The operation's data is here. Done again, by this process or a later one, it must be what the log has: else ReplayDiverged.
     Status add(const OpState& op);
+    // The same piece by piece, for a share whose parts the other ranks read in this rank's log as they come: false if this operation's
+    // is not logged so. All ranks have to be on this host, and nothing may be on record yet. add() commits it; it never was, if it
+    // is not added, or is begun again.
+    bool begin_share(const OpState& op);
+    bool put_in_share(ByteView piece);
+    // Bytes [at, at + to.size()) of the share of another rank; Code::Invalid: it is not there (any more).
+    Status read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to);
     // An operation that all ranks saw fail is part of the history as well.
     Status add_failure(const OpState& op, const Cause& cause);
 
@@ -50,6 +57,7 @@ private:
     bool shares(const OpState& op) const;
     bool shared_here(const LogRecord& record) const;
     std::vector<std::span<std::byte>> pieces(const OpState& op, int rank, bool share) const;  // that the rank's record has
+    void abandon_share();
     Status compare(const OpState& op, const Bytes& head);
     Status read_shares(OpState& op);
 
@@ -59,6 +67,10 @@ private:
     std::uint64_t last_;
     std::vector<int> fellows_;  // whose logs are on this host, this rank included; ascending
     std::int64_t share_ = 0;  // in the tag of a share: among whom it is
+    std::uint64_t begun_ = 0;  // the operation whose share is being written; 0: none
+    std::uint64_t bytes_ = 0, put_ = 0;  // of its record, and so many of them are there
+    std::int64_t tag_ = 0;
+    std::uint64_t aux_ = 0;
 };
 
 }  // namespace ftcomm

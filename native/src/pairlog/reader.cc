@@ -45,10 +45,12 @@ bool StreamReader::attach() {
 
 bool StreamReader::refresh() {
     if (!index_ && !attach()) return false;
-    const auto before = last_;
+    const auto before = last_, before_collected = collected_, before_spilled = spilled_;
     last_ = index_->sent.load(kAcquire);
     collected_ = index_->collected.load(kAcquire);
-    let_go();
+    spilled_ = index_->spilled.load(kAcquire);
+    if (collected_ != before_collected || spilled_ != before_spilled || opened_) let_go();
+    opened_ = false;
     const auto open = index_->open_seq.load(kAcquire), published = index_->published.load(kAcquire);
     const auto generation = index_->generation.load(kAcquire);
     const bool moved = open != 0 && (open != seen_open_ || published != seen_published_ || generation != seen_generation_);
@@ -59,9 +61,8 @@ bool StreamReader::refresh() {
 }
 
 void StreamReader::let_go() {
-    const auto spilled = index_->spilled.load(kAcquire);
     // The file in memory is unlinked; what keeps its memory is this mapping.
-    std::erase_if(segments_, [&](const auto& one) { return one.first <= spilled && !one.second->spilled; });
+    std::erase_if(segments_, [&](const auto& one) { return one.first <= spilled_ && !one.second->spilled; });
     while (!segments_.empty()) {
         auto& [ordinal, segment] = *segments_.begin();
         const auto next = std::next(segments_.begin());
@@ -85,6 +86,7 @@ Status StreamReader::find(std::uint64_t seq, RecordInfo* info, ByteView* payload
     if (status) status = segment->read(key_, seq, verify, info, payload);
     if (status || intact(seq)) return status;
     collected_ = index_->collected.load(kAcquire);  // recycled under our eyes: no damage
+    opened_ = true;
     return gone();
 }
 
@@ -138,6 +140,7 @@ Segment* StreamReader::known(std::uint64_t ordinal, Status* status) {
     *status = open_segment(ordinal, false, &segment);
     if (*status && segment == nullptr && dir_.spill_folder() >= 0) *status = open_segment(ordinal, true, &segment);
     if (!*status || segment == nullptr) return nullptr;
+    opened_ = true;
     return segments_.emplace(ordinal, std::move(segment)).first->second.get();
 }
 
@@ -190,6 +193,12 @@ bool StreamReader::partial(RecordInfo* info, ByteView* so_far, std::uint64_t* ge
 std::uint64_t StreamReader::generation() const {
     std::atomic_thread_fence(kAcquire);
     return index_ ? index_->generation.load(kAcquire) : 0;
+}
+
+bool StreamReader::is_at(const RecordInfo& info, ByteView so_far) const {
+    const auto now = info_of(read_words(so_far.data() - sizeof(RecordHeader)));
+    return now.seq == info.seq && now.kind == info.kind && now.tag == info.tag && now.aux == info.aux &&
+           now.length == info.length;
 }
 
 bool StreamReader::intact(std::uint64_t seq) const {

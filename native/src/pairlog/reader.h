@@ -34,9 +34,12 @@ public:
 
     // The record after last_seq(), while it is being written: what it will be (crc: 0) and the bytes that are final so far.
     // What was copied counts if the generation is still the same afterwards: else the writer (or its successor) has given that
-    // record up and may have begun another in its place. false: none is open, or last_seq() is no longer the last.
+    // record up and may have begun another in its place (is_at() says whether it has). false: none is open, or last_seq() is no longer the last.
     bool partial(RecordInfo* info, ByteView* so_far, std::uint64_t* generation);
     std::uint64_t generation() const;
+    // Whether what partial() gave is still what is there: the record's header has not been written again with something else.
+    std::uint64_t newest_segment() const { return segments_.empty() ? 0 : segments_.rbegin()->first; }
+    bool is_at(const RecordInfo& info, ByteView so_far) const;
 
     // A record of first_seq() to last_seq(). The view holds until the next refresh().
     Status find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify = true);
@@ -62,8 +65,9 @@ private:
     Fd folder_, spill_folder_;
     IndexFile index_;
     Status error_;
-    std::uint64_t last_ = 0, collected_ = 0, seen_open_ = 0, seen_published_ = 0, seen_generation_ = 0;
+    std::uint64_t last_ = 0, collected_ = 0, spilled_ = 0, seen_open_ = 0, seen_published_ = 0, seen_generation_ = 0;
     std::map<std::uint64_t, std::shared_ptr<Segment>> segments_;  // by ordinal
+    bool opened_ = false;  // one of them, or what it is about has changed, since the last look at what may go
     std::vector<std::shared_ptr<Mapping>> idle_;  // of recycled segments: they come again
 };
 

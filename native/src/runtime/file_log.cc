@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kPastCache = 32u << 10;  // below it the cache has room
 constexpr std::uint64_t kStretch = 64u << 10;  // is summed while it is in the cache
-// A record that comes in pieces is one half of a message between hosts: while it is written, whoever wants it has its pieces from elsewhere.
+// Of a message that comes in pieces this is one half, between hosts: while it is written, whoever wants it has its pieces from elsewhere.
 constexpr std::uint64_t kLong = 256u << 10;
 
 pairlog::RecordKind kind_of(const LogKey& key) {
@@ -233,7 +233,7 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
         if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
     }
     FT_CHECK(w->is_open(), "a piece of a log record comes that was not begun");
-    w->put(piece, bytes >= kLong);
+    w->put(piece, bytes >= kLong && key.dst != kResults);  // what others read as it comes stays in reach
     *crc = w->last_record().crc;
     return {};
 }
@@ -241,10 +241,47 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
 // What has arrived is acted on at once. What goes out in pieces was late anyway, and is synced with all that was late with it.
 Status FileLog::commit_pieces(const LogKey& key) {
     auto* w = writer(key);
-    if (key.src != config_.slot) return commit(*w);
+    if (key.src != config_.slot || key.dst == kResults) return commit(*w);
     auto s = w->commit();
     if (s && dir_->host_durable()) unsynced_.insert(w);
     return s;
+}
+
+void FileLog::abandon_pieces(const LogKey& key) {
+    auto* w = writer(key);
+    if (w != nullptr && w->is_open()) w->abandon();
+}
+
+Status FileLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) {
+    const auto gone = [] { return Status::error(Code::Invalid, "what another rank was writing to its log is not there"); };
+    FT_CHECK(!own(key), "slot %d reads its own log as if it were another's", config_.slot);
+    Status s;
+    auto* r = reader(key, &s);
+    if (r == nullptr) return s;
+    pairlog::RecordInfo info;
+    ByteView payload;
+    // Twice: its writer may commit it between two looks.
+    for (int attempt = 0; attempt < 2; ++attempt) {
+        r->refresh();
+        if (!r->error()) return r->error();
+        std::uint64_t generation = 0;
+        const bool committed = seq <= r->last_seq();
+        if (committed && !(s = r->find(seq, &info, &payload, false))) return s;
+        if (!committed && (seq != r->last_seq() + 1 || !r->partial(&info, &payload, &generation))) continue;
+        if (at + to.size() > payload.size()) return gone();
+        if (auto& segment = shown_[r]; segment != r->newest_segment()) {
+            segment = r->newest_segment();
+            // Their writers need room: what is spilled of the others takes memory as long as it is mapped.
+            for (const auto& [other, newest] : shown_)
+                if (other != r) other->refresh();
+        }
+        std::memcpy(to.data(), payload.data() + at, to.size());
+        // Its writer may have died meanwhile, and its successor have given the record up; but nobody has begun another there.
+        FT_CHECK(committed ? r->intact(seq) : r->generation() == generation || r->is_at(info, payload),
+                 "record %llu of slot %d was overwritten while it was read", static_cast<unsigned long long>(seq), key.src);
+        return {};
+    }
+    return gone();
 }
 
 Status FileLog::flush() {
@@ -306,6 +343,7 @@ void FileLog::remove_if_last() {
     for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
         if (entry.path().filename().string().starts_with("rank-")) return;
     writers_.clear();
+    shown_.clear();
     readers_.clear();
     // Two may come to this point; one of them has the folder.
     const auto mine = folder.string() + ".removed-" + std::to_string(config_.slot);

@@ -32,6 +32,9 @@ public:
     Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                         ByteView piece, std::uint32_t* crc) override;
     Status commit_pieces(const LogKey& key) override;
+    void abandon_pieces(const LogKey& key) override;
+    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) override;
+    bool shows_pieces() const override { return true; }
     Status flush() override;
     bool is_durable() const override { return dir_->host_durable(); }
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return get(key, seq, true, out); }
@@ -68,6 +71,7 @@ private:
     bool lost_ = false;
     std::map<LogKey, std::unique_ptr<pairlog::StreamWriter>> writers_;
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
+    std::map<pairlog::StreamReader*, std::uint64_t> shown_;  // those of read_pieces, and the newest segment that each has seen
     std::set<pairlog::StreamWriter*> unsynced_;  // of writers_
 };
 

@@ -31,6 +31,7 @@ ONLY = {
     "handshake.": "tcp",
     "group.": "hosts",
     "channel.piece": "tcp",
+    "channel.shown": "shm",
     "channel.arrived": "tcp",
 }
 START = ("rendezvous.", "start.", "handshake.", "comm.create")

@@ -43,6 +43,7 @@ inline constexpr const char* kExpected[] = {
     "inject crash in a record",
     "result logged as it becomes final",
     "a record in the making cannot be read",
+    "message shown while it is logged",
     "inject damaged checkpoint",
     "inject resume from a checkpoint",
     "inject resume further back",

@@ -93,16 +93,29 @@ public:
         files_.open.erase(key);
         Log::abandon_pieces(key);
     }
-    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) override {
+    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
+                       std::uint32_t* crc) override {
         if (files_.blind) return Status::error(Code::System, "it cannot be mapped");
         const auto& open = files_.open[key];
         LogRecord record;
         const auto from = seq <= last(key) ? (peek(key, seq, &record), record.payload) : ByteView(open);
         if (seq > last(key) + 1 || at + to.size() > from.size()) return Status::error(Code::Invalid, "it is not there");
         std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(at), to.size(), to.begin());
+        if (crc != nullptr) *crc = crc32c(to.data(), to.size(), *crc);
         return {};
     }
     bool shows_pieces() const override { return true; }
+    Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                        const Shown& shown) override {
+        std::uint32_t crc = 0;
+        for (std::uint64_t at = 0; at < payload.size();) {
+            const auto piece = payload.subspan(at, std::min(stretch, payload.size() - at));
+            if (auto s = append_piece(key, tag, aux, payload.size(), at, piece, &crc); !s) return s;
+            at += piece.size();
+            if (at < payload.size()) shown(at);
+        }
+        return commit_pieces(key);
+    }
     // What a process of this slot was writing when it died never was.
     void recover() {
         std::erase_if(files_.open, [&](const auto& one) { return one.first.src == self_; });

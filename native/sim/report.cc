@@ -63,6 +63,7 @@ const char* to_string(FrameKind kind) {
         case FrameKind::LogMark: return "LogMark";
         case FrameKind::LogWant: return "LogWant";
         case FrameKind::LogPiece: return "LogPiece";
+        case FrameKind::LogShown: return "LogShown";
         case FrameKind::LogAnswered: return "LogAnswered";
         case FrameKind::GroupResume: return "GroupResume";
     }

@@ -28,12 +28,26 @@ Status SimLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t a
 }
 
 // Now and then there is no memory to map it; without a draw, so that those of a seed stay as they were.
-Status SimLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) {
+Status SimLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to, std::uint32_t* crc) {
     if ((seq * 7 + static_cast<std::uint64_t>(self_.slot * 3 + key.src)) % 13 == 0) {
         world_.counters().add("a record in the making cannot be read");
         return Status::error(Code::System, "it cannot be mapped");
     }
-    return memory_.read_pieces(key, seq, at, to);
+    return memory_.read_pieces(key, seq, at, to, crc);
+}
+
+Status SimLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                            const Shown& shown) {
+    if (self_.crashed) return {};
+    world_.counters().add("message shown while it is logged");
+    std::uint32_t crc = 0;
+    for (std::uint64_t at = 0; at < payload.size();) {
+        const auto piece = payload.subspan(at, std::min(stretch, payload.size() - at));
+        if (auto s = append_piece(key, tag, aux, payload.size(), at, piece, &crc); !s || self_.crashed) return s;
+        at += piece.size();
+        if (at < payload.size()) shown(at);  // may be its last act
+    }
+    return commit_pieces(key);
 }
 
 Status SimLog::commit_pieces(const LogKey& key) {

@@ -19,7 +19,10 @@ public:
                         ByteView piece, std::uint32_t* crc) override;
     Status commit_pieces(const LogKey& key) override;
     void abandon_pieces(const LogKey& key) override;
-    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) override;
+    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
+                       std::uint32_t* crc) override;
+    Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                        const Shown& shown) override;
     bool shows_pieces() const override { return true; }
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return memory_.find(key, seq, out); }
     Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override { return memory_.peek(key, seq, out); }

@@ -64,7 +64,7 @@ FT_TEST(shared_results_are_read_as_long_as_they_stand) {
         const Bytes part(150'000, std::byte(value));
         return writer->append_piece(key, 4, 0, 300'000, at, part, &crc);
     };
-    const auto read = [&](std::uint64_t seq, std::uint64_t at) { return reader->read_pieces(key, seq, at, got); };
+    const auto read = [&](std::uint64_t seq, std::uint64_t at) { return reader->read_pieces(key, seq, at, got, nullptr); };
     EXPECT(read(1, 0).code == Code::Invalid);
     EXPECT(piece(0, 1).ok() && read(1, 50'000).ok() && got.back() == std::byte(1));
     EXPECT(read(1, 50'001).code == Code::Invalid && read(2, 0).code == Code::Invalid);

@@ -85,6 +85,7 @@ static constexpr PointInfo kPoints[] = {
      "Replay: an operation that an earlier process of this rank has completed is about to be served from the log."},
     {"replay.live", "Replay: all that was in the log has been served; the first operation that is not is about to start."},
     {"channel.send.before", "Replay: a message is about to be put into its log."},
+    {"channel.shown", "Replay: a part of a large message is in its log, and the receiver on this host has been told."},
     {"channel.send.logged", "Replay: a message is in its log; the receiver has not been told."},
     {"channel.send.marked", "Replay: the receiver has been told how far the log goes."},
     {"channel.piece", "Replay: a piece of a logged message has been sent to another host."},

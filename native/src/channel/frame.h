@@ -52,10 +52,11 @@ enum class FrameKind : std::uint8_t {
     // of the whole in the sender's log; step & 1: from behind the resume point, step >> 1: which log of the rank
     LogAnswered = 71,  // since mark seq the sender was told something that depends on time, and is in its own log alone
     GroupResume = 72,  // inside a log group: seq = the mark that the sender can go on from
+    LogShown = 73,  // as the first LogPiece of record seq, of which the receiver can read `attempt` stretches in the sender's log
 };
 
 inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::ShareAsk; }
-inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::GroupResume; }
+inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::LogShown; }
 
 struct FrameHeader {
     std::uint32_t length = 0;  // payload bytes that follow

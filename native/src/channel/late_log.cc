@@ -43,6 +43,13 @@ Status LateLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t a
     return log_->append_made(key, tag, aux, bytes, make);
 }
 
+Status LateLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                             const Shown& shown) {
+    if (auto s = keep_order(key); !s) return s;
+    log_->set_position(position_);
+    return log_->append_shown(key, tag, aux, payload, stretch, shown);
+}
+
 Status LateLog::append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) {
     if (!on_) return Log::append_later(key, tag, aux, payload);
     if (auto s = make_room(payload.size()); !s) return s;

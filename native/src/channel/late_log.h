@@ -35,9 +35,12 @@ public:
     }
     Status commit_pieces(const LogKey& key) override { return log_->commit_pieces(key); }
     void abandon_pieces(const LogKey& key) override { log_->abandon_pieces(key); }
-    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) override {
-        return log_->read_pieces(key, seq, at, to);
+    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
+                       std::uint32_t* crc) override {
+        return log_->read_pieces(key, seq, at, to, crc);
     }
+    Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                        const Shown& shown) override;
     bool shows_pieces() const override { return log_->shows_pieces(); }
     Status collect(const LogKey& key, std::uint64_t through) override;
     bool readable(int slot) override { return log_->readable(slot); }

@@ -58,6 +58,11 @@ public:
     // Appends record last() + 1 with the parts as its payload; `src` is this rank, or `dst` is and `src` is not readable(): then it is this
     // host's half of the stream.
     virtual Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) = 0;
+    // The same for a reader that copies along: shown(n) when the first n bytes can be had by read_pieces(), for ever more of them. It does
+    // nothing to this log.
+    using Shown = std::function<void(std::uint64_t)>;
+    virtual Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                                const Shown& shown);
     // Of the messages of this rank that are appended from now on.
     virtual void set_position(const LogPosition& position) { (void)position; }
     // The same with a payload that is made where it will be: make(to, at, bytes) writes bytes [at, at + bytes) of it to `to`, for one stretch
@@ -90,7 +95,9 @@ public:
     // Bytes [at, at + to.size()) of record `seq` of a stream that another rank of this host writes in pieces, or has written: not checked.
     // Code::Invalid: they are not there (any more), as their writer has given the record up, or its successor has; `to` is as it was. Whoever
     // shows a record in pieces lets nothing else be written there before all have left what they read it for.
-    virtual Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to);
+    // crc, if given, goes on over them.
+    virtual Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
+                               std::uint32_t* crc);
     // Whether read_pieces() can see a record before its commit.
     virtual bool shows_pieces() const { return false; }
 
@@ -153,7 +160,12 @@ inline Status Log::append_made(const LogKey& key, std::int64_t tag, std::uint64_
     return append(key, tag, aux, std::span(&whole, 1));
 }
 
-inline Status Log::read_pieces(const LogKey&, std::uint64_t, std::uint64_t, std::span<std::byte>) {
+inline Status Log::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t,
+                                const Shown&) {
+    return append(key, tag, aux, std::span(&payload, 1));
+}
+
+inline Status Log::read_pieces(const LogKey&, std::uint64_t, std::uint64_t, std::span<std::byte>, std::uint32_t*) {
     return Status::error(Code::Unsupported, "this log shows no record before it is committed");
 }
 

@@ -62,9 +62,14 @@ public:
     }
     Status commit_pieces(const LogKey& key) override { return log_.commit_pieces(split_ ? second(key) : key); }
     void abandon_pieces(const LogKey& key) override { log_.abandon_pieces(split_ ? second(key) : key); }
-    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) override {
-        return part_of(key, seq) == 1 ? log_.read_pieces(second(key), seq - base(key), at, to)
-                                      : log_.read_pieces(key, seq, at, to);
+    Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
+                       std::uint32_t* crc) override {
+        return part_of(key, seq) == 1 ? log_.read_pieces(second(key), seq - base(key), at, to, crc)
+                                      : log_.read_pieces(key, seq, at, to, crc);
+    }
+    Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                        const Shown& shown) override {
+        return log_.append_shown(split_ ? second(key) : key, tag, aux, payload, stretch, shown);
     }
     bool shows_pieces() const override { return log_.shows_pieces(); }
     Status append_held(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload,

@@ -156,7 +156,9 @@ LogPosition LoggedPairs::next_position(int dst) { return {iteration_, micro_batc
 // be written later. Until then a large message stays in the caller's buffer, whose send is not done; a small one is copied (B).
 // On one host the record is the message.
 Status LoggedPairs::log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held) {
-    if (!log_.is_late() || log_.readable(slot_of(dst))) return log_.append(to(dst), tag, 0, std::span(&payload, 1));
+    const bool here = log_.readable(slot_of(dst));
+    if (here && payload.size() > 4 * stretch() && reachable(dst)) return log_shown(payload, dst, tag);
+    if (!log_.is_late() || here) return log_.append(to(dst), tag, 0, std::span(&payload, 1));
     if (channel_ != Channel::Messages || payload.size() <= core_.config.eager_limit) {  // a ring goes on with its buffer at once
         auto copy = log_.scratch(payload.size());
         copy.assign(payload.begin(), payload.end());
@@ -269,6 +271,7 @@ void LoggedPairs::recv(const RequestPtr& request, void* data, std::uint64_t byte
     if (match_one(r)) return;
     if (!core_.solo && !(r.src >= 0 && is_direct(r.src))) caught_up_();  // what is in no log says nothing of that
     recvs_.push_back(std::move(r));
+    if (const int from = recvs_.back().src; from >= 0) follow(from);
     end_hopeless();
 }
 
@@ -330,7 +333,8 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
         direct_->receive(r.request, r.data, r.capacity, *direct);
         return true;
     }
-    const bool there = p.into == r.request && message->seq == p.open;  // it was put there as it came
+    const bool there = p.into == r.request && message->seq == p.open &&  // it was put there as it came
+                       (p.shown.seq != p.open || copy_rest(r, src, message->seq));
     if (status && message->bytes > 0 && !there && r.data != nullptr) {
         LogRecord record;
         status = log_.peek(from(src), message->seq, &record);
@@ -374,7 +378,7 @@ void LoggedPairs::go_to(const Position& position) {
         // Of its group nothing can be here that another process of this slot has received: they went on from here before this rank (G2).
         if (is_direct(static_cast<int>(r))) peers_[r].seen += peers_[r].waiting.size();
         else peers_[r].waiting.clear();
-        peers_[r].open = 0;
+        peers_[r].open = peers_[r].shown.seq = 0;
         peers_[r].asked = ~0u;
     }
     on_view();
@@ -408,6 +412,7 @@ void LoggedPairs::on_frame(int from, const FrameHeader& h, ByteView payload) {
             stream(from, kAllPieces);
             return;
         case FrameKind::LogPiece: on_piece(from, h, payload); break;
+        case FrameKind::LogShown: on_shown(from, h); return;
         case FrameKind::LogAnswered: on_answered(from, h.seq); return;
         default: return;
     }

@@ -146,6 +146,9 @@ private:
         std::uint64_t arrived = 0;  // so many bytes of it,
         RequestPtr into;  // and the receive that gets its pieces as they come,
         std::byte* into_data = nullptr;  // there; if it is done before, it got none
+        // On this host: the newest LogShown, and the checksum of the `arrived` bytes that were copied out of the sender's log.
+        FrameHeader shown{};
+        std::uint32_t shown_crc = 0;
         bool early = false;  // records from behind the resume point have come before this rank was there
     };
 
@@ -164,6 +167,9 @@ private:
     void send_again(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag);
     bool may_send(const RequestPtr& request);
     void is_sent(int dst, bool held);
+    // Of a large message that is shown while it is logged. One of less than five is there before its receiver is awake.
+    std::uint64_t stretch() const { return 4 * core_.config.eager_limit + 64; }
+    Status log_shown(ByteView payload, int dst, std::int64_t tag);
     Status log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held);
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
     void mark(int rank);
@@ -171,6 +177,9 @@ private:
     bool stream(int rank, int pieces);
     void begin_message(int rank, const FrameHeader& header);
     void on_piece(int rank, const FrameHeader& header, ByteView payload);
+    void on_shown(int rank, const FrameHeader& header);
+    void follow(int rank);
+    bool copy_rest(Recv& recv, int src, std::uint64_t seq);
     void end_message(int rank, const FrameHeader& header, std::uint32_t crc);
     void look(int rank);  // what is new in its stream
     void on_direct(PointToPoint::Arrived message);

@@ -97,7 +97,7 @@ void ResultStream::abandon_share() {
 }
 
 Status ResultStream::read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to) {
-    return log_.read_pieces(key(rank), op.seq, kHead + at, to);
+    return log_.read_pieces(key(rank), op.seq, kHead + at, to, nullptr);
 }
 
 Status ResultStream::add(const OpState& op) {

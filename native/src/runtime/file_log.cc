@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/crc32c.h"
 
 namespace ftcomm {
 
@@ -215,6 +216,23 @@ Status FileLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t a
     return commit(*w);
 }
 
+Status FileLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                             const Shown& shown) {
+    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
+    Status s;
+    auto* w = writer(key, &s);
+    if (w == nullptr) return s;
+    std::byte* to = nullptr;
+    if (s = begin(*w, key, tag, aux, payload.size(), &to); !s) return s;
+    for (std::uint64_t at = 0; at < payload.size();) {
+        const auto n = std::min(stretch, payload.size() - at);
+        w->put(payload.subspan(at, n));
+        at += n;
+        if (at < payload.size()) shown(at);
+    }
+    return commit(*w);
+}
+
 Status FileLog::commit(pairlog::StreamWriter& w) {
     auto s = w.commit();
     // Nothing that follows from this record leaves the process before it is on stable storage (L10).
@@ -252,7 +270,7 @@ void FileLog::abandon_pieces(const LogKey& key) {
     if (w != nullptr && w->is_open()) w->abandon();
 }
 
-Status FileLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to) {
+Status FileLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to, std::uint32_t* crc) {
     const auto gone = [] { return Status::error(Code::Invalid, "what another rank was writing to its log is not there"); };
     FT_CHECK(!own(key), "slot %d reads its own log as if it were another's", config_.slot);
     Status s;
@@ -275,7 +293,8 @@ Status FileLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t 
             for (const auto& [other, newest] : shown_)
                 if (other != r) other->refresh();
         }
-        std::memcpy(to.data(), payload.data() + at, to.size());
+        if (crc != nullptr) *crc = crc32c_copy(to.data(), payload.data() + at, to.size(), *crc);
+        else std::memcpy(to.data(), payload.data() + at, to.size());
         // Its writer may have died meanwhile, and its successor have given the record up; but nobody has begun another there.
         FT_CHECK(committed ? r->intact(seq) : r->generation() == generation || r->is_at(info, payload),
                  "record %llu of slot %d was overwritten while it was read", static_cast<unsigned long long>(seq), key.src);

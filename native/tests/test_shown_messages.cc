@@ -75,6 +75,37 @@ FT_TEST(shown_messages_are_checked) {
     }
 }
 
+// Its sender dies before it is committed; the next process says something longer.
+FT_TEST(shown_messages_of_a_process_that_died_are_forgotten) {
+    for (const std::int64_t tag : {3, 4}) {
+        Pair p;
+        Bytes in(20'000, std::byte{0xee}), longer(3 * p.out.size(), std::byte{1});
+        const auto receive = [&](std::int64_t with) {
+            return p.rig.node(1).recv(p.rig.now(), Rig::kComm, in.data(), p.out.size(), 0, with);
+        };
+        const auto got = receive(3);
+        p.send();
+        p.rig.deliver(0, 1);
+        EXPECT(in[0] == p.out[0] && in[200] == p.out[200]);
+        for (auto& [key, records] : p.rig.log(0).streams)
+            if (key.comm == Rig::kComm && key.src == 0 && key.dst == 1) records.clear();
+        p.rig.kill(0);
+        p.rig.evidence(1, 0, Evidence::Pidfd);
+        p.rig.settle();
+        p.rig.restart(0);
+        p.rig.hold(0, 1, false);
+        p.rig.settle();
+        p.rig.join_comm(0, {0, 1}, Rig::kComm, Policy::Replay);
+        p.rig.settle();
+        p.rig.node(0).send(p.rig.now(), Rig::kComm, longer.data(), longer.size(), 1, tag);
+        p.rig.settle();
+        EXPECT_EQ(got->done.load(), tag == 3);
+        if (tag == 3) EXPECT(got->status.code == Code::Truncated);
+        EXPECT(std::all_of(in.begin() + static_cast<std::ptrdiff_t>(p.out.size()), in.end(),
+                           [](auto b) { return b == std::byte{0xee}; }));
+    }
+}
+
 // A receive that was given up has its buffer back.
 FT_TEST(shown_messages_leave_a_buffer_alone_that_is_given_back) {
     Pair p;

@@ -134,14 +134,14 @@ std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uin
         const auto folded = size & ~std::size_t{63};
         const auto crc = crc32c_folded_copy(out, p, folded, ~seed);
         std::memcpy(out + folded, p + folded, size - folded);
-        return ~with_instruction(p + folded, size - folded, crc);
+        return ~with_instruction(out + folded, size - folded, crc);
     }
 #endif
     constexpr std::size_t kPiece = 16u << 10;  // stays in the first-level cache
     for (std::size_t n = 0; size > 0; out += n, p += n, size -= n) {
         n = std::min(kPiece, size);
         std::memcpy(out, p, n);
-        seed = crc32c(p, n, seed);
+        seed = crc32c(out, n, seed);  // of what was copied, whatever becomes of the source
     }
     return seed;
 }

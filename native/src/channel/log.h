@@ -93,7 +93,7 @@ public:
     // What came of it never was.
     virtual void abandon_pieces(const LogKey& key) { pieces_.erase(key); }
     // Bytes [at, at + to.size()) of record `seq` of a stream that another rank of this host writes in pieces, or has written: not checked.
-    // Code::Invalid: they are not there (any more), as their writer has given the record up, or its successor has; `to` is as it was. Whoever
+    // Code::Invalid: they are not there (any more), as their writer has given the record up, or its successor has; `to` is as it was, but with crc. Whoever
     // shows a record in pieces lets nothing else be written there before all have left what they read it for.
     // crc, if given, goes on over them.
     virtual Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,

@@ -157,7 +157,8 @@ LogPosition LoggedPairs::next_position(int dst) { return {iteration_, micro_batc
 // On one host the record is the message.
 Status LoggedPairs::log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held) {
     const bool here = log_.readable(slot_of(dst));
-    if (here && payload.size() > 4 * stretch() && reachable(dst)) return log_shown(payload, dst, tag);
+    if (here && payload.size() > 4 * stretch(0) && reachable(dst) && channel_ == Channel::Messages)
+        return log_shown(payload, dst, tag);
     if (!log_.is_late() || here) return log_.append(to(dst), tag, 0, std::span(&payload, 1));
     if (channel_ != Channel::Messages || payload.size() <= core_.config.eager_limit) {  // a ring goes on with its buffer at once
         auto copy = log_.scratch(payload.size());
@@ -333,7 +334,7 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
         direct_->receive(r.request, r.data, r.capacity, *direct);
         return true;
     }
-    const bool there = p.into == r.request && message->seq == p.open &&  // it was put there as it came
+    const bool there = status && p.into == r.request && message->seq == p.open &&  // it was put there as it came
                        (p.shown.seq != p.open || copy_rest(r, src, message->seq));
     if (status && message->bytes > 0 && !there && r.data != nullptr) {
         LogRecord record;
@@ -344,6 +345,7 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
             if (status) std::memcpy(r.data, record.payload.data(), record.payload.size());
         }
     }
+    if (p.into == r.request) p.into = nullptr;
     FT_POINT("channel.receive");
     if (status || status.code == Code::Truncated) {  // else it is still to be had
         p.waiting.erase(message);

@@ -13,6 +13,7 @@
 // the same to each other again. Which source a receive from ANY got is on record in any case: what it led to may have left the group.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -167,8 +168,9 @@ private:
     void send_again(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag);
     bool may_send(const RequestPtr& request);
     void is_sent(int dst, bool held);
-    // Of a large message that is shown while it is logged. One of less than five is there before its receiver is awake.
-    std::uint64_t stretch() const { return 4 * core_.config.eager_limit + 64; }
+    // Of a large message that is shown while it is logged: a frame each, 64 at most. One of less than five is there before its receiver is
+    // awake.
+    std::uint64_t stretch(std::uint64_t bytes) const { return std::max(4 * core_.config.eager_limit + 64, bytes / 64 + 1); }
     Status log_shown(ByteView payload, int dst, std::int64_t tag);
     Status log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held);
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;

@@ -295,7 +295,9 @@ Status FileLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t 
         }
         if (crc != nullptr) *crc = crc32c_copy(to.data(), payload.data() + at, to.size(), *crc);
         else std::memcpy(to.data(), payload.data() + at, to.size());
-        // Its writer may have died meanwhile, and its successor have given the record up; but nobody has begun another there.
+        // Its writer may have died meanwhile, and its successor have given the record up. Of a message it may have begun another there; of
+        // what is read without a checksum it has not.
+        if (crc != nullptr && !committed && r->generation() != generation) return gone();
         FT_CHECK(committed ? r->intact(seq) : r->generation() == generation || r->is_at(info, payload),
                  "record %llu of slot %d was overwritten while it was read", static_cast<unsigned long long>(seq), key.src);
         return {};

@@ -107,6 +107,7 @@ std::uint32_t crc32c_folded(const unsigned char*, std::size_t, std::uint32_t) { 
 std::uint32_t crc32c_folded_copy(unsigned char*, const unsigned char*, std::size_t, std::uint32_t) {
     FT_CHECK(false, "not on this machine");
 }
+
 }  // namespace ftcomm
 
 #endif

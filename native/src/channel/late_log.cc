@@ -25,28 +25,27 @@ std::uint64_t LateLog::last(const LogKey& key) {
     return log_->last(key) + (it == late_.end() ? 0 : it->second.size());
 }
 
-// Records of a stream keep their order.
-Status LateLog::keep_order(const LogKey& key) {
-    const auto it = late_.find(key);
-    return it != late_.end() && !it->second.empty() ? flush() : Status{};
+// Before what is not late: records of a stream keep their order.
+Status LateLog::catch_up(const LogKey& key) {
+    if (const auto it = late_.find(key); it != late_.end() && !it->second.empty())
+        if (auto s = flush(); !s) return s;
+    log_->set_position(position_);
+    return {};
 }
 
 Status LateLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {
-    if (auto s = keep_order(key); !s) return s;
-    log_->set_position(position_);
+    if (auto s = catch_up(key); !s) return s;
     return log_->append(key, tag, aux, parts);
 }
 
 Status LateLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) {
-    if (auto s = keep_order(key); !s) return s;
-    log_->set_position(position_);
+    if (auto s = catch_up(key); !s) return s;
     return log_->append_made(key, tag, aux, bytes, make);
 }
 
 Status LateLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
                              const Shown& shown) {
-    if (auto s = keep_order(key); !s) return s;
-    log_->set_position(position_);
+    if (auto s = catch_up(key); !s) return s;
     return log_->append_shown(key, tag, aux, payload, stretch, shown);
 }
 

@@ -77,7 +77,7 @@ private:
         std::uint64_t written = 0;  // so many bytes of it are in the log, if it is the first of its stream; without a commit
     };
 
-    Status keep_order(const LogKey& key);
+    Status catch_up(const LogKey& key);
     const Late* late(const LogKey& key, std::uint64_t seq);  // null: it is written, or not there
     Status failed(Status status);
     Status make_room(std::uint64_t bytes);

@@ -129,6 +129,13 @@ pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
     return found.get();
 }
 
+Status FileLog::own_writer(const LogKey& key, pairlog::StreamWriter** out) {
+    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
+    Status s;
+    *out = writer(key, &s);
+    return s;
+}
+
 pairlog::StreamReader* FileLog::reader(const LogKey& key, Status* why) {
     auto& found = readers_[key];
     if (found == nullptr) {
@@ -171,10 +178,9 @@ Status FileLog::state(const LogKey& key) {
 }
 
 Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {
-    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
-    Status s;
-    auto* w = writer(key, &s);
-    if (w == nullptr) return s;
+    pairlog::StreamWriter* w = nullptr;
+    auto s = own_writer(key, &w);
+    if (!s) return s;
     std::uint64_t bytes = 0;
     for (const auto& part : parts) bytes += part.size();
     std::byte* to = nullptr;
@@ -199,10 +205,9 @@ Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t 
 }
 
 Status FileLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) {
-    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
-    Status s;
-    auto* w = writer(key, &s);
-    if (w == nullptr) return s;
+    pairlog::StreamWriter* w = nullptr;
+    auto s = own_writer(key, &w);
+    if (!s) return s;
     std::byte* to = nullptr;
     if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
     for (std::uint64_t at = 0; at < bytes; at += kStretch) {
@@ -218,10 +223,9 @@ Status FileLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t a
 
 Status FileLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
                              const Shown& shown) {
-    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
-    Status s;
-    auto* w = writer(key, &s);
-    if (w == nullptr) return s;
+    pairlog::StreamWriter* w = nullptr;
+    auto s = own_writer(key, &w);
+    if (!s) return s;
     std::byte* to = nullptr;
     if (s = begin(*w, key, tag, aux, payload.size(), &to); !s) return s;
     for (std::uint64_t at = 0; at < payload.size();) {
@@ -241,10 +245,9 @@ Status FileLog::commit(pairlog::StreamWriter& w) {
 
 Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                              ByteView piece, std::uint32_t* crc) {
-    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
-    Status s;
-    auto* w = writer(key, &s);
-    if (w == nullptr) return s;
+    pairlog::StreamWriter* w = nullptr;
+    auto s = own_writer(key, &w);
+    if (!s) return s;
     if (at == 0) {
         if (w->is_open()) w->abandon();
         std::byte* to = nullptr;
@@ -343,10 +346,9 @@ Status FileLog::collect(const LogKey& key, std::uint64_t through) {
 }
 
 Status FileLog::skip(const LogKey& key, std::uint64_t through) {
-    FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
-    Status s;
-    auto* w = writer(key, &s);
-    return w != nullptr ? w->skip(through) : s;
+    pairlog::StreamWriter* w = nullptr;
+    auto s = own_writer(key, &w);
+    return s ? w->skip(through) : s;
 }
 
 bool FileLog::readable(int slot) {

@@ -1,6 +1,6 @@
 """What logging costs when nothing fails: the policy replay against raise, all-reduce and messages, interleaved in one job each.
 
-    python benchmarks/logging_cost.py [--ranks 4] [--rounds 9] [--transport shm] [--only send] [--json FILE]
+    python benchmarks/logging_cost.py [--ranks 4] [--rounds 9] [--transport shm] [--only send] [--sizes 1048576 ...] [--json FILE]
 
 Both jobs run in the same processes. For each size, rounds of the two alternate; a round is a fixed number of calls;
 reported are the medians over rounds on rank 0 and their ratio (replay / raise). The log is in its steady state: a
@@ -93,7 +93,7 @@ def rank_main(args: argparse.Namespace) -> None:
             print(
                 f"{'bytes':>10} {'raise':>12} {'replay':>12} {'ratio':>8} {'first':>8} {'ring-logged':>12}", flush=True
             )
-        for size in sizes if args.only in (None, what) else []:
+        for size in (args.sizes or sizes) if args.only in (None, what) else []:
             found, first, calls = measure(comms, size, args.rounds)
             plain, logged = (1e6 * found[name] / calls for name in POLICIES)
             chain = f"{found['ring-logged'] / found['raise']:11.2f}x" if "ring-logged" in found else ""
@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--transport", default="shm", choices=["shm", "tcp"])
     parser.add_argument("--log", default="all", help="which messages are logged: all, inter-host, or groups as 0,1/2,3")
     parser.add_argument("--only", choices=["all_reduce", "send"])
+    parser.add_argument("--sizes", type=int, nargs="+", help="bytes; instead of the usual ones")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if "RANK" in os.environ:

@@ -107,11 +107,14 @@ FT_TEST(crc32c_fast_is_portable) {
         const std::size_t at = random.below(64), n = random.below(data.size() - 64);
         const auto seed = static_cast<std::uint32_t>(random());
         EXPECT_EQ(crc32c(data.data() + at, n, seed), crc32c_portable(data.data() + at, n, seed));
-        Bytes copy(n + 128, std::byte{7});
-        const auto to = at % 64;
-        EXPECT_EQ(crc32c_copy(copy.data() + to, data.data() + at, n, seed), crc32c_portable(data.data() + at, n, seed));
-        EXPECT(n == 0 || std::memcmp(copy.data() + to, data.data() + at, n) == 0);
-        EXPECT(copy[to + n] == std::byte{7} && (to == 0 || copy[to - 1] == std::byte{7}));
+        for (const auto into : {Into::Caches, Into::Memory})
+            for (const auto copier : {crc32c_copy, crc32c_copy_portable}) {
+                Bytes copy(n + 128, std::byte{7});
+                const auto to = at % 64;
+                EXPECT_EQ(copier(copy.data() + to, data.data() + at, n, seed, into), crc32c_portable(data.data() + at, n, seed));
+                EXPECT(n == 0 || std::memcmp(copy.data() + to, data.data() + at, n) == 0);
+                EXPECT(copy[to + n] == std::byte{7} && (to == 0 || copy[to - 1] == std::byte{7}));
+            }
         const std::size_t cut = random.below(n + 1);
         EXPECT_EQ(crc32c(data.data() + at + cut, n - cut, crc32c(data.data() + at, cut, seed)),
                   crc32c(data.data() + at, n, seed));

@@ -9,4 +9,8 @@ namespace ftcomm {
 // end is ordered before later stores, as that of memcpy is.
 void copy_past_cache(void* to, const void* from, std::size_t bytes);
 
+enum class Into { Caches, Memory };
+// For a buffer of that size: of a longer one a core's cache has lost the start when the end has come.
+constexpr Into into_for(std::size_t bytes) { return bytes >= (2u << 20) ? Into::Memory : Into::Caches; }
+
 }  // namespace ftcomm

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/crc32c_folding.h"
 
 #if defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
@@ -126,22 +128,40 @@ std::uint32_t crc32c_portable(const void* data, std::size_t size, std::uint32_t 
     return ~crc;
 }
 
-std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uint32_t seed) {
+std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uint32_t seed, Into into) {
     auto* out = static_cast<unsigned char*>(to);
     const auto* p = static_cast<const unsigned char*>(from);
 #ifdef FTCOMM_CRC_INSTRUCTION
     if (size >= kWorthFolding && crc32c_folds()) {
+        auto crc = ~seed;
+        if (into == Into::Memory) {  // whole lines: a part of one would be read first
+            const auto before = -reinterpret_cast<std::uintptr_t>(out) & 63u;
+            std::memcpy(out, p, before);
+            crc = with_instruction(out, before, crc);
+            out += before;
+            p += before;
+            size -= before;
+        }
         const auto folded = size & ~std::size_t{63};
-        const auto crc = crc32c_folded_copy(out, p, folded, ~seed);
+        crc = into == Into::Memory ? crc32c_folded_stream(out, p, folded, crc) : crc32c_folded_copy(out, p, folded, crc);
         std::memcpy(out + folded, p + folded, size - folded);
         return ~with_instruction(out + folded, size - folded, crc);
     }
 #endif
+    return crc32c_copy_portable(out, p, size, seed, into);
+}
+
+std::uint32_t crc32c_copy_portable(void* to, const void* from, std::size_t size, std::uint32_t seed, Into into) {
     constexpr std::size_t kPiece = 16u << 10;  // stays in the first-level cache
+    auto* out = static_cast<unsigned char*>(to);
+    const auto* p = static_cast<const unsigned char*>(from);
+    unsigned char between[kPiece];
     for (std::size_t n = 0; size > 0; out += n, p += n, size -= n) {
         n = std::min(kPiece, size);
-        std::memcpy(out, p, n);
-        seed = crc32c(out, n, seed);  // of what was copied, whatever becomes of the source
+        auto* copied = into == Into::Memory ? between : out;
+        std::memcpy(copied, p, n);
+        seed = crc32c(copied, n, seed);
+        if (into == Into::Memory) copy_past_cache(out, copied, n);
     }
     return seed;
 }

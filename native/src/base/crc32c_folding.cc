@@ -10,6 +10,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include <cstdint>
+
 namespace ftcomm {
 namespace {
 
@@ -42,19 +44,20 @@ FTCOMM_FOLD_TARGET inline __m128i fold(__m128i x, __m128i onto) {
     return _mm_ternarylogic_epi64(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11), onto, 0x96);
 }
 
-// The next 64 bytes; with `copy` they go to `out` on the way.
-template <bool copy>
+enum class Copy { None, Plain, Stream };
+
+// The next 64 bytes; they go to `out` on the way. Stream: past the caches, to whole lines.
+template <Copy copy>
 FTCOMM_FOLD_TARGET inline __m512i next(const unsigned char*& p, unsigned char*& out) {
     const auto x = _mm512_loadu_si512(p);
     p += 64;
-    if constexpr (copy) {
-        _mm512_storeu_si512(out, x);
-        out += 64;
-    }
+    if constexpr (copy == Copy::Plain) _mm512_storeu_si512(out, x);
+    if constexpr (copy == Copy::Stream) _mm512_stream_si512(reinterpret_cast<__m512i*>(out), x);
+    if constexpr (copy != Copy::None) out += 64;
     return x;
 }
 
-template <bool copy>
+template <Copy copy>
 FTCOMM_FOLD_TARGET std::uint32_t folded(unsigned char* out, const unsigned char* p, std::size_t size, std::uint32_t crc) {
     auto a = _mm512_xor_si512(next<copy>(p, out), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
     auto b = next<copy>(p, out), c = next<copy>(p, out), d = next<copy>(p, out);
@@ -88,12 +91,20 @@ bool crc32c_folds() {
 
 std::uint32_t crc32c_folded(const unsigned char* p, std::size_t size, std::uint32_t crc) {
     FT_CHECK(size >= 256 && size % 64 == 0, "%zu bytes", size);
-    return folded<false>(nullptr, p, size, crc);
+    return folded<Copy::None>(nullptr, p, size, crc);
 }
 
 std::uint32_t crc32c_folded_copy(unsigned char* to, const unsigned char* p, std::size_t size, std::uint32_t crc) {
     FT_CHECK(size >= 256 && size % 64 == 0, "%zu bytes", size);
-    return folded<true>(to, p, size, crc);
+    return folded<Copy::Plain>(to, p, size, crc);
+}
+
+std::uint32_t crc32c_folded_stream(unsigned char* to, const unsigned char* p, std::size_t size, std::uint32_t crc) {
+    FT_CHECK(size >= 256 && size % 64 == 0 && reinterpret_cast<std::uintptr_t>(to) % 64 == 0, "%zu bytes to %p", size,
+             static_cast<void*>(to));
+    const auto copied = folded<Copy::Stream>(to, p, size, crc);
+    _mm_sfence();  // these stores are not ordered by themselves
+    return copied;
 }
 
 }  // namespace ftcomm
@@ -105,6 +116,9 @@ namespace ftcomm {
 bool crc32c_folds() { return false; }
 std::uint32_t crc32c_folded(const unsigned char*, std::size_t, std::uint32_t) { FT_CHECK(false, "not on this machine"); }
 std::uint32_t crc32c_folded_copy(unsigned char*, const unsigned char*, std::size_t, std::uint32_t) {
+    FT_CHECK(false, "not on this machine");
+}
+std::uint32_t crc32c_folded_stream(unsigned char*, const unsigned char*, std::size_t, std::uint32_t) {
     FT_CHECK(false, "not on this machine");
 }
 

@@ -13,5 +13,7 @@ bool crc32c_folds();
 std::uint32_t crc32c_folded(const unsigned char* p, std::size_t size, std::uint32_t crc);
 // The same, and `to` gets a copy.
 std::uint32_t crc32c_folded_copy(unsigned char* to, const unsigned char* p, std::size_t size, std::uint32_t crc);
+// Past the caches; `to` is at the start of a line of 64 bytes.
+std::uint32_t crc32c_folded_stream(unsigned char* to, const unsigned char* p, std::size_t size, std::uint32_t crc);
 
 }  // namespace ftcomm

@@ -9,7 +9,6 @@
 #include <cstring>
 
 #include "base/check.h"
-#include "base/copy.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "base/random.h"
@@ -21,7 +20,6 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 constexpr std::uint64_t kLongest = 128ull << 30;   // a segment notes places in 32 bits
 constexpr std::uint64_t kChunk = 128u << 10;   // a reader copies one while the next one is written
-constexpr std::size_t kPastCacheChunk = 16u << 10;   // stays in the first-level cache between copy and checksum
 
 }  // namespace
 
@@ -72,15 +70,9 @@ void StreamWriter::put(ByteView part, bool past_cache) {
              "%zu bytes are put into a log record of %llu, after %llu", part.size(),
              static_cast<unsigned long long>(info_.length), static_cast<unsigned long long>(published_));
     while (!part.empty()) {
-        const auto n = std::min<std::size_t>(past_cache ? kPastCacheChunk : kChunk, part.size());
-        if (past_cache) {  // the checksum of what is read: what is written is out of reach
-            info_.crc = crc32c(part.data(), n, info_.crc);
-            copy_past_cache(payload_ + published_, part.data(), n);
-            index_->published.store(published_ += n, kRelease);
-        } else {
-            info_.crc = crc32c_copy(payload_ + published_, part.data(), n, info_.crc);
-            index_->published.store(published_ += n, kRelease);
-        }
+        const auto n = std::min<std::size_t>(kChunk, part.size());
+        info_.crc = crc32c_copy(payload_ + published_, part.data(), n, info_.crc, past_cache ? Into::Memory : Into::Caches);
+        index_->published.store(published_ += n, kRelease);
         part = part.subspan(n);
     }
 }

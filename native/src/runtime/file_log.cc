@@ -17,7 +17,9 @@ namespace ftcomm {
 
 namespace {
 
-constexpr std::size_t kPastCache = 32u << 10;  // below it the cache has room
+// What is written past the caches costs no read of the old content. Below these the caches have room; a message is soon read by another
+// processor, a result only by who runs again.
+constexpr std::size_t kLongResult = 32u << 10, kLongMessage = 128u << 10;
 constexpr std::uint64_t kStretch = 64u << 10;  // is summed while it is in the cache
 // Of a message that comes in pieces this is one half, between hosts: while it is written, whoever wants it has its pieces from elsewhere.
 constexpr std::uint64_t kLong = 256u << 10;
@@ -185,8 +187,7 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     for (const auto& part : parts) bytes += part.size();
     std::byte* to = nullptr;
     if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
-    // A message is read at once, a result only by who runs again.
-    for (auto part : parts) w->put(part, key.dst == kResults && part.size() >= kPastCache);
+    for (auto part : parts) w->put(part, part.size() >= (key.dst == kResults ? kLongResult : kLongMessage));
     return commit(*w);
 }
 
@@ -230,7 +231,7 @@ Status FileLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t 
     if (s = begin(*w, key, tag, aux, payload.size(), &to); !s) return s;
     for (std::uint64_t at = 0; at < payload.size();) {
         const auto n = std::min(stretch, payload.size() - at);
-        w->put(payload.subspan(at, n));
+        w->put(payload.subspan(at, n), n >= kLongMessage);
         at += n;
         if (at < payload.size()) shown(at);
     }
@@ -296,7 +297,7 @@ Status FileLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t 
             for (const auto& [other, newest] : shown_)
                 if (other != r) other->refresh();
         }
-        if (crc != nullptr) *crc = crc32c_copy(to.data(), payload.data() + at, to.size(), *crc);
+        if (crc != nullptr) *crc = crc32c_copy(to.data(), payload.data() + at, to.size(), *crc, into_for(payload.size()));
         else std::memcpy(to.data(), payload.data() + at, to.size());
         // Its writer may have died meanwhile, and its successor have given the record up. Of a message it may have begun another there; of
         // what is read without a checksum it has not.

@@ -161,7 +161,7 @@ std::uint32_t crc32c_copy_portable(void* to, const void* from, std::size_t size,
         auto* copied = into == Into::Memory ? between : out;
         std::memcpy(copied, p, n);
         seed = crc32c(copied, n, seed);
-        if (into == Into::Memory) copy_past_cache(out, copied, n);
+        if (into == Into::Memory) copy_past_cache(out, between, n);
     }
     return seed;
 }

@@ -66,8 +66,9 @@ public:
     // Of the messages of this rank that are appended from now on.
     virtual void set_position(const LogPosition& position) { (void)position; }
     // The same with a payload that is made where it will be: make(to, at, bytes) writes bytes [at, at + bytes) of it to `to`, for one stretch
-    // after the other, and does nothing else to the log but find and peek. If it fails there is no record.
-    using Make = std::function<Status(std::byte* to, std::uint64_t at, std::uint64_t bytes)>;
+    // after the other, and does nothing else to the log but find and peek. If it fails there is no record. Who knows the checksum of all
+    // that is made so far puts it into *sum, which is empty.
+    using Make = std::function<Status(std::byte* to, std::uint64_t at, std::uint64_t bytes, std::optional<std::uint32_t>* sum)>;
     virtual Status append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make);
     // Checks what it returns: Code::LogCorrupt names the record.
     virtual Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) = 0;
@@ -155,7 +156,8 @@ inline Status Log::append_piece(const LogKey& key, std::int64_t tag, std::uint64
 
 inline Status Log::append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) {
     Bytes payload(bytes);
-    if (auto s = make(payload.data(), 0, bytes); !s) return s;
+    std::optional<std::uint32_t> sum;
+    if (auto s = make(payload.data(), 0, bytes, &sum); !s) return s;
     const ByteView whole = payload;
     return append(key, tag, aux, std::span(&whole, 1));
 }

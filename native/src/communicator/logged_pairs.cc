@@ -97,7 +97,8 @@ void LoggedPairs::send_made(const RequestPtr& request, std::uint64_t bytes, int 
     const bool again = was_sent(dst);
     if (again || (log_.is_late() && !log_.readable(slot_of(dst)))) {  // to be compared, or logged later
         Bytes payload(bytes);
-        if (auto status = make(payload.data(), 0, bytes); !status) core_.finish(request, std::move(status));
+        std::optional<std::uint32_t> sum;
+        if (auto status = make(payload.data(), 0, bytes, &sum); !status) core_.finish(request, std::move(status));
         else send(request, payload.data(), bytes, dst, tag);
         return;
     }

@@ -93,9 +93,9 @@ void LoggedRing::advance() {
                        : got->status);
         return;
     }
-    const bool last = step_ == 2 * (size() - 1) - 1, final = step_ >= size() - 2;
+    const bool last = step_ == 2 * (size() - 1) - 1, made = step_ == size() - 2;
     auto status = last ? pairs_->check_received(before()) : pass_on(c);
-    if (status && final) status = keep(c);
+    if (status && (made || last)) status = keep(c);
     if (!status || last) {
         finish(std::move(status));
         return;
@@ -104,27 +104,35 @@ void LoggedRing::advance() {
     receive();
 }
 
-// From the record that came to the one that goes out, with this rank's part added or as it is. Its sum is looked at on the way: if it is not
-// what its sender wrote, there is no record.
+// From the record that came to the one that goes out, with this rank's part added or as it is; a final also into the buffer. Its sum is
+// looked at on the way: if it is not what its sender wrote, there is no record.
 Status LoggedRing::pass_on(int chunk) {
     const auto& d = queue_.front().desc;
-    const bool average = d.op == ReduceOp::Avg && step_ == size() - 2;
+    const auto into = into_for(d.count * size_of(d.dtype));
+    const bool average = d.op == ReduceOp::Avg && step_ == size() - 2, is_final = !reducing();
     LogRecord came;
-    std::uint32_t crc = 0;
-    const auto make = [&](std::byte* to, std::uint64_t at, std::uint64_t n) -> Status {
+    std::uint32_t crc = 0, made_crc = 0;
+    const auto make = [&](std::byte* to, std::uint64_t at, std::uint64_t n, std::optional<std::uint32_t>* sum) -> Status {
         if (at == 0)  // only now: room for the record to be may have been made by moving others
             if (auto s = pairs_->received(before(), &came); !s) return s;
         const auto* from = came.payload.data() + at;
-        crc = crc32c(from, n, crc);
+        crc = is_final ? crc32c_copy(to, from, n, crc, into) : crc32c(from, n, crc);
         if (at + n == bytes(chunk) && crc != came.crc) {
             const auto s = pairs_->check_received(before());
             return s ? Status::error(Code::LogCorrupt, "a record of the ring changed while it was read") : s;
         }
         if (n == 0) return {};
+        if (is_final) {
+            *sum = crc;
+            copy(this->at(chunk) + at, from, n, into);
+            return {};
+        }
         const auto count = n / size_of(d.dtype);
-        if (reducing()) reduce(d.dtype, d.op, to, from, own(chunk, at, n), count);
-        else std::memcpy(to, from, n);
-        if (average) divide(d.dtype, to, count, static_cast<std::uint32_t>(size()));
+        if (into == Into::Memory) made_.resize(n);
+        auto* made = into == Into::Memory ? made_.data() : to;
+        reduce(d.dtype, d.op, made, from, own(chunk, at, n), count);
+        if (average) divide(d.dtype, made, count, static_cast<std::uint32_t>(size()));
+        if (into == Into::Memory) *sum = made_crc = crc32c_copy(to, made, n, made_crc, into);
         return {};
     };
     const auto sending = std::make_shared<Request>();
@@ -132,12 +140,14 @@ Status LoggedRing::pass_on(int chunk) {
     return sending->status;
 }
 
-// A final: it is what went out, or the last that came.
+// A final that is not passed on as it came: the one that was made here, and the last that came.
 Status LoggedRing::keep(int chunk) {
     LogRecord record;
     const bool last = step_ == 2 * (size() - 1) - 1;
     if (auto s = last ? pairs_->received(before(), &record) : pairs_->sent(after(), &record); !s) return s;
-    if (!record.payload.empty()) std::memcpy(at(chunk), record.payload.data(), record.payload.size());
+    const auto& d = queue_.front().desc;
+    if (!record.payload.empty())
+        copy(at(chunk), record.payload.data(), record.payload.size(), into_for(d.count * size_of(d.dtype)));
     return {};
 }
 

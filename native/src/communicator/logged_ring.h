@@ -58,6 +58,7 @@ private:
     int step_ = 0;  // of 2(n-1)
     RequestPtr receiving_;
     Bytes scaled_;  // of premul_sum, this rank's summand
+    Bytes made_;  // of a long one, a stretch of a sum: on its way past the caches
     Status broken_;  // messages of one that failed are still under way: none after it can be told from them
 };
 

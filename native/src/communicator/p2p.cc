@@ -171,8 +171,7 @@ void PointToPoint::on_frame(int from, const FrameHeader& h, ByteView payload) {
                 }
                 FT_CHECK(h.aux == it->done && it->done + payload.size() <= it->bytes, "data at %llu, expected %llu",
                          static_cast<unsigned long long>(h.aux), static_cast<unsigned long long>(it->done));
-                if (into_for(it->bytes) == Into::Memory) copy_past_cache(it->data + it->done, payload.data(), payload.size());
-                else std::memcpy(it->data + it->done, payload.data(), payload.size());
+                copy(it->data + it->done, payload.data(), payload.size(), into_for(it->bytes));
                 it->done += payload.size();
                 FT_POINT("p2p.data");
                 if (it->done == it->bytes) {

@@ -56,11 +56,11 @@ Status StreamWriter::begin(const RecordInfo& info, std::byte** payload) {
     return {};
 }
 
-void StreamWriter::publish(std::uint64_t bytes) {
+void StreamWriter::publish(std::uint64_t bytes, std::optional<std::uint32_t> sum) {
     FT_CHECK(payload_ != nullptr && bytes <= info_.length, "%llu bytes of a log record are published, of %llu",
              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(info_.length));
     if (bytes <= published_) return;
-    info_.crc = crc32c(payload_ + published_, bytes - published_, info_.crc);
+    info_.crc = sum ? *sum : crc32c(payload_ + published_, bytes - published_, info_.crc);
     published_ = bytes;
     index_->published.store(bytes, kRelease);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 
 #include "base/bytes.h"
 #include "base/status.h"
@@ -31,8 +32,8 @@ public:
     // allowed.
     Status begin(const RecordInfo& info, std::byte** payload);
     // The first `bytes` of the payload are there and final: readers may copy them. Call it every 100 KiB or so, while they are
-    // in the cache: the checksum is computed here.
-    void publish(std::uint64_t bytes);
+    // in the cache: the checksum is computed here, unless it is known.
+    void publish(std::uint64_t bytes, std::optional<std::uint32_t> sum = {});
     // Writes what comes next of the payload, and publishes it. past_cache: nobody will read it soon.
     void put(ByteView part, bool past_cache = false);
     // The payload is there: the record is part of the stream from here on. Publishes the rest.

@@ -213,11 +213,12 @@ Status FileLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t a
     if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
     for (std::uint64_t at = 0; at < bytes; at += kStretch) {
         const auto n = std::min(kStretch, bytes - at);
-        if (s = make(to + at, at, n); !s) {
+        std::optional<std::uint32_t> sum;
+        if (s = make(to + at, at, n, &sum); !s) {
             w->abandon();
             return s;
         }
-        w->publish(at + n);
+        w->publish(at + n, sum);
     }
     return commit(*w);
 }

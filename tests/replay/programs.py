@@ -77,11 +77,11 @@ def _messages(comm: Any, state: Any, step: int) -> None:
         comm.ft_send(state[:count], (me + 1) % n, tag=count)
         assert comm.ft_recv(got, (me - 1) % n, tag=count) == (me - 1) % n
         state[:count] += got * np.float32(0.25)
-    large = np.zeros(2 * LARGE, np.float32)  # copied as it comes, by who waits for it
+    large = np.zeros(3 * LARGE, np.float32)  # copied as it comes, past the caches, by who waits for it
     coming = comm.irecv(large, (me - 1) % n, tag=1)
-    comm.ft_send(np.tile(state, 2), (me + 1) % n, tag=1)
+    comm.ft_send(np.tile(state, 3), (me + 1) % n, tag=1)
     coming.wait()
-    state += large[LARGE:] * np.float32(0.25)
+    state += large[2 * LARGE :] * np.float32(0.25)
     comm.ft_send(state[:20], me, tag=99)  # to oneself
     own = np.zeros(20, np.float32)
     comm.ft_recv(own, me, tag=99)

@@ -16,7 +16,7 @@ import ftcomm
 def test_sums(ranks: Ranks, transport: str, size: int) -> None:
     def run(comm: Any) -> bytes:
         out = b""
-        for count in (0, 1, comm.size - 1, comm.size + 1, 1000, 70_001):
+        for count in (0, 1, comm.size - 1, comm.size + 1, 1000, 70_001, 300_001):  # the last past the caches
             whole = np.arange(count, dtype=np.int64) * (comm.rank + 1)
             comm.all_reduce(whole, algorithm="ring-logged")
             np.testing.assert_array_equal(whole, np.arange(count) * (comm.size * (comm.size + 1) // 2))

@@ -60,4 +60,13 @@ FileLock::~FileLock() {
     fd_ = Fd();
 }
 
+bool UseLock::take(int folder, Kind kind) {
+    Fd fd(::openat(folder, kName, O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    struct flock lock{};
+    lock.l_type = kind == Kind::Alone ? F_WRLCK : F_RDLCK;
+    if (!fd || ::fcntl(fd.get(), F_OFD_SETLK, &lock) != 0) return false;
+    fd_ = std::move(fd);
+    return true;
+}
+
 }  // namespace ftcomm::pairlog

@@ -71,6 +71,20 @@ private:
     std::pair<std::uint64_t, std::uint64_t> inode_{};
 };
 
+// Whether a folder is in use: its users share this lock, on a file in it; who would remove the folder takes it alone. It
+// belongs to the open file (Linux's OFD locks), so two users in one process are told apart; a forked child has a copy, and
+// merely keeps the folder a little longer.
+class UseLock {
+public:
+    static constexpr const char* kName = "used";
+    enum class Kind { Shared, Alone };
+    // At once. false: errno says why, EAGAIN that others have it.
+    bool take(int folder, Kind kind);
+
+private:
+    Fd fd_;
+};
+
 // Of the text given, else of the host's boot id. The same within one boot, never 0.
 std::uint64_t boot_hash(const std::string& text);
 

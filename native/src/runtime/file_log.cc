@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/crc32c.h"
+#include "runtime/log_runs.h"
 
 namespace ftcomm {
 
@@ -53,63 +54,30 @@ Status look_for_predecessor(int folder, const FileLogConfig& config, bool* lost)
     return {};
 }
 
-// L9. A run of which no process lives has nobody who would come back.
-void remove_old_runs(const std::string& own) {
-    namespace fs = std::filesystem;
-    std::error_code ignored;
-    for (const auto& run : fs::directory_iterator(fs::path(own).parent_path(), ignored)) {
-        if (!run.is_directory(ignored) || run.path() == fs::path(own)) continue;
-        pairlog::Fd folder(::open(run.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-        bool alive = !folder, marked = false;
-        for (const auto& entry : fs::directory_iterator(run.path(), ignored)) {
-            const auto name = entry.path().filename().string();
-            if (!name.starts_with("rank-")) continue;
-            marked = true;
-            pairlog::FileLock lock;
-            int holder = 0;
-            alive = alive || !lock.take(folder.get(), name, &holder);
-        }
-        if (!alive && (marked || run.path().filename().string().find(".removed-") != std::string::npos))
-            fs::remove_all(run.path(), ignored);
-    }
-}
-
-// The folder of all hosts: this user's alone, for it holds what the ranks say to each other.
-Status make_parent(const std::string& path) {
-    const auto parent = std::filesystem::path(path).parent_path();
-    std::error_code why;
-    std::filesystem::create_directories(parent.parent_path(), why);
-    struct stat info{};
-    if (::mkdir(parent.c_str(), 0700) != 0 && errno != EEXIST)
-        return Status::error(Code::System, "log_dir " + parent.string() + ": " + std::strerror(errno) + ". Give another folder");
-    if (::stat(parent.c_str(), &info) != 0 || info.st_uid != ::geteuid())
-        return Status::error(Code::System, "log_dir " + parent.string() + " belongs to another user. Give another folder");
-    return {};
-}
-
 }  // namespace
 
 Status FileLog::open(const FileLogConfig& config, std::unique_ptr<FileLog>* out) {
     std::unique_ptr<FileLog> log(new FileLog(config));
-    for (const auto& folder : {config.files.path, config.files.spill_path})
-        if (auto s = folder.empty() ? Status{} : make_parent(folder); !s) return s;
+    // Before anything is made in it: the folder of a run that nobody uses may go at any time.
+    if (auto s = use_run(config.files.path, config.deadline, config.stop_event, &log->folder_, &log->used_); !s) return s;
+    if (const auto& spill = config.files.spill_path; !spill.empty())
+        if (auto s = make_parent(spill); !s) return s;
     if (auto s = pairlog::LogDir::open(config.files, &log->dir_); !s) return s;
-    // Says to processes that never meet this one (it may have ended before they start) that its streams are here.
-    log->folder_ = pairlog::Fd(::open(config.files.path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    if (config.again && log->folder_)
+    if (config.again)
         if (auto s = look_for_predecessor(log->folder_.get(), config, &log->lost_); !s) return s;
+    // Says to processes that never meet this one (it may have ended before they start) that its streams are here.
     const auto mark = mark_name(config.slot);
     int holder = 0;
     bool marked = false;
-    // Whoever looks for runs of the dead may take it for a moment, or away.
-    for (int attempt = 0; attempt < 8 && log->folder_ && !marked && holder == 0; ++attempt)
+    // A predecessor that leaves takes it away.
+    for (int attempt = 0; attempt < 8 && !marked && holder == 0; ++attempt)
         marked = log->mark_.take(log->folder_.get(), mark, &holder);
     if (!marked)
         return holder > 0 ? Status::error(Code::StaleEpoch, "process " + std::to_string(holder) + " still is rank " +
                                                                 std::to_string(config.slot) +
                                                                 " of the job: end it, then start this one again")
                           : Status::error(Code::System, config.files.path + "/" + mark + ": " + std::strerror(errno));
-    if (config.remove_old) remove_old_runs(config.files.path);
+    if (config.remove_old) remove_old_runs(config.files.path, config.files.spill_path);
     *out = std::move(log);
     return {};
 }
@@ -373,11 +341,7 @@ void FileLog::remove_if_last() {
     // Two may come to this point; one of them has the folder.
     const auto mine = folder.string() + ".removed-" + std::to_string(config_.slot);
     std::filesystem::rename(folder, mine, ignored);
-    // Others still close what they have there, which disturbs the walk.
-    for (int i = 0; !ignored && std::filesystem::exists(mine) && i < 1000; ++i) {
-        std::error_code disturbed;
-        std::filesystem::remove_all(mine, disturbed);
-    }
+    if (!ignored) remove_wholly(mine);
     std::filesystem::remove(folder.parent_path(), ignored);  // unless another host has its folder there
     if (!config_.files.spill_path.empty()) std::filesystem::remove_all(config_.files.spill_path, ignored);
 }

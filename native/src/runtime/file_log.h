@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "channel/log.h"
+#include "communicator/request.h"
 #include "pairlog/stream.h"
 
 namespace ftcomm {
@@ -18,6 +19,8 @@ struct FileLogConfig {
     bool again = false;  // it is not the slot's first process
     bool remove_old = false;           // what killed runs of the same name have left beside it
     std::vector<std::uint64_t> hosts;  // per slot; 0: not known
+    Time deadline = 0;                 // of open, 0: none
+    int stop_event = -1;               // readable: open gives up
 };
 
 class FileLog final : public Log {
@@ -69,6 +72,7 @@ private:
 
     const FileLogConfig config_;
     LogPosition position_;
+    pairlog::UseLock used_;  // before all that has files in the folder
     std::unique_ptr<pairlog::LogDir> dir_;
     pairlog::Fd folder_;
     pairlog::FileLock mark_;            // this process is the rank

@@ -312,6 +312,8 @@ Status Job::open_log() {
     c.remove_old = config_.log_remove && config_.incarnation == 0;
     c.slot = config_.rank;
     c.again = config_.incarnation > 0;
+    c.deadline = deadline_;
+    c.stop_event = stop_event_;
     for (const auto& a : addresses_) c.hosts.push_back(a.job != 0 ? a.host : 0);
     std::unique_ptr<FileLog> log;
     if (auto s = FileLog::open(c, &log); !s) return s;

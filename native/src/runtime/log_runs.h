@@ -1,0 +1,26 @@
+// The log folders of one job's runs on this host, side by side: they are taken into use, and removed when their users are dead.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "base/status.h"
+#include "communicator/request.h"
+#include "pairlog/files.h"
+
+namespace ftcomm {
+
+// The folder of all runs: this user's alone, for it holds what the ranks say to each other.
+Status make_parent(const std::string& path);
+
+// Makes the run's folder at `path` if it is absent. As long as `used` lives, remove_old_runs leaves it alone; nothing may be
+// made in it before. Waits for who is just removing it, until `deadline` (0: none) or until stop_fd is readable.
+Status use_run(const std::string& path, Time deadline, int stop_fd, pairlog::Fd* folder, pairlog::UseLock* used);
+
+// L9. Beside `path`: the runs that nobody uses, with what they have beside `spill_path` (empty: nothing).
+void remove_old_runs(const std::string& path, const std::string& spill_path);
+
+// Others may still make, close or remove things in it.
+void remove_wholly(const std::filesystem::path& folder);
+
+}  // namespace ftcomm

@@ -523,7 +523,7 @@ FT_TEST(replay_damaged_part_of_a_logged_ring_goes_no_further) {
         rig.comm(kThree, Rig::kComm, Policy::Replay);
         std::vector<std::int64_t> data[3];
         const auto post = [&](int slot) {
-            data[slot].assign(3000, slot + 1);
+            data[slot].assign(30000, slot + 1);  // in chunks
             OpDesc d;
             d.kind = OpKind::AllReduce;
             d.dtype = DType::Int64;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,18 +55,33 @@ def test_refusals(ranks: Ranks) -> None:
 
     ranks(2, run, policy="raise")
 
-    def unequal(comm: Any) -> str:
-        x = np.zeros(1000 if comm.rank == 1 else 10)
-        with pytest.raises(ftcomm.Error) as told:
-            comm.all_reduce(x, algorithm="ring-logged", timeout=20.0)
-        with pytest.raises(type(told.value)):  # what is under way cannot be told from the next one's
-            comm.all_reduce(np.zeros(4), algorithm="ring-logged")
-        comm.barrier()
-        return str(told.value)
 
-    for message in ranks(2, unequal, policy="replay", transport="shm"):
-        assert "another number of elements" in message
-        assert "ring-logged" in message
+def unequal(counts: list[int]) -> Callable[[Any], str]:
+    def run(comm: Any) -> str:
+        x = np.zeros(counts[comm.rank])
+        try:
+            comm.all_reduce(x, algorithm="ring-logged")
+        except ftcomm.Error as error:
+            with pytest.raises(type(error)):  # what is under way cannot be told from the next one's
+                comm.all_reduce(np.zeros(4), algorithm="ring-logged")
+            return str(error)
+        assert len(x) == 0
+        return ""
+
+    return run
+
+
+# As one chunk, as chunks, and both: each rank hears of it, also one whose neighbours agree with it.
+@pytest.mark.parametrize("place", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("odd", "others"), [(1000, 10), (10, 1000), (20_000, 10_000), (10, 10_000), (10_000, 10), (0, 10), (10, 0)]
+)
+def test_unequal_sizes(ranks: Ranks, odd: int, others: int, place: int) -> None:
+    counts = [odd if rank == place else others for rank in range(4)]
+    for count, message in zip(counts, ranks(4, unequal(counts), policy="replay", transport="shm"), strict=True):
+        if message or count > 0:
+            assert "ring-logged" in message
+            assert "another number of elements" in message
 
 
 @pytest.mark.parametrize("point", ["channel.receive:7", "channel.send.logged:9", "log.header.before:11"])

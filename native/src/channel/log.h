@@ -41,6 +41,10 @@ struct LogRecord {
     LogPosition position{};
 };
 
+// From this size on a message goes into a log past the caches: that costs no read of the old content, and throws out nothing. Below they
+// have room, and another processor soon reads it.
+inline constexpr std::size_t kLongMessage = 128u << 10;
+
 // One per rank. All calls come from the engine, one at a time. Implementations: files in shared memory (runtime), the simulator's hosts.
 //
 // Contract: a record that append() has returned ok for is there for every later incarnation of the rank on this host, whole, and is

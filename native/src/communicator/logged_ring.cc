@@ -11,6 +11,13 @@ namespace ftcomm {
 
 namespace {
 constexpr std::int64_t kTag = 0;
+constexpr std::uint64_t kWhole = 32u << 10;
+}  // namespace
+
+// A small sum goes round as one chunk, which begins at rank 0: a message costs more than its bytes.
+bool LoggedRing::whole() const {
+    const auto& d = queue_.front().desc;
+    return d.count * size_of(d.dtype) <= kWhole;
 }
 
 // In step k of the first half this rank adds to the part that started k + 1 ranks before it; in the second half finals come, its
@@ -20,7 +27,9 @@ int LoggedRing::chunk() const {
     return ((rank_ - k) % n + n) % n;
 }
 std::uint64_t LoggedRing::begin(int chunk) const {
-    return queue_.front().desc.count * static_cast<std::uint64_t>(chunk) / spec_.members.size();
+    const auto count = queue_.front().desc.count;
+    if (whole()) return chunk == 0 ? 0 : count;
+    return count * static_cast<std::uint64_t>(chunk) / spec_.members.size();
 }
 std::uint64_t LoggedRing::bytes(int chunk) const {
     return (begin(chunk + 1) - begin(chunk)) * size_of(queue_.front().desc.dtype);
@@ -52,7 +61,7 @@ void LoggedRing::start() {
         finish({});
         return;
     }
-    if (send(own(rank_, 0, bytes(rank_)), rank_)) receive();
+    if (!travels(rank_) || send(own(rank_, 0, bytes(rank_)), rank_)) next();
 }
 
 // What this rank adds: bytes [at, at + bytes) of the chunk. Its buffer stays as it is until finals come (invariant B).
@@ -74,7 +83,14 @@ bool LoggedRing::send(const std::byte* data, int chunk) {
 }
 
 // Into no buffer: it is read where it is.
-void LoggedRing::receive() {
+void LoggedRing::next() {
+    while (!travels(chunk())) {
+        if (is_last()) {
+            finish({});
+            return;
+        }
+        ++step_;
+    }
     receiving_ = std::make_shared<Request>();
     pairs_->recv(receiving_, nullptr, bytes(chunk()), before(), kTag, queue_.front().deadline);
 }
@@ -88,12 +104,13 @@ void LoggedRing::advance() {
     const int c = chunk();
     if (!got->status || got->bytes != bytes(c)) {
         const bool differs = got->status.ok() || got->status.code == Code::Truncated;
+        if (differs) say_nothing();
         finish(differs ? Status::error(Code::Mismatch, "all_reduce (ring-logged): rank " + std::to_string(before()) +
                                                            " has another number of elements: call it alike on all ranks")
                        : got->status);
         return;
     }
-    const bool last = step_ == 2 * (size() - 1) - 1, made = step_ == size() - 2;
+    const bool last = is_last(), made = step_ == size() - 2;
     auto status = last ? pairs_->check_received(before()) : pass_on(c);
     if (status && (made || last)) status = keep(c);
     if (!status || last) {
@@ -101,7 +118,14 @@ void LoggedRing::advance() {
         return;
     }
     ++step_;
-    receive();
+    next();
+}
+
+// In place of all that would still go out: so that the others come to know, and none waits for what does not come. Nobody takes it for a sum
+// but who has no elements, and passes it on.
+void LoggedRing::say_nothing() {
+    for (; !is_last(); ++step_)
+        if (travels(chunk())) pairs_->send(std::make_shared<Request>(), nullptr, 0, after(), kTag);
 }
 
 // From the record that came to the one that goes out, with this rank's part added or as it is; a final also into the buffer. Its sum is
@@ -109,6 +133,7 @@ void LoggedRing::advance() {
 Status LoggedRing::pass_on(int chunk) {
     const auto& d = queue_.front().desc;
     const auto into = into_for(d.count * size_of(d.dtype));
+    const auto into_log = bytes(chunk) >= kLongMessage ? Into::Memory : Into::Caches;
     const bool average = d.op == ReduceOp::Avg && step_ == size() - 2, is_final = !reducing();
     LogRecord came;
     std::uint32_t crc = 0, made_crc = 0;
@@ -116,7 +141,7 @@ Status LoggedRing::pass_on(int chunk) {
         if (at == 0)  // only now: room for the record to be may have been made by moving others
             if (auto s = pairs_->received(before(), &came); !s) return s;
         const auto* from = came.payload.data() + at;
-        crc = is_final ? crc32c_copy(to, from, n, crc, into) : crc32c(from, n, crc);
+        crc = is_final ? crc32c_copy(to, from, n, crc, into_log) : crc32c(from, n, crc);
         if (at + n == bytes(chunk) && crc != came.crc) {
             const auto s = pairs_->check_received(before());
             return s ? Status::error(Code::LogCorrupt, "a record of the ring changed while it was read") : s;
@@ -128,11 +153,11 @@ Status LoggedRing::pass_on(int chunk) {
             return {};
         }
         const auto count = n / size_of(d.dtype);
-        if (into == Into::Memory) made_.resize(n);
-        auto* made = into == Into::Memory ? made_.data() : to;
+        if (into_log == Into::Memory) made_.resize(n);
+        auto* made = into_log == Into::Memory ? made_.data() : to;
         reduce(d.dtype, d.op, made, from, own(chunk, at, n), count);
         if (average) divide(d.dtype, made, count, static_cast<std::uint32_t>(size()));
-        if (into == Into::Memory) *sum = made_crc = crc32c_copy(to, made, n, made_crc, into);
+        if (into_log == Into::Memory) *sum = made_crc = crc32c_copy(to, made, n, made_crc, into_log);
         return {};
     };
     const auto sending = std::make_shared<Request>();
@@ -143,8 +168,7 @@ Status LoggedRing::pass_on(int chunk) {
 // A final that is not passed on as it came: the one that was made here, and the last that came.
 Status LoggedRing::keep(int chunk) {
     LogRecord record;
-    const bool last = step_ == 2 * (size() - 1) - 1;
-    if (auto s = last ? pairs_->received(before(), &record) : pairs_->sent(after(), &record); !s) return s;
+    if (auto s = is_last() ? pairs_->received(before(), &record) : pairs_->sent(after(), &record); !s) return s;
     const auto& d = queue_.front().desc;
     if (!record.payload.empty())
         copy(at(chunk), record.payload.data(), record.payload.size(), into_for(d.count * size_of(d.dtype)));

@@ -36,15 +36,19 @@ private:
     int before() const { return (rank_ + size() - 1) % size(); }
     int after() const { return (rank_ + 1) % size(); }
     bool reducing() const { return step_ < size() - 1; }
+    bool is_last() const { return step_ == 2 * (size() - 1) - 1; }
     int chunk() const;  // that comes in this step
+    bool whole() const;
+    bool travels(int chunk) const { return !whole() || chunk == 0; }
     std::uint64_t begin(int chunk) const;
     std::uint64_t bytes(int chunk) const;
     std::byte* at(int chunk) const;
     const std::byte* own(int chunk, std::uint64_t at, std::uint64_t bytes);
     void start();
-    void receive();
+    void next();
     bool send(const std::byte* data, int chunk);
     void advance();
+    void say_nothing();
     Status pass_on(int chunk);
     Status keep(int chunk);
     void finish(Status status);

@@ -105,17 +105,6 @@ public:
         return {};
     }
     bool shows_pieces() const override { return true; }
-    Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
-                        const Shown& shown) override {
-        std::uint32_t crc = 0;
-        for (std::uint64_t at = 0; at < payload.size();) {
-            const auto piece = payload.subspan(at, std::min(stretch, payload.size() - at));
-            if (auto s = append_piece(key, tag, aux, payload.size(), at, piece, &crc); !s) return s;
-            at += piece.size();
-            if (at < payload.size()) shown(at);
-        }
-        return commit_pieces(key);
-    }
     // What a process of this slot was writing when it died never was.
     void recover() {
         std::erase_if(files_.open, [&](const auto& one) { return one.first.src == self_; });

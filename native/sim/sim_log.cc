@@ -40,14 +40,7 @@ Status SimLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t a
                             const Shown& shown) {
     if (self_.crashed) return {};
     world_.counters().add("message shown while it is logged");
-    std::uint32_t crc = 0;
-    for (std::uint64_t at = 0; at < payload.size();) {
-        const auto piece = payload.subspan(at, std::min(stretch, payload.size() - at));
-        if (auto s = append_piece(key, tag, aux, payload.size(), at, piece, &crc); !s || self_.crashed) return s;
-        at += piece.size();
-        if (at < payload.size()) shown(at);  // may be its last act
-    }
-    return commit_pieces(key);
+    return Log::append_shown(key, tag, aux, payload, stretch, shown);  // may die in each piece, or as it shows one
 }
 
 Status SimLog::commit_pieces(const LogKey& key) {

@@ -2,6 +2,7 @@
 // processes, and two more for each rank: what its collectives gave, and which of several answers it was given.
 #pragma once
 
+#include <algorithm>
 #include <compare>
 #include <cstdint>
 #include <functional>
@@ -166,9 +167,16 @@ inline Status Log::append_made(const LogKey& key, std::int64_t tag, std::uint64_
     return append(key, tag, aux, std::span(&whole, 1));
 }
 
-inline Status Log::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t,
-                                const Shown&) {
-    return append(key, tag, aux, std::span(&payload, 1));
+inline Status Log::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
+                                const Shown& shown) {
+    std::uint32_t crc = 0;
+    for (std::uint64_t at = 0; at < payload.size();) {
+        const auto piece = payload.subspan(at, std::min(stretch, payload.size() - at));
+        if (auto s = append_piece(key, tag, aux, payload.size(), at, piece, &crc); !s) return s;
+        at += piece.size();
+        if (at < payload.size() && shows_pieces()) shown(at);
+    }
+    return commit_pieces(key);
 }
 
 inline Status Log::read_pieces(const LogKey&, std::uint64_t, std::uint64_t, std::span<std::byte>, std::uint32_t*) {

@@ -218,9 +218,7 @@ private:
         }
         op_.set_final(s, r.contributors);
         FT_POINT("share.read");
-        --remaining_;
-        if (env_.predecessor() == r.rank) credit();
-        if (remaining_ == 0) FT_POINT("ring.ag.final");
+        have_final(r);
     }
 
     void on_final(std::uint32_t s, ByteView payload) {
@@ -231,7 +229,6 @@ private:
         if (op_.label(s) != LabelKind::Final) std::memcpy(out, payload.data(), payload.size());
         op_.set_final(s, r.contributors);
         FT_POINT("ring.ag.hop");
-        --remaining_;
         auto h = env_.header(FrameKind::Gather, op_);
         h.segment = s;
         const int next = env_.slot_of(env_.successor());
@@ -241,6 +238,12 @@ private:
             h.kind = FrameKind::Token;
             env_.sender.send(next, h);
         }
+        have_final(r);
+    }
+
+    // Its owner's successor began this sum, and now knows that it has been all the way round. (Of a gather a token says so.)
+    void have_final(const SegmentRun& r) {
+        --remaining_;
         if (r.mode == SegmentMode::Reduce && env_.predecessor() == r.rank) credit();
         if (remaining_ == 0) FT_POINT("ring.ag.final");
     }

@@ -56,32 +56,52 @@ def test_refusals(ranks: Ranks) -> None:
     ranks(2, run, policy="raise")
 
 
-def unequal(counts: list[int]) -> Callable[[Any], str]:
+def unequal(counts: list[int], dtypes: list[str]) -> Callable[[Any], str]:
     def run(comm: Any) -> str:
-        x = np.zeros(counts[comm.rank])
-        try:
-            comm.all_reduce(x, algorithm="ring-logged")
-        except ftcomm.Error as error:
-            with pytest.raises(type(error)):  # what is under way cannot be told from the next one's
-                comm.all_reduce(np.zeros(4), algorithm="ring-logged")
-            return str(error)
-        assert len(x) == 0
-        return ""
+        with pytest.raises(ftcomm.Mismatch) as told:
+            comm.all_reduce(np.zeros(counts[comm.rank], dtypes[comm.rank]), algorithm="ring-logged")
+        with pytest.raises(ftcomm.Mismatch):  # what is under way cannot be told from the next one's
+            comm.all_reduce(np.zeros(4), algorithm="ring-logged")
+        return str(told.value)
 
     return run
 
 
-# As one chunk, as chunks, and both: each rank hears of it, also one whose neighbours agree with it.
+# As one chunk, as chunks, and both; a chunk of one rank is as long as the sum of another. Each rank hears of it, also one
+# whose neighbours agree with it.
 @pytest.mark.parametrize("place", [0, 1, 3])
 @pytest.mark.parametrize(
-    ("odd", "others"), [(1000, 10), (10, 1000), (20_000, 10_000), (10, 10_000), (10_000, 10), (0, 10), (10, 0)]
+    ("odd", "others"),
+    [(10, 1000), (20_000, 10_000), (10, 10_000), (10_000, 10), (4096, 16_384), (16_384, 4096), (0, 10), (10, 0)],
 )
 def test_unequal_sizes(ranks: Ranks, odd: int, others: int, place: int) -> None:
     counts = [odd if rank == place else others for rank in range(4)]
-    for count, message in zip(counts, ranks(4, unequal(counts), policy="replay", transport="shm"), strict=True):
-        if message or count > 0:
-            assert "ring-logged" in message
-            assert "another number of elements" in message
+    for message in ranks(4, unequal(counts, ["f8"] * 4), policy="replay", transport="shm"):
+        assert "ring-logged" in message
+        assert "another number of elements" in message
+
+
+def test_unequal_types(ranks: Ranks) -> None:
+    for message in ranks(3, unequal([100] * 3, ["f8", "f8", "i8"]), policy="replay", transport="shm"):
+        assert "data type" in message
+
+
+def test_no_checkpoint_after_a_failure(ranks: Ranks) -> None:
+    """Who went on from it would not know of the failure, and would read what it has left under way."""
+
+    def run(comm: Any) -> str:
+        comm.resume()
+        comm.commit_checkpoint("before")
+        fresh = comm.dup()
+        with pytest.raises(ftcomm.Mismatch):
+            comm.all_reduce(np.zeros(100 + comm.rank), algorithm="ring-logged")
+        with pytest.raises(ftcomm.Error) as told:
+            comm.commit_checkpoint("after")
+        fresh.all_reduce(np.zeros(100), algorithm="ring-logged")
+        return str(told.value)
+
+    for message in ranks(3, run, policy="replay", transport="shm"):
+        assert "ring-logged all_reduce of this communicator has failed" in message
 
 
 @pytest.mark.parametrize("point", ["channel.receive:7", "channel.send.logged:9", "log.header.before:11"])

@@ -14,7 +14,8 @@
 namespace ftcomm {
 
 struct Communicator::Agreement {
-    static constexpr std::size_t kTag = 0, kQuiet = 1, kMarked = 2, kCounts = kAgreementCounts;  // of a row
+    static constexpr std::size_t kTag = 0, kState = 1, kMarked = 2, kCounts = kAgreementCounts;  // of a row
+    enum State : std::int64_t { kBusy, kQuiet, kFailed };
     RequestPtr request, gather;
     std::string tag;
     bool commits = false;
@@ -88,7 +89,10 @@ RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits) {
     a.here.next_seq = next_seq_ + 1;
     const auto& messages = a.here.messages;
     const auto bytes = std::as_bytes(std::span(tag));
-    a.mine = {commits ? static_cast<std::int64_t>(hash64(bytes)) : 0, messages.quiet ? 1 : 0, static_cast<std::int64_t>(marks_)};
+    const auto state = ring_ != nullptr && ring_->has_failed() ? Agreement::kFailed
+                       : messages.quiet                        ? Agreement::kQuiet
+                                                               : Agreement::kBusy;
+    a.mine = {commits ? static_cast<std::int64_t>(hash64(bytes)) : 0, state, static_cast<std::int64_t>(marks_)};
     for (const auto* counts : {&messages.sent, &messages.received})
         for (auto n : *counts) a.mine.push_back(static_cast<std::int64_t>(n));
     a.width = a.mine.size();
@@ -153,10 +157,11 @@ void Communicator::settle_agreement() {
 Status Communicator::judge(const Agreement& a) const {
     const auto what = a.commits ? "checkpoint " + a.tag : std::string("resume");
     const auto n = spec_.members.size();
-    std::vector<int> other, busy;
+    std::vector<int> other, busy, failed;
     for (std::size_t r = 0; r < n; ++r) {
         if (a.row(r, Agreement::kTag) != a.row(0, Agreement::kTag)) other.push_back(static_cast<int>(r));
-        if (a.row(r, Agreement::kQuiet) == 0) busy.push_back(static_cast<int>(r));
+        if (a.row(r, Agreement::kState) == Agreement::kBusy) busy.push_back(static_cast<int>(r));
+        if (a.row(r, Agreement::kState) == Agreement::kFailed) failed.push_back(static_cast<int>(r));
     }
     if (!other.empty())
         return refused(what + ": ranks " + list_of(other) + " gave another tag. Give the same one on every rank.", other);
@@ -168,6 +173,11 @@ Status Communicator::judge(const Agreement& a) const {
                                    " to rank " + std::to_string(dst) + " have not been received. Receive everything first.",
                                {static_cast<int>(src), static_cast<int>(dst)});
         }
+    // Who goes on from there would not know it, and meet the messages that it has left.
+    if (!failed.empty())
+        return refused(what + ": on ranks " + list_of(failed) +
+                           " a ring-logged all_reduce of this communicator has failed. Make another communicator for what comes.",
+                       failed);
     if (!busy.empty())
         return refused(what + ": ranks " + list_of(busy) + " have operations that are not done. Wait for all requests first.",
                        busy);

@@ -316,7 +316,7 @@ bool LoggedPairs::match_one(Recv& r) {
         if (r.src >= 0 && r.src != s) continue;
         auto& waiting = peer(s).waiting;
         for (auto it = waiting.begin(); it != waiting.end(); ++it)
-            if (it->tag == r.tag) return take(r, s, it);
+            if (it->tag == r.tag || (r.tag == kAnyTag && channel_ == Channel::Ring)) return take(r, s, it);
     }
     return false;
 }

@@ -53,7 +53,7 @@ public:
     Status sent(int dst, LogRecord* out) { return log_.peek(to(dst), peer(dst).sent, out); }
     Status received(int src, LogRecord* out) { return log_.peek(from(src), peer(src).taken, out); }
     Status check_received(int src);
-    // data null: only received() has it.
+    // data null: only received() has it. tag: kAnyTag, in the ring, for whatever comes next.
     void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
     void on_frame(int from, const FrameHeader& header, ByteView payload);
     void on_writable(int slot);

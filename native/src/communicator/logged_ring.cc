@@ -4,13 +4,14 @@
 #include <cstring>
 #include <utility>
 
+#include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/reduce.h"
 
 namespace ftcomm {
 
 namespace {
-constexpr std::int64_t kTag = 0;
+constexpr std::int64_t kNothing = -1;  // the tag of what goes out in place of sums
 constexpr std::uint64_t kWhole = 32u << 10;
 }  // namespace
 
@@ -18,6 +19,14 @@ constexpr std::uint64_t kWhole = 32u << 10;
 bool LoggedRing::whole() const {
     const auto& d = queue_.front().desc;
     return d.count * size_of(d.dtype) <= kWhole;
+}
+
+// Of a message: what it is part of. Its length does not say: one rank's chunk may be as long as another one's whole sum.
+std::int64_t LoggedRing::tag() const {
+    const auto& d = queue_.front().desc;
+    ByteWriter w;
+    w.put(d.count).put(static_cast<std::uint8_t>(d.dtype)).put(static_cast<std::uint8_t>(d.op));
+    return static_cast<std::int64_t>(hash64(w.take()) >> 1);
 }
 
 // In step k of the first half this rank adds to the part that started k + 1 ranks before it; in the second half finals come, its
@@ -76,7 +85,7 @@ const std::byte* LoggedRing::own(int chunk, std::uint64_t at, std::uint64_t byte
 
 bool LoggedRing::send(const std::byte* data, int chunk) {
     const auto sending = std::make_shared<Request>();
-    pairs_->send(sending, data, bytes(chunk), after(), kTag);
+    pairs_->send(sending, data, bytes(chunk), after(), tag());
     if (sending->status) return true;
     finish(sending->status);
     return false;
@@ -92,7 +101,7 @@ void LoggedRing::next() {
         ++step_;
     }
     receiving_ = std::make_shared<Request>();
-    pairs_->recv(receiving_, nullptr, bytes(chunk()), before(), kTag, queue_.front().deadline);
+    pairs_->recv(receiving_, nullptr, bytes(chunk()), before(), kAnyTag, queue_.front().deadline);
 }
 
 void LoggedRing::pump() {
@@ -102,12 +111,19 @@ void LoggedRing::pump() {
 void LoggedRing::advance() {
     const auto got = std::exchange(receiving_, nullptr);
     const int c = chunk();
-    if (!got->status || got->bytes != bytes(c)) {
-        const bool differs = got->status.ok() || got->status.code == Code::Truncated;
-        if (differs) say_nothing();
-        finish(differs ? Status::error(Code::Mismatch, "all_reduce (ring-logged): rank " + std::to_string(before()) +
-                                                           " has another number of elements: call it alike on all ranks")
-                       : got->status);
+    LogRecord came;
+    auto found = got->status;
+    if (found) found = pairs_->received(before(), &came);
+    if (found.code == Code::Truncated || (found && (got->bytes != bytes(c) || came.tag != tag()))) {
+        found = say_nothing();
+        if (found)
+            found = Status::error(Code::Mismatch,
+                                  "all_reduce (ring-logged): another rank has another number of elements, data type or "
+                                  "operation (rank " +
+                                      std::to_string(before()) + ", or one before it): call it alike on all ranks");
+    }
+    if (!found) {
+        finish(std::move(found));
         return;
     }
     const bool last = is_last(), made = step_ == size() - 2;
@@ -121,11 +137,14 @@ void LoggedRing::advance() {
     next();
 }
 
-// In place of all that would still go out: so that the others come to know, and none waits for what does not come. Nobody takes it for a sum
-// but who has no elements, and passes it on.
-void LoggedRing::say_nothing() {
-    for (; !is_last(); ++step_)
-        if (travels(chunk())) pairs_->send(std::make_shared<Request>(), nullptr, 0, after(), kTag);
+// In place of all that would still go out: so that the others come to know, and none waits for what does not come.
+Status LoggedRing::say_nothing() {
+    for (; !is_last(); ++step_) {
+        const auto sending = std::make_shared<Request>();
+        if (travels(chunk())) pairs_->send(sending, nullptr, 0, after(), kNothing);
+        if (!sending->status) return sending->status;
+    }
+    return {};
 }
 
 // From the record that came to the one that goes out, with this rank's part added or as it is; a final also into the buffer. Its sum is
@@ -161,7 +180,7 @@ Status LoggedRing::pass_on(int chunk) {
         return {};
     };
     const auto sending = std::make_shared<Request>();
-    pairs_->send_made(sending, bytes(chunk), after(), kTag, make);
+    pairs_->send_made(sending, bytes(chunk), after(), tag(), make);
     return sending->status;
 }
 

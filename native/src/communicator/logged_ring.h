@@ -25,6 +25,7 @@ public:
     void postpone();  // every one has its whole time again
     bool fail(const RequestPtr& request, Code why);  // false: not one of these
     bool idle() const { return queue_.empty(); }
+    bool has_failed() const { return !broken_; }  // and will say so from now on
 
 private:
     struct Op {
@@ -37,6 +38,7 @@ private:
     int after() const { return (rank_ + 1) % size(); }
     bool reducing() const { return step_ < size() - 1; }
     bool is_last() const { return step_ == 2 * (size() - 1) - 1; }
+    std::int64_t tag() const;
     int chunk() const;  // that comes in this step
     bool whole() const;
     bool travels(int chunk) const { return !whole() || chunk == 0; }
@@ -48,7 +50,7 @@ private:
     void next();
     bool send(const std::byte* data, int chunk);
     void advance();
-    void say_nothing();
+    Status say_nothing();
     Status pass_on(int chunk);
     Status keep(int chunk);
     void finish(Status status);

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <limits>
 #include <list>
 #include <map>
 #include <optional>
@@ -19,6 +20,7 @@ namespace ftcomm {
 
 // Of receives, whichever way messages go.
 Status message_too_long(std::uint64_t bytes, int src, std::uint64_t capacity);
+inline constexpr std::int64_t kAnyTag = std::numeric_limits<std::int64_t>::min();
 Status no_message(int src, std::int64_t tag);  // in time
 
 class PointToPoint {

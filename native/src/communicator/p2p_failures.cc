@@ -10,8 +10,8 @@ Status message_too_long(std::uint64_t bytes, int src, std::uint64_t capacity) {
 
 Status no_message(int src, std::int64_t tag) {
     auto s = Status::error(Code::Timeout, "Timed out: no message came from rank " +
-                                              (src < 0 ? std::string("ANY") : std::to_string(src)) + " with tag " +
-                                              std::to_string(tag));
+                                              (src < 0 ? std::string("ANY") : std::to_string(src)) +
+                                              (tag == kAnyTag ? "" : " with tag " + std::to_string(tag)));
     if (src >= 0) s.ranks = {src};
     return s;
 }

@@ -33,6 +33,8 @@ class Setting:
     narrator: Narrator
     signals: Signals
     pair_log: PairLog | None = None  # under the policy replay
+    standbys: int = 0
+    interpreter_flags: int = 1  # of a worker's arguments, how many come before the script
 
 
 @contextlib.contextmanager
@@ -79,6 +81,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY") or None)
         for slot in self._context.slots.values():
             self._log("spawn", rank=slot.rank, incarnation=0, pid=pids[slot.local_rank])
+        self._context.keep_standbys(self._setting.standbys, self._setting.interpreter_flags)
         return pids
 
     def _name_job(self, worker_group: WorkerGroup) -> None:
@@ -129,6 +132,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         with selectors.DefaultSelector() as selector:
             selector.register(self._setting.signals.fd, selectors.EVENT_READ)
             selector.register(self._setting.folder.fd, selectors.EVENT_READ)
+            selector.register(self._context.standbys.fd, selectors.EVENT_READ)
             while True:
                 for sig in self._setting.signals.take():
                     self._on_signal(sig)
@@ -142,9 +146,12 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                     self._look_for_members()
                 if not self._context.running():
                     break
+                # After the workers that had to be started: no standby must keep one of them waiting.
+                self._context.standbys.tend(self._log, last=self._ending)
                 selector.select(self._time_left())
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     self._kill("did not end in time")
+        self._context.standbys.end()
         self._read_events()
 
     def _read_events(self) -> None:
@@ -193,8 +200,11 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._spawned(slot)
 
     def _spawned(self, slot: Slot, **more: Any) -> None:
-        pid = self._context.worker(slot).pid
+        worker = self._context.worker(slot)
+        pid = worker.pid
         self._worker_group.workers[slot.local_rank].id = pid
+        if worker.was_standby:
+            more["standby"] = True
         self._log("spawn", rank=slot.rank, incarnation=slot.incarnation, pid=pid, **more)
 
     def _give_up(self, ended: Exit, why: str) -> None:

@@ -21,6 +21,7 @@ from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.replay import ReplayAgent
 from ftcomm.launch.signals import Signals, parse_signals
+from ftcomm.launch.standbys import check_standbys
 from ftcomm.launch.worker import describe_exit
 from ftcomm.options import Options
 
@@ -63,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="under --policy replay: where the pair log's folder is made (default: FTCOMM_LOG_DIR, else /dev/shm)",
     )
+    group.add_argument(
+        "--standby",
+        metavar="N",
+        help="how many processes of each node have done the script's imports and wait to become a replacement "
+        "(default: FTCOMM_STANDBY, else 0)",
+    )
     group.add_argument("--events", metavar="DIR", help="run folder for events.jsonl (default: none is kept)")
     return result
 
@@ -81,6 +88,7 @@ def main(argv: list[str] | None = None) -> int:
             lib()[1].ft_fault_configure(os.environ.get("FTCOMM_FAULTS", "").encode(), -1, 0)
         )  # no rank: only reads it
         handled = parse_signals(args.signals_to_handle)
+        standbys = check_standbys(args)
         if options.policy == "replay":
             pair_log = PairLog(args.pair_log or options.log_dir)
         elif args.pair_log:
@@ -99,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
     narrator = Narrator()
     signals = Signals(handled)
     try:
-        return _run(args, Setting(folder, narrator, signals, pair_log))
+        return _run(args, Setting(folder, narrator, signals, pair_log, standbys, 2 if args.module else 1))
     finally:
         signals.collect()  # one that comes now interrupts nothing
         if pair_log is not None:

@@ -28,6 +28,8 @@ class Narrator:
             "job": self._job,
             "spawn": self._spawn,
             "exit": self._exit,
+            "standby-ready": self._standby_ready,
+            "standbys-over": self._standbys_over,
             "given-up": self._given_up,
             "orphaned": self._orphaned,
             "voted-out": self._voted_out,
@@ -82,7 +84,18 @@ class Narrator:
         rank, incarnation = event["rank"], event["incarnation"]
         self._incarnation[rank] = incarnation
         if incarnation and "generation" not in event:
-            self.say(f"slot {rank}: replacement {incarnation} started (pid {event['pid']})", event["time"])
+            how = "started from a standby" if event.get("standby") else "started"
+            self.say(f"slot {rank}: replacement {incarnation} {how} (pid {event['pid']})", event["time"])
+
+    def _standby_ready(self, event: Event) -> None:
+        self.say(f"a standby is ready (pid {event['pid']})", event["time"])
+
+    def _standbys_over(self, event: Event) -> None:
+        self.say(
+            f"standbys end by themselves, the last one with {event['how']}. No more are started, and replacements start afresh: "
+            "try the script's imports by hand, see that there is memory for them, or leave out --standby",
+            event["time"],
+        )
 
     def _exit(self, event: Event) -> None:
         if event["code"] == 0:

@@ -7,6 +7,7 @@ import ctypes
 import os
 import signal
 import subprocess
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -17,10 +18,28 @@ _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
 
 
+# From the command, the environment and the descriptors for stdout and stderr: a standby that has become this worker, or None.
+Take = Callable[[Sequence[str], dict[str, str], int, int], "subprocess.Popen[bytes] | None"]
+
+
+def die_with_launcher() -> Callable[[], None]:
+    """What a child of this process calls between fork and exec."""
+    launcher = os.getpid()
+
+    def prepare() -> None:
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != launcher:  # it died before the prctl: the signal will not come any more
+            os._exit(1)
+
+    return prepare
+
+
 class Worker(SubprocessHandler):  # type: ignore[misc]
     """A worker that dies with ftrun and whose log files survive its replacement."""
 
-    def __init__(self, *, stdout: str | None, stderr: str | None, **rest: Any) -> None:
+    def __init__(self, *, stdout: str | None, stderr: str | None, take: Take, **rest: Any) -> None:
+        self._take = take
+        self.was_standby = False
         # The base class would open the logs with "w", which wipes what the previous incarnation wrote.
         self._log_paths = (stdout, stderr)
         super().__init__(stdout=None, stderr=None, **rest)
@@ -29,20 +48,18 @@ class Worker(SubprocessHandler):  # type: ignore[misc]
         out, err = self._log_paths
         self._stdout = open(out, "a") if out else None  # noqa: SIM115
         self._stderr = open(err, "a") if err else None  # noqa: SIM115
-        launcher = os.getpid()
-
-        def die_with_launcher() -> None:
-            _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != launcher:  # it died before the prctl: the signal will not come any more
-                os._exit(1)
-
+        ours = [file.fileno() if file else fd for fd, file in ((1, self._stdout), (2, self._stderr))]
+        standby = self._take(args, env, *ours)
+        if standby is not None:
+            self.was_standby = True
+            return standby
         return subprocess.Popen(
             args,
             env=env,
             stdout=self._stdout,
             stderr=self._stderr,
             start_new_session=True,
-            preexec_fn=die_with_launcher,  # noqa: PLW1509 - two system calls, no lock
+            preexec_fn=die_with_launcher(),  # noqa: PLW1509 - two system calls, no lock
         )
 
     @property

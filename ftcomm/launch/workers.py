@@ -10,6 +10,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import ProcessFailure, RunProcsResult, SubprocessContext
 
+from ftcomm.launch.standbys import Standbys, common_environment
 from ftcomm.launch.worker import Worker
 
 
@@ -50,6 +51,10 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
 
     slots: dict[int, Slot]
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.standbys = Standbys(0, (), (), {})
+
     def start(self) -> None:
         """As the base class, which also sets signal handlers that raise wherever the agent happens to be."""
         self._start()
@@ -74,7 +79,15 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
             stderr=self.stderrs[local_rank] or None,
             local_rank_id=local_rank,
             numa_options=self._numa_options,
+            take=self.standbys.take,
         )
+
+    def keep_standbys(self, count: int, flags: int) -> None:
+        """For workers that are started from now on. ``flags``: how many of their arguments are the interpreter's."""
+        args = [str(arg) for arg in next(iter(self.args.values()))]
+        environment = common_environment(list(self.envs.values()))
+        self.standbys.end()
+        self.standbys = Standbys(count, [self.entrypoint, *args[:flags]], args[flags:], environment)
 
     def worker(self, slot: Slot) -> Worker:
         handler = self.subprocess_handlers[slot.local_rank]
@@ -133,6 +146,7 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
 
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         """The last resort on any way out of the agent: whatever still runs is killed."""
+        self.standbys.end()
         for handler in self.subprocess_handlers.values():
             if isinstance(handler, Worker) and handler.proc.returncode is None:
                 handler.kill()

@@ -22,13 +22,20 @@ def clean_environment(**more: str) -> dict[str, str]:
 class Ftrun:
     """A running ftrun with its workers' output."""
 
-    def __init__(self, args: list[str], env: dict[str, str], stderr: IO[str] | int = subprocess.PIPE) -> None:
+    def __init__(
+        self,
+        args: list[str],
+        env: dict[str, str],
+        stderr: IO[str] | int = subprocess.PIPE,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "ftcomm.launch.cli", *args],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
             env=env,
+            cwd=cwd,
             start_new_session=True,
         )
 

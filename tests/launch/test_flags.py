@@ -11,12 +11,23 @@ from launch.running import Start
     [
         (("--policy", "wrong"), "policy='wrong' is not one of raise, lossy"),
         (("--heartbeat", "soon"), "FTCOMM_HEARTBEAT='soon' is not valid"),
+        (("--standby", "-1"), "--standby='-1' is not valid: give a number of processes for each node"),
+        (("--standby", "some"), "--standby='some' is not valid"),
+        (("--standby", "1", "--no-python"), "--no-python starts none"),
+        (("--standby", "1", "--numa-binding", "node"), "--standby can't be with --numa-binding"),
         (("--faults", "rank=1,at=ring.rs.hopp,do=kill"), "near it: ring.rs.hop"),
     ],
-    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
 def test_wrong_flag(start: Start, flags: tuple[str, ...], words: str) -> None:
     code, _, err = start("raise SystemExit('started')", "--nproc-per-node", "2", *flags).finish()
     assert code == 2
     assert words in err
+    assert "started" not in err
+
+
+def test_wrong_variable(start: Start) -> None:
+    code, _, err = start("raise SystemExit('started')", FTCOMM_STANDBY="1.5").finish()
+    assert code == 2
+    assert "FTCOMM_STANDBY='1.5' is not valid" in err
     assert "started" not in err

@@ -42,6 +42,7 @@ class Plan:
     victims: list[int]
     iterations: int
     folder: str
+    standbys: int  # that the workers wait for before they begin
 
     def __init__(self) -> None:
         self.__dict__.update(json.loads(os.environ["PIPELINE"]))
@@ -60,6 +61,15 @@ class Diary:
 def process_number() -> int:
     """ftrun counts a slot's processes, torchrun how often it has restarted all."""
     return int(os.environ.get("FTCOMM_INCARNATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def wait_for_standbys(plan: Plan) -> None:
+    """They must not be measured while they import."""
+    while plan.standbys and process_number() == 0:
+        told = (Path(os.environ["FTCOMM_EVENTS"]) / "ftrun-0.jsonl").read_text()
+        if told.count('"standby-ready"') >= plan.standbys:
+            return
+        time.sleep(0.02)
 
 
 def digest_of(weights: Iterable[Array]) -> str:
@@ -137,6 +147,7 @@ class Pipeline:
         return comm
 
     def run(self) -> None:
+        wait_for_standbys(self.plan)
         if self.plan.system == "replay":
             comm = self.join(0)
             at, _ = comm.resume_from(lambda tag: self.stage.load(self.saved()))

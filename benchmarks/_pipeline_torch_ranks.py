@@ -16,7 +16,7 @@ from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from _pipeline_ranks import Diary, Plan, digest_of, process_number  # noqa: E402
+from _pipeline_ranks import Diary, Plan, digest_of, process_number, wait_for_standbys  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: E402
 
@@ -59,6 +59,7 @@ class Pipeline:
         self.optimizer.zero_grad()
 
     def run(self) -> None:
+        wait_for_standbys(self.plan)
         job = 0 if self.plan.system == "replay" else self.process
         self.join(job)
         if self.plan.system == "replay":

@@ -2,6 +2,7 @@
 
     python benchmarks/replay_recovery.py [--stages 4 8] [--lost 10 50 100] [--rounds 5] [--json FILE] [--plot FILE]
     python benchmarks/replay_recovery.py --victims first middle last --systems replay
+    python benchmarks/replay_recovery.py --standby             replacements are made of standbys (ftrun --standby)
     python benchmarks/replay_recovery.py --torch               the pipeline is torch.distributed.pipelining's Schedule1F1B
     python benchmarks/replay_recovery.py --from FILE [FILE ...] --plot FILE      draws what earlier runs have written
 
@@ -14,6 +15,9 @@ that one:
 - rollback: `ftrun --policy raise`, in the form that is kindest to it: the survivors keep their processes, load the checkpoint
   where they are, and meet the one replacement in a new job; all do the k iterations again;
 - restart: `torchrun`, as it comes: all processes are ended and started again, load the checkpoint and do the k iterations again.
+
+With --standby ftrun keeps as many standbys as there are victims, for replay and for rollback (torchrun has none), and the workers
+wait for them before they begin.
 
 "working" is the same time without what comes before the last new process has done its imports. The systems take turns, and each
 round of each must end with the same weights, bit for bit, as the undisturbed run of that shape: else the benchmark fails.
@@ -44,7 +48,7 @@ class Broken(RuntimeError):
     """A round that measures nothing; the text says why."""
 
 
-def launcher(system: str, stages: int) -> list[str]:
+def launcher(system: str, stages: int, standbys: int) -> list[str]:
     if system == "restart":
         return [
             sys.executable,
@@ -56,7 +60,8 @@ def launcher(system: str, stages: int) -> list[str]:
             "--max-restarts=1",
         ]
     policy = "replay" if system == "replay" else "raise"
-    return [sys.executable, "-m", "ftcomm.launch.cli", "--nproc-per-node", str(stages), "--policy", policy]
+    flags = ["--nproc-per-node", str(stages), "--policy", policy, "--standby", str(standbys)]
+    return [sys.executable, "-m", "ftcomm.launch.cli", *flags]
 
 
 def run(system: str, stages: int, lost: int, to_kill: list[int], args: argparse.Namespace) -> list[Row]:
@@ -64,11 +69,12 @@ def run(system: str, stages: int, lost: int, to_kill: list[int], args: argparse.
     folder = Path(tempfile.mkdtemp(prefix="replay-recovery-"))
     plan = {name: getattr(args, name) for name in ("micro_batches", "rows", "width", "layers")}
     plan |= {"system": system, "checkpoint": WARM_UP, "kill": WARM_UP + lost, "victims": to_kill}
-    plan |= {"iterations": WARM_UP + lost + 2, "folder": str(folder)}
+    standbys = len(to_kill) if args.standby and system != "restart" else 0
+    plan |= {"iterations": WARM_UP + lost + 2, "folder": str(folder), "standbys": standbys}
     one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     environment = {**os.environ, **one, "PIPELINE": json.dumps(plan)}
     ranks = Path(__file__).with_name("_pipeline_torch_ranks.py" if args.torch else "_pipeline_ranks.py")
-    command = [*launcher(system, stages), str(ranks)]
+    command = [*launcher(system, stages, standbys), str(ranks)]
     try:
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -228,6 +234,9 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4, help="of each stage")
     parser.add_argument("--torch", action="store_true", help="torch.distributed.pipelining in place of NumPy")
+    parser.add_argument(
+        "--standby", action="store_true", help="replacements of replay and rollback are made of standbys"
+    )
     parser.add_argument("--json", type=Path, help="write every single figure there")
     parser.add_argument("--plot", type=Path, help="draw the medians there (png, svg)")
     parser.add_argument("--from", dest="earlier", type=Path, nargs="+", help="measure nothing: figures of earlier runs")

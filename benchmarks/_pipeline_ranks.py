@@ -6,21 +6,18 @@ happened when, in nanoseconds of CLOCK_MONOTONIC, a line of JSON for each event.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import signal
 import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
-BEGAN = time.monotonic_ns()
+import numpy as np
 
-import hashlib  # noqa: E402
-import json  # noqa: E402
-import os  # noqa: E402
-import signal  # noqa: E402
-from collections.abc import Iterable  # noqa: E402
-from pathlib import Path  # noqa: E402
-from typing import Any  # noqa: E402
-
-import numpy as np  # noqa: E402
-
-import ftcomm  # noqa: E402
+import ftcomm
 
 READY = time.monotonic_ns()
 ACTIVATION, GRADIENT = 1, 2  # tags
@@ -129,7 +126,6 @@ class Pipeline:
         self.process = process_number()
         self.folder = Path(self.plan.folder)
         self.diary = Diary(self.folder, self.rank, self.process)
-        self.diary.note("began", BEGAN)
         self.diary.note("ready", READY)
         self.stage = Stage(self.rank, self.plan)
         self.sent: list[ftcomm.Request] = []

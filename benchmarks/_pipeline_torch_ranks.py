@@ -6,21 +6,21 @@ makes one step before it resumes from a checkpoint; under replay it does so out 
 
 from __future__ import annotations
 
+import os
+import signal
 import time
+from pathlib import Path
 
-BEGAN = time.monotonic_ns()
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-import os  # noqa: E402
-import signal  # noqa: E402
-from pathlib import Path  # noqa: E402
+import ftcomm.torch
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from _pipeline_ranks import Diary, Plan, digest_of, process_number, wait_for_standbys  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B  # noqa: E402
-
-import ftcomm.torch  # noqa: E402
+# isort: split
+# Last, as its calls end what a standby imports beforehand.
+from _pipeline_ranks import Diary, Plan, digest_of, process_number, wait_for_standbys
 
 READY = time.monotonic_ns()
 
@@ -35,7 +35,6 @@ class Pipeline:
         self.folder = Path(self.plan.folder)
         self.saved = self.folder / f"checkpoint-{self.rank}.pt"
         self.diary = Diary(self.folder, self.rank, self.process)
-        self.diary.note("began", BEGAN)
         self.diary.note("ready", READY)
         torch.manual_seed(self.rank)
         width = self.plan.width

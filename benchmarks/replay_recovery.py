@@ -112,7 +112,7 @@ def spans(notes: list[Row], stages: int, lost: int) -> dict[str, float]:
     if len(ended) < stages or not last["killed"] or not last["ready"]:
         raise Broken("nobody was killed, or not all stages have gone on")
     killed, ready, end = last["killed"], last["ready"], max(ended.values())
-    parts = {what: (last[what] - killed) / 1e9 for what in ("began", "ready", "joined", "caught-up") if last[what]}
+    parts = {what: (last[what] - killed) / 1e9 for what in ("ready", "joined", "caught-up") if last[what]}
     saved = max(n["when"] for n in notes if n["what"] == "iteration" and n["number"] == WARM_UP - 1)
     healthy = (killed - saved) / 1e9
     return {"whole": (end - killed) / 1e9, "working": (end - ready) / 1e9, "healthy": healthy, **parts}
@@ -169,16 +169,14 @@ def report(rows: list[Row], stages: int, lost: int) -> None:
     print(
         f"\n{stages} stages, {lost} lost iterations, medians of {least} interleaved rounds; seconds, and replay's lead"
     )
-    print(
-        f"{'':22}{'whole':>9}{'':>8}{'working':>9}{'':>8}{'began':>9}{'ready':>9}{'joined':>9}{'caught up':>11}{'healthy':>9}"
-    )
+    print(f"{'':22}{'whole':>9}{'':>8}{'working':>9}{'':>8}{'ready':>9}{'joined':>9}{'caught up':>11}{'healthy':>9}")
     base = next((figure for (system, _), figure in figures.items() if system == "replay"), None)
     for (system, victim), figure in figures.items():
         line = f"{system + ', ' + victim:22}"
         for name in ("whole", "working"):
             lead = f"{figure[name] / base[name]:.2f}x" if base and system != "replay" else ""
             line += f"{figure[name]:9.3f}{lead:>8}"
-        for name, width in (("began", 9), ("ready", 9), ("joined", 9), ("caught-up", 11), ("healthy", 9)):
+        for name, width in (("ready", 9), ("joined", 9), ("caught-up", 11), ("healthy", 9)):
             line += f"{figure[name]:{width}.3f}" if name in figure else " " * width
         print(line, flush=True)
 

@@ -147,7 +147,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 if not self._context.running():
                     break
                 # After the workers that had to be started: no standby must keep one of them waiting.
-                self._context.standbys.tend(self._log, last=self._ending)
+                self._context.standbys.tend(self._log, last=self._ending or not self._may_replace())
                 selector.select(self._time_left())
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     self._kill("did not end in time")
@@ -182,6 +182,10 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     def _ending(self) -> bool:
         """Nobody is replaced any more."""
         return self._interrupt is not None
+
+    def _may_replace(self) -> bool:
+        """Once it is not so it is never so again."""
+        return any(slot.incarnation < self._worker_group.spec.max_restarts for slot in self._context.running())
 
     def _on_failure(self, ended: Exit) -> None:
         assert ended.failure is not None

@@ -173,6 +173,9 @@ class ReplayAgent(FtAgent):
     def _ending(self) -> bool:
         return self._hopeless or super()._ending
 
+    def _may_replace(self) -> bool:
+        return True  # a generation starts all again, whatever is left of their restarts
+
     def _end_job(self, ended: Exit) -> None:
         assert ended.failure is not None
         restarts = self._worker_group.spec.max_restarts

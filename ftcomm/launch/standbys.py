@@ -17,11 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ftcomm.errors import ConfigError
+from ftcomm.launch.standby import leave_idle
 from ftcomm.launch.worker import describe_exit, die_with_launcher
 
 MAX_DEATHS = 2
-# Of one worker, not of all of a node.
+# Of one worker, not of all of a node, also where a node has only one.
 _OF_A_RANK = {"RANK", "LOCAL_RANK", "ROLE_RANK", "FTCOMM_INCARNATION", "TORCHELASTIC_ERROR_FILE"}
+_OF_A_RANK |= {"FTCOMM_GENERATION", "FTCOMM_FINISHED"}  # under replay they change
 
 
 def check_standbys(args: argparse.Namespace) -> int:
@@ -37,16 +39,22 @@ def check_standbys(args: argparse.Namespace) -> int:
         raise ConfigError(f"{name} is for Python scripts: a standby is an interpreter, and --no-python starts none")
     if args.numa_binding:
         raise ConfigError(f"{name} can't be with --numa-binding: a standby does not know yet where it has to be bound")
+    if args.virtual_local_rank:
+        raise ConfigError(
+            f"{name} can't be with --virtual-local-rank: a standby does not know yet which GPU it may see"
+        )
     if not args.module and (os.path.isdir(args.training_script) or zipfile.is_zipfile(args.training_script)):
         raise ConfigError(f"{name} is for a script file or -m MODULE, not for a folder or an archive")
     return int(text)
 
 
-def common_environment(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What a worker's environment has whoever it is; the rest comes when a standby becomes one."""
-    first, *others = environments
-    same = {k: v for k, v in first.items() if k not in _OF_A_RANK and all(other.get(k) == v for other in others)}
-    return {**{k: v for k, v in os.environ.items() if k not in _OF_A_RANK and k not in first}, **same}
+def common_environment(environments: Sequence[Mapping[str, str]]) -> tuple[dict[str, str], set[str]]:
+    """What a worker's environment has whoever it is, and the names of the rest, which comes when a standby becomes one."""
+    particular = _OF_A_RANK | {
+        name for one in environments for name, value in one.items() if any(e.get(name) != value for e in environments)
+    }
+    whole = {**os.environ, **environments[0]}
+    return {name: value for name, value in whole.items() if name not in particular}, particular
 
 
 def may_return_from_idle() -> bool:
@@ -69,44 +77,55 @@ def may_return_from_idle() -> bool:
 class Standby:
     """One process that is not a worker yet."""
 
-    def __init__(self, command: Sequence[str], target: Sequence[str], env: Mapping[str, str], idle: bool) -> None:
+    def __init__(
+        self, command: Sequence[str], target: Sequence[str], env: Mapping[str, str], particular: set[str], idle: bool
+    ) -> None:
         kind = "module" if command[-1] == "-m" else "script"
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         self.ready = False
         self._control = ours
         self._control.setblocking(False)
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - what it prints is of interest only if it dies
-        ends_with_us = die_with_launcher()
-
-        def prepare() -> None:
-            ends_with_us()
-            if idle:
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-
+        self._pidfd = -1
         file = str(Path(__file__).with_name("standby.py"))
         python = [part for part in command if part != "-m"]
         try:
             self.proc = subprocess.Popen(
-                [*python, file, str(theirs.fileno()), kind, *target],
+                [*python, file, str(theirs.fileno()), kind, ",".join(sorted(particular)), *target],
                 env=dict(env),
                 stdout=self._said,
                 stderr=self._said,
                 start_new_session=True,
                 pass_fds=[theirs.fileno()],
-                preexec_fn=prepare,  # noqa: PLW1509 - three system calls, no lock
+                preexec_fn=die_with_launcher(),  # noqa: PLW1509 - two system calls, no lock
             )
         except BaseException:
-            self._close()
+            self.close()
             raise
         finally:
             theirs.close()
+        if idle:  # not between fork and exec, for which ftrun waits
+            with contextlib.suppress(OSError):
+                os.sched_setscheduler(self.proc.pid, os.SCHED_IDLE, os.sched_param(0))
+        try:
+            self._pidfd = os.pidfd_open(self.proc.pid)
+        except OSError:
+            self.sweep()
+            raise
 
     @property
-    def fd(self) -> int:
-        return self._control.fileno()
+    def fds(self) -> tuple[int, int]:
+        """One of them is readable when there is something to :meth:`hear`."""
+        return self._control.fileno(), self._pidfd
+
+    def lives(self) -> bool:
+        """Not by the other end of the socket, which a child of an import may hold open."""
+        return os.waitid(os.P_PID, self.proc.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def hear(self) -> bool:
         """Reads its sign of being ready; False if it is gone."""
+        if not self.lives():
+            return False
         try:
             word = self._control.recv(1)
         except BlockingIOError:
@@ -117,38 +136,45 @@ class Standby:
         return bool(word)
 
     def become(self, args: Sequence[str], skip: int, env: Mapping[str, str], out: int, err: int) -> None:
-        """It runs the script from now on. ``args``: the whole command, ``skip``: how much of it is the interpreter's."""
+        """It runs the script from now on. ``args``: the whole command, ``skip``: how much of it is the interpreter's.
+        ``env``: what the standby does not have yet."""
         order = {"command": args, "argv": args[skip:], "environment": dict(env), "folder": os.getcwd()}
         # In a file, as the socket takes only so much at once and ftrun must not wait.
         with open(os.memfd_create("ftrun-order"), "wb") as file:
             file.write(json.dumps(order).encode())
             file.flush()
             file.seek(0)
+            leave_idle(self.proc.pid)  # it has done so itself, unless ftrun was late to set it
+            os.killpg(self.proc.pid, signal.SIGCONT)  # somebody may have stopped it
             socket.send_fds(self._control, [b"g"], [file.fileno(), out, err])
-        self._close()
 
     def sweep(self) -> str:
         """Kills it, where it is not dead; how it ended and the last line that it said."""
+        leave_idle(self.proc.pid)  # ftrun waits for its end
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proc.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
         how = describe_exit(self.proc.wait())
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").split("\n")
-        self._close()
+        self.close()
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"{how}: {said}" if said else how
 
-    def _close(self) -> None:
+    def close(self) -> None:
         self._control.close()
         self._said.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
 
 
 class Standbys:
     """``fd`` is readable when :meth:`tend` has something to do."""
 
-    def __init__(self, count: int, command: Sequence[str], target: Sequence[str], env: Mapping[str, str]) -> None:
+    def __init__(
+        self, count: int, command: Sequence[str], target: Sequence[str], env: Mapping[str, str], particular: set[str]
+    ) -> None:
         self._wanted = count
-        self._command, self._target, self._env = tuple(command), tuple(target), env
+        self._command, self._target, self._env, self._particular = tuple(command), tuple(target), env, particular
         self._idle = count > 0 and may_return_from_idle()
         self._all: list[Standby] = []
         self._deaths = 0  # by themselves, since one was last used
@@ -165,17 +191,18 @@ class Standbys:
         self._look(log)
         while len(self._all) < self._wanted:
             try:
-                standby = Standby(self._command, self._target, self._env, self._idle)
+                standby = Standby(self._command, self._target, self._env, self._particular, self._idle)
             except (OSError, subprocess.SubprocessError) as error:  # no more processes, no such interpreter
                 self._wanted = 0
                 log("standbys-over", how=str(error))
                 return
             self._all.append(standby)
-            self._epoll.register(standby.fd, select.EPOLLIN)
+            for fd in standby.fds:
+                self._epoll.register(fd, select.EPOLLIN)
 
     def _look(self, log: Callable[..., object]) -> None:
         signs = {fd for fd, _ in self._epoll.poll(0)}
-        for standby in [one for one in self._all if one.fd in signs]:
+        for standby in [one for one in self._all if signs & {*one.fds}]:
             was_ready = standby.ready
             if standby.hear():
                 if standby.ready and not was_ready:
@@ -191,17 +218,20 @@ class Standbys:
         """Makes a worker of one that is ready; None if there is none, and the worker has to be started afresh."""
         if tuple(args[: len(self._command)]) != self._command:
             return None
-        for standby in [one for one in self._all if one.ready]:
-            self._epoll.unregister(standby.fd)
-            self._all.remove(standby)
-            try:
-                standby.become(args, len(self._command), env, out, err)
-            except OSError:  # it has just died
-                standby.sweep()
-                continue
-            self._deaths = 0
-            return standby.proc
-        return None
+        different = {name for name in env.keys() | self._env.keys() if env.get(name) != self._env.get(name)}
+        if different - self._particular:
+            return None
+        standby = next((one for one in self._all if one.ready and one.lives()), None)
+        if standby is None:
+            return None
+        try:
+            standby.become(args, len(self._command), {n: env[n] for n in self._particular & env.keys()}, out, err)
+        except OSError:  # its fault or ours (no folder, no descriptors): _look finds out
+            return None
+        self._forget(standby)
+        standby.close()
+        self._deaths = 0
+        return standby.proc
 
     def end(self) -> None:
         """Ends them all; there will be no more."""
@@ -210,6 +240,10 @@ class Standbys:
             self._drop(standby)
 
     def _drop(self, standby: Standby) -> str:
-        self._epoll.unregister(standby.fd)
-        self._all.remove(standby)
+        self._forget(standby)
         return standby.sweep()
+
+    def _forget(self, standby: Standby) -> None:
+        for fd in standby.fds:
+            self._epoll.unregister(fd)
+        self._all.remove(standby)

@@ -53,7 +53,7 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.standbys = Standbys(0, (), (), {})
+        self.standbys = Standbys(0, (), (), {}, set())
 
     def start(self) -> None:
         """As the base class, which also sets signal handlers that raise wherever the agent happens to be."""
@@ -85,9 +85,9 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
     def keep_standbys(self, count: int, flags: int) -> None:
         """For workers that are started from now on. ``flags``: how many of their arguments are the interpreter's."""
         args = [str(arg) for arg in next(iter(self.args.values()))]
-        environment = common_environment(list(self.envs.values()))
+        environment, particular = common_environment(list(self.envs.values()))
         self.standbys.end()
-        self.standbys = Standbys(count, [self.entrypoint, *args[:flags]], args[flags:], environment)
+        self.standbys = Standbys(count, [self.entrypoint, *args[:flags]], args[flags:], environment, particular)
 
     def worker(self, slot: Slot) -> Worker:
         handler = self.subprocess_handlers[slot.local_rank]

@@ -15,6 +15,7 @@ from launch.running import Start
         (("--standby", "some"), "--standby='some' is not valid"),
         (("--standby", "1", "--no-python"), "--no-python starts none"),
         (("--standby", "1", "--numa-binding", "node"), "--standby can't be with --numa-binding"),
+        (("--standby", "1", "--virtual-local-rank"), "--standby can't be with --virtual-local-rank"),
         (("--faults", "rank=1,at=ring.rs.hopp,do=kill"), "near it: ring.rs.hop"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -164,7 +164,8 @@ def outcome(folder: Path, count: int, module: bool) -> dict[str, Any]:
         os.mkfifo(folder / f"fifo{rank}")
     (folder / "portrayed.py").write_text(SELF_PORTRAIT)
     site = site_packages(folder)
-    (site / "sets.py").write_text("import os\nos.environ['SET_BY_AN_IMPORT'] = os.environ['LANG'] = 'C'\n")
+    sets = "import os\nos.environ['SET_BY_AN_IMPORT'] = os.environ['LANG'] = 'C'\ndel os.environ['DELETED']\n"
+    (site / "sets.py").write_text(sets)
     target = ["-m", "portrayed"] if module else ["./portrayed.py"]
     flags = [
         "--nproc-per-node",
@@ -181,6 +182,7 @@ def outcome(folder: Path, count: int, module: bool) -> dict[str, Any]:
         TMPDIR=str(folder),
         PYTHONHASHSEED="5",
         LANG="C.UTF-8",
+        DELETED="by an import",
         PYTHONPATH=str(site),
         PYTHONUSERBASE=str(folder),
     )
@@ -248,7 +250,10 @@ def test_sigkill_of_ftrun_leaves_no_standby(start: Start) -> None:
 def test_a_standby_sees_the_end_of_ftrun_by_itself(start: Start, tmp_path: Path) -> None:
     """Without the kernel's help: an import may have undone PR_SET_PDEATHSIG."""
     site = site_packages(tmp_path)
-    (site / "undoes.py").write_text("import ctypes\nctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n")
+    undoes = (
+        "import ctypes, os\nif 'RANK' not in os.environ: ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)\n"  # not in the worker
+    )
+    (site / "undoes.py").write_text(undoes)
     script = "import undoes\nimport signal; signal.pause()"
     run = start(script, "--standby", "1", PYTHONPATH=str(site), PYTHONUSERBASE=str(tmp_path))
     gone = [os.pidfd_open(pid) for pid in standbys(run, 1)]
@@ -294,3 +299,84 @@ def test_standbys_that_cannot_start(start: Start, tmp_path: Path) -> None:
     (tmp_path / "fifo0").write_text("go")
     code, out, err = run.finish()
     assert (code, out) == (0, "again\n"), err
+
+
+@pytest.mark.parametrize(
+    ("written", "why"),
+    [
+        ("import os\nos.environ.setdefault('RANK', '0')", "an import sets or deletes RANK"),
+        ("import gone", "import imported: ModuleNotFoundError: No module named 'gone'"),
+        ("import sys\nsys.exit('no licence')", "import imported: SystemExit: no licence"),
+        ("import sys\nsys.path.insert(0, 'vendored')", "an import changes sys.path"),
+        ("import os\nos.chdir('/')", "an import changes sys.path, sys.argv or the working directory"),
+        ("import netrc", "netrc.py is in place of the module netrc"),
+    ],
+)
+def test_imports_after_which_there_is_no_standby(start: Start, tmp_path: Path, written: str, why: str) -> None:
+    os.mkfifo(tmp_path / "fifo0")
+    site = site_packages(tmp_path)
+    (site / "imported.py").write_text(written)
+    if "netrc" in written:
+        (tmp_path / "netrc.py").write_text("")
+    script = "try: import imported\nexcept (ImportError, SystemExit): pass\n" + DIES_ONCE + "say('again', rank)"
+    run = start(script, "--standby", "1", PYTHONPATH=str(site), PYTHONUSERBASE=str(tmp_path))
+    assert why in line_with(run, "standbys end by themselves, the last one with exit code 1: ")
+    (tmp_path / "fifo0").write_text("go")
+    code, out, err = run.finish()
+    assert (code, out) == (0, "again 0\n"), err
+    assert "started from a standby" not in err
+
+
+def test_one_that_is_dead_or_stopped(start: Start, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo0")
+    site = site_packages(tmp_path)
+    (site / "forks.py").write_text("import os, signal\nif os.fork() == 0: signal.pause()\n")  # it keeps the socket open
+    script = (
+        "import forks\n"
+        + DIES_ONCE
+        + "signal.signal(signal.SIGTERM, signal.SIG_IGN); os.killpg(0, signal.SIGTERM); say(os.getpid())"
+    )
+    run = start(script, "--standby", "1", PYTHONPATH=str(site), PYTHONUSERBASE=str(tmp_path))
+    os.kill(standbys(run, 1)[0], signal.SIGKILL)
+    (stopped,) = standbys(run, 1)
+    os.kill(stopped, signal.SIGSTOP)
+    (tmp_path / "fifo0").write_text("go")
+    assert run.read_lines(1) == [str(stopped)]
+    code, _, err = run.finish()
+    assert code == 0, err
+
+
+def test_a_fault_of_ftruns_own_costs_no_standby(start: Start, tmp_path: Path) -> None:
+    """Its folder is gone: the worker starts afresh, the standby stays."""
+    for n in range(2):
+        os.mkfifo(tmp_path / f"fifo{n}")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "script.py").write_text(DIES_ONCE + "say(os.getpid()); wait('fifo1')")
+    environment = clean_environment(WORK=str(tmp_path), TMPDIR=str(tmp_path))
+    run = Ftrun(["--standby", "1", str(tmp_path / "script.py")], environment, cwd=folder)
+    try:
+        (standby,) = standbys(run, 1)
+        folder.rmdir()
+        (tmp_path / "fifo0").write_text("go")
+        assert run.read_lines(1) != [str(standby)]
+        assert lives(standby)
+        (tmp_path / "fifo1").write_text("go")
+        code, _, err = run.finish()
+    finally:
+        run.process.kill()
+    assert code == 0, err
+    assert "slot 0: replacement 1 started (pid" in err
+
+
+def test_none_where_nobody_is_replaced(start: Start, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo0")
+    script = (
+        HELLO + "say('here'); wait('fifo0'); say(open(f'/proc/{os.getppid()}/task/{os.getppid()}/children').read())"
+    )
+    run = start(script, "--standby", "1", "--max-restarts", "0")
+    run.read_lines(1)
+    (tmp_path / "fifo0").write_text("go")
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert len(out.split()) == 1

@@ -18,7 +18,7 @@ namespace ftcomm {
 
 namespace {
 
-constexpr std::size_t kLongResult = 32u << 10;  // as kLongMessage, of what is read only by who runs again
+constexpr std::size_t kLongResult = 4u << 10;  // as kLongMessage, of what is read only by who runs again
 constexpr std::uint64_t kStretch = 64u << 10;  // is summed while it is in the cache
 // Of a message that comes in pieces this is one half, between hosts: while it is written, whoever wants it has its pieces from elsewhere.
 constexpr std::uint64_t kLong = 256u << 10;

@@ -52,9 +52,9 @@ FT_TEST(pairlog_puts_parts_past_the_cache) {
         std::byte* to = nullptr;
         REQUIRE(writer->begin(info, &to).ok());
         const auto cut = length / 3;
-        writer->put(ByteView(whole).first(cut), true);
+        writer->put(ByteView(whole).first(cut), Into::Memory);
         writer->put(ByteView(whole).subspan(cut, length / 2 - cut));
-        writer->put(ByteView(whole).subspan(length / 2), true);
+        writer->put(ByteView(whole).subspan(length / 2), Into::Memory);
         REQUIRE(writer->commit().ok());
         ByteView view;
         REQUIRE(writer->find(seq, &info, &view).ok());  // with its checksum

@@ -11,8 +11,10 @@ namespace ftcomm {
 void copy_past_cache(void* to, const void* from, std::size_t bytes);
 
 enum class Into { Caches, Memory };
-// For a buffer of that size: of a longer one a core's cache has lost the start when the end has come.
-constexpr Into into_for(std::size_t bytes) { return bytes >= (2u << 20) ? Into::Memory : Into::Caches; }
+// By default for a buffer: of a longer one a core's cache has lost the start when the end has come.
+constexpr Into into_for(std::size_t bytes, std::size_t memory_from = 2u << 20) {
+    return bytes >= memory_from ? Into::Memory : Into::Caches;
+}
 
 inline void copy(void* to, const void* from, std::size_t bytes, Into into) {
     if (into == Into::Memory) copy_past_cache(to, from, bytes);

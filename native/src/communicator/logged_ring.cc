@@ -1,7 +1,6 @@
 #include "communicator/logged_ring.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/bytes.h"
@@ -16,10 +15,7 @@ constexpr std::uint64_t kWhole = 32u << 10;
 }  // namespace
 
 // A small sum goes round as one chunk, which begins at rank 0: a message costs more than its bytes.
-bool LoggedRing::whole() const {
-    const auto& d = queue_.front().desc;
-    return d.count * size_of(d.dtype) <= kWhole;
-}
+bool LoggedRing::whole() const { return total() <= kWhole; }
 
 // Of a message: what it is part of. Its length does not say: one rank's chunk may be as long as another one's whole sum.
 std::int64_t LoggedRing::tag() const {
@@ -35,6 +31,7 @@ int LoggedRing::chunk() const {
     const int n = size(), k = reducing() ? step_ + 1 : step_ - (n - 1);
     return ((rank_ - k) % n + n) % n;
 }
+std::uint64_t LoggedRing::total() const { return queue_.front().desc.count * size_of(queue_.front().desc.dtype); }
 std::uint64_t LoggedRing::begin(int chunk) const {
     const auto count = queue_.front().desc.count;
     if (whole()) return chunk == 0 ? 0 : count;
@@ -151,8 +148,7 @@ Status LoggedRing::say_nothing() {
 // looked at on the way: if it is not what its sender wrote, there is no record.
 Status LoggedRing::pass_on(int chunk) {
     const auto& d = queue_.front().desc;
-    const auto into = into_for(d.count * size_of(d.dtype));
-    const auto into_log = bytes(chunk) >= kLongMessage ? Into::Memory : Into::Caches;
+    const auto into = into_for(total()), into_log = into_for(bytes(chunk), kLongMessage);
     const bool average = d.op == ReduceOp::Avg && step_ == size() - 2, is_final = !reducing();
     LogRecord came;
     std::uint32_t crc = 0, made_crc = 0;
@@ -188,9 +184,7 @@ Status LoggedRing::pass_on(int chunk) {
 Status LoggedRing::keep(int chunk) {
     LogRecord record;
     if (auto s = is_last() ? pairs_->received(before(), &record) : pairs_->sent(after(), &record); !s) return s;
-    const auto& d = queue_.front().desc;
-    if (!record.payload.empty())
-        copy(at(chunk), record.payload.data(), record.payload.size(), into_for(d.count * size_of(d.dtype)));
+    if (!record.payload.empty()) copy(at(chunk), record.payload.data(), record.payload.size(), into_for(total()));
     return {};
 }
 

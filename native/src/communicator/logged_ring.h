@@ -42,6 +42,7 @@ private:
     int chunk() const;  // that comes in this step
     bool whole() const;
     bool travels(int chunk) const { return !whole() || chunk == 0; }
+    std::uint64_t total() const;  // bytes
     std::uint64_t begin(int chunk) const;
     std::uint64_t bytes(int chunk) const;
     std::byte* at(int chunk) const;

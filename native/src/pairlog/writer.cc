@@ -65,13 +65,13 @@ void StreamWriter::publish(std::uint64_t bytes, std::optional<std::uint32_t> sum
     index_->published.store(bytes, kRelease);
 }
 
-void StreamWriter::put(ByteView part, bool past_cache) {
+void StreamWriter::put(ByteView part, Into into) {
     FT_CHECK(payload_ != nullptr && part.size() <= info_.length - published_,
              "%zu bytes are put into a log record of %llu, after %llu", part.size(),
              static_cast<unsigned long long>(info_.length), static_cast<unsigned long long>(published_));
     while (!part.empty()) {
         const auto n = std::min<std::size_t>(kChunk, part.size());
-        info_.crc = crc32c_copy(payload_ + published_, part.data(), n, info_.crc, past_cache ? Into::Memory : Into::Caches);
+        info_.crc = crc32c_copy(payload_ + published_, part.data(), n, info_.crc, into);
         index_->published.store(published_ += n, kRelease);
         part = part.subspan(n);
     }

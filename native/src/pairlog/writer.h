@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "base/copy.h"
 #include "base/status.h"
 #include "pairlog/index.h"
 #include "pairlog/log_dir.h"
@@ -34,8 +35,8 @@ public:
     // The first `bytes` of the payload are there and final: readers may copy them. Call it every 100 KiB or so, while they are
     // in the cache: the checksum is computed here, unless it is known.
     void publish(std::uint64_t bytes, std::optional<std::uint32_t> sum = {});
-    // Writes what comes next of the payload, and publishes it. past_cache: nobody will read it soon.
-    void put(ByteView part, bool past_cache = false);
+    // Writes what comes next of the payload, and publishes it. Into memory: nobody will read it soon.
+    void put(ByteView part, Into into = Into::Caches);
     // The payload is there: the record is part of the stream from here on. Publishes the rest.
     Status commit();
     bool is_open() const { return payload_ != nullptr; }          // a record is begun

@@ -153,7 +153,7 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     for (const auto& part : parts) bytes += part.size();
     std::byte* to = nullptr;
     if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
-    for (auto part : parts) w->put(part, part.size() >= (key.dst == kResults ? kLongResult : kLongMessage));
+    for (auto part : parts) w->put(part, into_for(part.size(), key.dst == kResults ? kLongResult : kLongMessage));
     return commit(*w);
 }
 
@@ -198,7 +198,7 @@ Status FileLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t 
     if (s = begin(*w, key, tag, aux, payload.size(), &to); !s) return s;
     for (std::uint64_t at = 0; at < payload.size();) {
         const auto n = std::min(stretch, payload.size() - at);
-        w->put(payload.subspan(at, n), n >= kLongMessage);
+        w->put(payload.subspan(at, n), into_for(n, kLongMessage));
         at += n;
         if (at < payload.size()) shown(at);
     }
@@ -222,7 +222,7 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
         if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
     }
     FT_CHECK(w->is_open(), "a piece of a log record comes that was not begun");
-    w->put(piece, bytes >= kLong && key.dst != kResults);  // what others read as it comes stays in reach
+    w->put(piece, key.dst == kResults ? Into::Caches : into_for(bytes, kLong));  // what others read as it comes stays in reach
     *crc = w->last_record().crc;
     return {};
 }
@@ -337,7 +337,7 @@ void FileLog::remove_if_last() {
     shown_.clear();
     readers_.clear();
     // Two may come to this point; one of them has the folder.
-    const auto mine = folder.string() + ".removed-" + std::to_string(config_.slot);
+    const auto mine = removed_name(folder.string());
     std::filesystem::rename(folder, mine, ignored);
     if (!ignored) remove_wholly(mine);
     std::filesystem::remove(folder.parent_path(), ignored);  // unless another host has its folder there

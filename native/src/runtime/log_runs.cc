@@ -57,14 +57,18 @@ void take_name(int parent, int spill_parent, const std::string& run) {
         return;
     }
     if (!alone.take(folder.get(), pairlog::UseLock::Kind::Alone) || !leads_to(parent, run, folder.get())) return;
-    char end[64];
-    std::snprintf(end, sizeof end, "%s%d-%016" PRIx64, kRemoved, static_cast<int>(::getpid()), os_random64());
-    const auto name = run + end;
+    const auto name = removed_name(run);
     if (spill_parent >= 0) (void)::renameat(spill_parent, run.c_str(), spill_parent, name.c_str());
     (void)::renameat(parent, run.c_str(), parent, name.c_str());
 }
 
 }  // namespace
+
+std::string removed_name(const std::string& run) {
+    char end[64];
+    std::snprintf(end, sizeof end, "%s%d-%016" PRIx64, kRemoved, static_cast<int>(::getpid()), os_random64());
+    return run + end;
+}
 
 Status make_parent(const std::string& path) {
     const auto parent = fs::path(path).parent_path();

@@ -20,6 +20,9 @@ Status use_run(const std::string& path, Time deadline, int stop_fd, pairlog::Fd*
 // L9. Beside `path`: the runs that nobody uses, with what they have beside `spill_path` (empty: nothing).
 void remove_old_runs(const std::string& path, const std::string& spill_path);
 
+// What a run is called from now on that nobody is to find any more: whoever dies before it is removed, another one's remove_old_runs does it.
+std::string removed_name(const std::string& run);
+
 // Others may still make, close or remove things in it.
 void remove_wholly(const std::filesystem::path& folder);
 

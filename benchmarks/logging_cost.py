@@ -2,12 +2,13 @@
 
     python benchmarks/logging_cost.py [--ranks 4] [--rounds 9] [--transport shm] [--only send] [--sizes 1048576 ...] [--json FILE]
 
-Both jobs run in the same processes. For each size, rounds of the two alternate; a round is a fixed number of calls;
-reported are the medians over rounds on rank 0 and their ratio (replay / raise). The log is in its steady state: a
-checkpoint is committed between rounds, so that its segments are used again and again; "first" is the first round, whose
-pages are fresh. Beside an all-reduce the same as a chain of logged messages (`algorithm="ring-logged"`). Messages:
-rank 0 sends to rank 1, which answers each batch with one byte; the buffers are as large as what is logged in a round,
-so that both policies stream through the same amount of memory.
+Both jobs run in the same processes. For each size, rounds of the two take turns, each time in an order drawn by lot; a round is a
+fixed number of calls; reported are the medians over rounds on rank 0 and their ratio (replay / raise). The log is in its
+steady state: a checkpoint is committed between rounds, so that its segments are used again and again; "first" is the
+first round, whose pages are fresh. "noise" is raise over raise: it is measured twice in every round, and where that is
+not 1.00 the ratios beside it mean no more. With an all-reduce also the same as a chain of logged messages
+(`algorithm="ring-logged"`). Messages: rank 0 sends to rank 1, which answers each batch with one byte; the buffers are as
+large as what is logged in a round, so that both policies stream through the same amount of memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -29,34 +31,39 @@ import ftcomm
 REDUCE = [8, 1024, 16384, 65536, 262144, 1 << 20, 4 << 20, 16 << 20]
 SEND = [64, 4096, 65536, 1 << 20, 16 << 20]
 POLICIES = ("raise", "replay")
+LOGGED = ("replay", "ring-logged")
 
 
 def rounds(
     comms: dict[str, Any], works: dict[str, Callable[[Any], None]], number: int
 ) -> tuple[dict[str, float], float]:
-    """Median seconds of each work, under the policy of its name (all others: replay), and the first of replay."""
+    """Median seconds of each work, and the first of replay."""
     times: dict[str, list[float]] = {name: [] for name in works}
+    order = random.Random(number)  # the same on every rank
     for _ in range(number + 1):
-        for name, work in works.items():
-            comm = comms["raise" if name == "raise" else "replay"]
+        for name in order.sample(
+            list(works), len(works)
+        ):  # what came before matters: it leaves something in the caches
+            work = works[name]
+            comm = comms["replay" if name in LOGGED else "raise"]
             comm.barrier()
             start = time.perf_counter()
             work(comm)
             times[name].append(time.perf_counter() - start)
-            if name != "raise":
+            if name in LOGGED:
                 comm.commit_checkpoint(f"{name} {len(times[name])}")
     return {name: statistics.median(values[1:]) for name, values in times.items()}, times["replay"][0]
 
 
 def all_reduce(comms: dict[str, Any], size: int, number: int) -> tuple[dict[str, float], float, int]:
-    data = np.ones(max(size // 4, 1), np.float32)
     calls = max(2, min(200, (32 << 20) // max(size, 1)))
+    data = np.ones((calls, max(size // 4, 1)), np.float32)
 
     def work(comm: Any, algorithm: str = "auto") -> None:
-        for _ in range(calls):
-            comm.all_reduce(data, "max", algorithm)
+        for row in data:
+            comm.all_reduce(row, "max", algorithm)
 
-    works = {"raise": work, "replay": work, "ring-logged": lambda comm: work(comm, "ring-logged")}
+    works = {"raise": work, "replay": work, "again": work, "ring-logged": lambda comm: work(comm, "ring-logged")}
     return *rounds(comms, works, number), calls
 
 
@@ -74,7 +81,7 @@ def messages(comms: dict[str, Any], size: int, number: int) -> tuple[dict[str, f
                 comm.recv(row, 0)
             comm.send(end, 0)
 
-    return *rounds(comms, {"raise": work, "replay": work}, number), calls
+    return *rounds(comms, {"raise": work, "replay": work, "again": work}, number), calls
 
 
 def rank_main(args: argparse.Namespace) -> None:
@@ -91,16 +98,19 @@ def rank_main(args: argparse.Namespace) -> None:
             taking_part = args.ranks if what == "all_reduce" else 2
             print(f"\n{what}: {taking_part} ranks, medians of {args.rounds} interleaved rounds; microseconds per call")
             print(
-                f"{'bytes':>10} {'raise':>12} {'replay':>12} {'ratio':>8} {'first':>8} {'ring-logged':>12}", flush=True
+                f"{'bytes':>10} {'raise':>12} {'replay':>12} {'ratio':>8} {'noise':>8} {'first':>8} {'ring-logged':>12}",
+                flush=True,
             )
         for size in (args.sizes or sizes) if args.only in (None, what) else []:
             found, first, calls = measure(comms, size, args.rounds)
             plain, logged = (1e6 * found[name] / calls for name in POLICIES)
             chain = f"{found['ring-logged'] / found['raise']:11.2f}x" if "ring-logged" in found else ""
-            rows.append((what, size, plain, logged, 1e6 * first / calls, chain))
+            noise = found["again"] / found["raise"]
+            rows.append((what, size, plain, logged, noise, 1e6 * first / calls, chain))
             if rank == 0:
                 print(
-                    f"{size:10} {plain:12.2f} {logged:12.2f} {logged / plain:7.2f}x {first / found['raise']:7.2f}x {chain}",
+                    f"{size:10} {plain:12.2f} {logged:12.2f} {logged / plain:7.2f}x {noise:7.2f}x"
+                    f" {first / found['raise']:7.2f}x {chain}",
                     flush=True,
                 )
     if rank == 0 and args.json:

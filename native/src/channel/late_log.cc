@@ -21,14 +21,16 @@ constexpr std::uint64_t kGroup = 8ull << 20;  // so much is synced together, at 
 }  // namespace
 
 std::uint64_t LateLog::last(const LogKey& key) {
+    if (order_.empty()) return log_->last(key);
     const auto it = late_.find(key);
     return log_->last(key) + (it == late_.end() ? 0 : it->second.size());
 }
 
 // Before what is not late: records of a stream keep their order.
 Status LateLog::catch_up(const LogKey& key) {
-    if (const auto it = late_.find(key); it != late_.end() && !it->second.empty())
-        if (auto s = flush(); !s) return s;
+    if (!order_.empty())
+        if (const auto it = late_.find(key); it != late_.end() && !it->second.empty())
+            if (auto s = flush(); !s) return s;
     log_->set_position(position_);
     return {};
 }
@@ -81,6 +83,7 @@ void LateLog::add(const LogKey& key, Late late) {
 }
 
 const LateLog::Late* LateLog::late(const LogKey& key, std::uint64_t seq) {
+    if (order_.empty()) return nullptr;
     const auto it = late_.find(key);
     if (it == late_.end() || it->second.empty()) return nullptr;
     const auto written = log_->last(key);

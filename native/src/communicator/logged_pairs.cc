@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "communicator/p2p.h"
@@ -473,7 +474,7 @@ void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
         return;
     }
     if (p.into != nullptr && !p.into->done.load(std::memory_order_relaxed) && !payload.empty())
-        std::memcpy(p.into_data + at, payload.data(), payload.size());
+        copy(p.into_data + at, payload.data(), payload.size(), into_for(h.aux2));
     p.arrived += payload.size();
     if (p.arrived < h.aux2) return;
     end_message(rank, h, crc);

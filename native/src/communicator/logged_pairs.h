@@ -49,8 +49,7 @@ public:
     void send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag, Time deadline = 0);
     // The same with a payload that is made in the log, as Log::append_made says.
     void send_made(const RequestPtr& request, std::uint64_t bytes, int dst, std::int64_t tag, const Log::Make& make);
-    // The newest record that was sent, or received: not checked, and there until something else is appended or received.
-    Status sent(int dst, LogRecord* out) { return log_.peek(to(dst), peer(dst).sent, out); }
+    // The newest record that was received: not checked, and there until something else is appended or received.
     Status received(int src, LogRecord* out) { return log_.peek(from(src), peer(src).taken, out); }
     Status check_received(int src);
     // data null: only received() has it. tag: kAnyTag, in the ring, for whatever comes next.

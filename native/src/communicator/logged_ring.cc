@@ -1,6 +1,7 @@
 #include "communicator/logged_ring.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "base/bytes.h"
@@ -123,9 +124,8 @@ void LoggedRing::advance() {
         finish(std::move(found));
         return;
     }
-    const bool last = is_last(), made = step_ == size() - 2;
-    auto status = last ? pairs_->check_received(before()) : pass_on(c);
-    if (status && (made || last)) status = keep(c);
+    const bool last = is_last();
+    auto status = last ? keep(c, came) : pass_on(c);
     if (!status || last) {
         finish(std::move(status));
         return;
@@ -149,20 +149,17 @@ Status LoggedRing::say_nothing() {
 Status LoggedRing::pass_on(int chunk) {
     const auto& d = queue_.front().desc;
     const auto into = into_for(total()), into_log = into_for(bytes(chunk), kLongMessage);
-    const bool average = d.op == ReduceOp::Avg && step_ == size() - 2, is_final = !reducing();
+    const bool adds = reducing(), makes_final = step_ == size() - 2;
     LogRecord came;
     std::uint32_t crc = 0, made_crc = 0;
     const auto make = [&](std::byte* to, std::uint64_t at, std::uint64_t n, std::optional<std::uint32_t>* sum) -> Status {
         if (at == 0)  // only now: room for the record to be may have been made by moving others
             if (auto s = pairs_->received(before(), &came); !s) return s;
         const auto* from = came.payload.data() + at;
-        crc = is_final ? crc32c_copy(to, from, n, crc, into_log) : crc32c(from, n, crc);
-        if (at + n == bytes(chunk) && crc != came.crc) {
-            const auto s = pairs_->check_received(before());
-            return s ? Status::error(Code::LogCorrupt, "a record of the ring changed while it was read") : s;
-        }
+        crc = adds ? crc32c(from, n, crc) : crc32c_copy(to, from, n, crc, into_log);
+        if (at + n == bytes(chunk) && crc != came.crc) return damaged();
         if (n == 0) return {};
-        if (is_final) {
+        if (!adds) {
             *sum = crc;
             copy(this->at(chunk) + at, from, n, into);
             return {};
@@ -171,8 +168,9 @@ Status LoggedRing::pass_on(int chunk) {
         if (into_log == Into::Memory) made_.resize(n);
         auto* made = into_log == Into::Memory ? made_.data() : to;
         reduce(d.dtype, d.op, made, from, own(chunk, at, n), count);
-        if (average) divide(d.dtype, made, count, static_cast<std::uint32_t>(size()));
+        if (makes_final && d.op == ReduceOp::Avg) divide(d.dtype, made, count, static_cast<std::uint32_t>(size()));
         if (into_log == Into::Memory) *sum = made_crc = crc32c_copy(to, made, n, made_crc, into_log);
+        if (makes_final) copy(this->at(chunk) + at, made, n, into);
         return {};
     };
     const auto sending = std::make_shared<Request>();
@@ -180,12 +178,21 @@ Status LoggedRing::pass_on(int chunk) {
     return sending->status;
 }
 
-// A final that is not passed on as it came: the one that was made here, and the last that came.
-Status LoggedRing::keep(int chunk) {
-    LogRecord record;
-    if (auto s = is_last() ? pairs_->received(before(), &record) : pairs_->sent(after(), &record); !s) return s;
-    if (!record.payload.empty()) copy(at(chunk), record.payload.data(), record.payload.size(), into_for(total()));
-    return {};
+// The last final that comes goes nowhere else. A short one is looked at before any of it is in the buffer, as in pass_on.
+Status LoggedRing::keep(int chunk, const LogRecord& came) {
+    const auto n = came.payload.size();
+    if (n <= kWhole) {
+        if (auto s = pairs_->check_received(before()); !s) return s;
+        if (n > 0) std::memcpy(at(chunk), came.payload.data(), n);
+        return {};
+    }
+    const auto crc = crc32c_copy(at(chunk), came.payload.data(), n, 0, into_for(total()));
+    return crc == came.crc ? Status{} : damaged();
+}
+
+Status LoggedRing::damaged() {
+    auto s = pairs_->check_received(before());
+    return s ? Status::error(Code::LogCorrupt, "a record of the ring changed while it was read") : s;
 }
 
 void LoggedRing::finish(Status status) {

@@ -53,7 +53,8 @@ private:
     void advance();
     Status say_nothing();
     Status pass_on(int chunk);
-    Status keep(int chunk);
+    Status keep(int chunk, const LogRecord& came);
+    Status damaged();
     void finish(Status status);
     void fail_all(const Status& status);
 

@@ -89,12 +89,14 @@ pairlog::StreamKey FileLog::file_of(const LogKey& key) const {
 }
 
 pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
+    if (recent_ != nullptr && recent_key_ == key) return recent_;
     auto& found = writers_[key];
     if (found == nullptr) {
         auto s = pairlog::StreamWriter::open(*dir_, file_of(key), &found);
         if (why != nullptr) *why = std::move(s);
     }
-    return found.get();
+    recent_key_ = key;
+    return recent_ = found.get();
 }
 
 Status FileLog::own_writer(const LogKey& key, pairlog::StreamWriter** out) {
@@ -333,6 +335,7 @@ void FileLog::remove_if_last() {
     std::filesystem::remove(folder / mark_name(config_.slot), ignored);
     for (const auto& entry : std::filesystem::directory_iterator(folder, ignored))
         if (entry.path().filename().string().starts_with("rank-")) return;
+    recent_ = nullptr;
     writers_.clear();
     shown_.clear();
     readers_.clear();

@@ -78,6 +78,8 @@ private:
     pairlog::FileLock mark_;            // this process is the rank
     bool lost_ = false;
     std::map<LogKey, std::unique_ptr<pairlog::StreamWriter>> writers_;
+    LogKey recent_key_;  // looked for last: most of the time it is the next one, too
+    pairlog::StreamWriter* recent_ = nullptr;  // of writers_
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
     std::map<pairlog::StreamReader*, std::uint64_t> shown_;  // those of read_pieces, and the newest segment that each has seen
     std::set<pairlog::StreamWriter*> unsynced_;  // of writers_

@@ -71,7 +71,8 @@ def start_job(
     """
     options = options or Options()
     name = job_name() if job is None else job
-    incarnation = incarnation_from_environment() if incarnation is None else incarnation
+    process = incarnation_from_environment()
+    incarnation = process if incarnation is None else incarnation
     _check_world(rank, world_size)
     if (running := current(name)) is not None:
         raise ConfigError(
@@ -88,7 +89,9 @@ def start_job(
         made.close()
         raise
     group = made.log_group
-    made.emit("started", joining=made.joining, **({"log_group": list(group)} if group else {}))
+    # process: under a launcher, who this is, whatever its number is in the job (a new job of a replacement begins with 0)
+    more = {"log_group": list(group)} if group else {}
+    made.emit("started", joining=made.joining, process=process, world_size=world_size, **more)
     return made
 
 

@@ -120,6 +120,41 @@ else:
     assert err.count("slot 1: the replacement is ended: the others had finished before it came in") == 1
 
 
+def test_a_replacement_in_a_new_job_of_the_others_is_not_ended(start: Start, tmp_path: Path) -> None:
+    """It has come in: not into the job that its predecessor was in, but it is a member."""
+    run = start(
+        HELLO
+        + """
+import pathlib, select
+import numpy as np
+import ftcomm
+pid, store = pathlib.Path(os.environ["WORK"], "pid"), f"file://{os.environ['WORK']}/store"
+if incarnation == 0:
+    comm = ftcomm.init(rank, 2, store, ftcomm.Options(policy="raise"), job="first")
+    comm.barrier()
+    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+    pid.write_text(str(os.getpid()))
+    try: comm.barrier()
+    except (ftcomm.PeerFailure, ftcomm.Revoked): comm.job.close()
+comm = ftcomm.init(rank, 2, store, ftcomm.Options(policy="raise"), job="second", incarnation=0)
+comm.barrier()
+other = os.pidfd_open(int(pid.read_text())) if rank == 1 else None
+comm.leave()
+if rank == 1:  # ftrun sees the other's end, and says so in the run folder
+    select.select([other], [], [])
+    ftrun = pathlib.Path(os.environ["FTCOMM_EVENTS"], "ftrun-0.jsonl")
+    while '"exit", "source": "ftrun", "rank": 0' not in ftrun.read_text(): pass
+    for _ in range(3): ftcomm.init(0, 1, store, ftcomm.Options(policy="raise"), job=f"alone-{_}").leave()
+say("end of", rank, incarnation)
+""",
+        "--nproc-per-node",
+        "2",
+    )
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert sorted(out.split("\n")[:-1]) == ["end of 0 0", "end of 1 1"]
+
+
 def test_run_folder(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

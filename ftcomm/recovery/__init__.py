@@ -3,7 +3,9 @@
 >>> grouping = ftcomm.recovery.plan_groups(seconds, sizes, log_limit=2 << 40, bandwidth=5e9, checkpoint_interval=500)
 >>> ftcomm.recovery.seed_everything(7)
 
-Pure Python: nothing here talks to other ranks. Formulas and measured figures are in ``docs/planning.md``.
+>>> undo = ftcomm.recovery.Undo(optimizer)  # needs torch, which is imported then
+
+Pure Python: nothing here talks to other ranks. Formulas and measured figures are in ``docs/planning.md`` and ``docs/undo.md``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "ftcomm.recovery.determinism": ("RngState", "capture_rng", "deterministic", "restore_rng", "seed_everything"),
     "ftcomm.recovery.grouping": ("Grouping", "exhaustive", "from_stages", "plan_groups"),
+    "ftcomm.recovery.undo": ("Undo",),
     "ftcomm.recovery.worth": ("Worth", "activation_bytes", "bubble_ratio", "worth_logging"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from ftcomm.recovery.grouping import exhaustive as exhaustive
     from ftcomm.recovery.grouping import from_stages as from_stages
     from ftcomm.recovery.grouping import plan_groups as plan_groups
+    from ftcomm.recovery.undo import Undo as Undo
     from ftcomm.recovery.worth import Worth as Worth
     from ftcomm.recovery.worth import activation_bytes as activation_bytes
     from ftcomm.recovery.worth import bubble_ratio as bubble_ratio

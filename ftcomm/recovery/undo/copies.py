@@ -1,0 +1,133 @@
+"""Copies of parameters and optimizer state before a step, in buffers that are used again each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ftcomm.errors import Unsupported
+
+__all__ = ["Copies"]
+
+_PARAMETER = ""  # where the state has names
+_NUMBERS = (bool, int, float, str, type(None))
+
+
+class Copies:
+    """What an optimizer's parameters and state were before its last step.
+
+    Args:
+        names: only state of these names, and no parameters; None: everything.
+        group_state: what a step changes in the groups.
+    """
+
+    def __init__(self, optimizer: Any, names: frozenset[str] | None, group_state: tuple[str, ...]) -> None:
+        self._optimizer = optimizer
+        self._names = names
+        self._group_state = group_state
+        self._buffers: dict[tuple[Any, str], Any] = {}
+        # Of each parameter what its state was made of; None if it had none. The tensors in it are the optimizer's own.
+        self._before: dict[Any, dict[str, Any] | None] = {}
+        self._groups: list[tuple[dict[str, Any], str, Any, Any]] = []
+
+    @property
+    def nbytes(self) -> int:
+        held = [*self._buffers.values(), *(copy for *_, copy in self._groups if isinstance(copy, torch.Tensor))]
+        return sum(buffer.numel() * buffer.element_size() for buffer in held)
+
+    def drop(self) -> None:
+        self._buffers.clear()
+        self._before.clear()
+        self._groups.clear()
+
+    def take(self, params: Sequence[Any]) -> None:
+        """Copies what these parameters and their state are now."""
+        before: dict[Any, dict[str, Any] | None] = {}
+        pairs: list[tuple[Any, Any]] = []
+        for p in params:
+            state = self._optimizer.state.get(p)
+            before[p] = None if state is None else dict(state)
+            if self._names is None:
+                pairs.append((self._buffer(p, _PARAMETER, p), p))
+            for name, value in (state or {}).items():
+                if isinstance(value, torch.Tensor):
+                    if self._names is None or name in self._names:
+                        pairs.append((self._buffer(p, name, value), value))
+                elif not isinstance(value, _NUMBERS):
+                    raise Unsupported(
+                        f"The state {name!r} of {type(self._optimizer).__name__} is a {type(value).__name__}: Undo copies "
+                        "tensors and numbers. Save optimizer.state_dict() before the step instead."
+                    )
+        self._before = before
+        self._groups = [
+            (group, name, group.get(name, _ABSENT), _copy(group.get(name, _ABSENT)))
+            for group in self._optimizer.param_groups
+            for name in self._group_state
+        ]
+        copy_all(pairs)
+
+    def made(self, p: Any) -> frozenset[str]:
+        """Names of the state that the parameter has now and had not before."""
+        return frozenset(self._optimizer.state.get(p) or ()) - frozenset(self._before[p] or ())
+
+    def group_now(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {name: group[name] for name in self._group_state if name in group}
+
+    def put_back(self, params: Iterable[Any]) -> None:
+        """What the step made is removed, what it changed and was copied is as it was."""
+        pairs: list[tuple[Any, Any]] = []
+        for p in params:
+            if self._names is None:
+                pairs.append((p, self._buffers[p, _PARAMETER]))
+            before = self._before[p]
+            if before is None:
+                self._optimizer.state.pop(p, None)
+                continue
+            state = self._optimizer.state[p]
+            for name in [name for name in state if name not in before]:
+                del state[name]
+            for name, value in before.items():
+                if isinstance(value, torch.Tensor) and (p, name) in self._buffers and self._kept(name):
+                    pairs.append((value, self._buffers[p, name]))
+                state[name] = value
+        copy_all(pairs)
+
+    def put_groups_back(self) -> None:
+        for group, name, value, copy in self._groups:
+            if value is _ABSENT:
+                group.pop(name, None)
+                continue
+            if isinstance(value, torch.Tensor):
+                with torch.no_grad():
+                    value.copy_(copy)
+            group[name] = value
+
+    def _kept(self, name: str) -> bool:
+        return self._names is None or name in self._names
+
+    def _buffer(self, p: Any, name: str, like: Any) -> Any:
+        buffer = self._buffers.get((p, name))
+        if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (like.shape, like.dtype, like.device):
+            buffer = self._buffers[p, name] = torch.empty_like(like, requires_grad=False)
+        return buffer
+
+
+_ABSENT = object()
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def copy_all(pairs: Sequence[tuple[Any, Any]]) -> None:
+    """Copies each second into its first: one call for all of a type and device, which is one kernel on a GPU."""
+    lists: dict[tuple[Any, Any], tuple[list[Any], list[Any]]] = {}
+    for to, source in pairs:
+        tos, sources = lists.setdefault((to.dtype, to.device), ([], []))
+        tos.append(to)
+        sources.append(source)
+    with torch.no_grad():
+        for tos, sources in lists.values():
+            torch._foreach_copy_(tos, sources)

@@ -1,0 +1,243 @@
+"""Exact undo: the same bits, whatever the values, the settings and the moment."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import undo_cases as cases  # noqa: E402
+
+from ftcomm.recovery import Undo  # noqa: E402
+
+VARIANTS = [(name, {"foreach": False}) for name in cases.ALL]
+VARIANTS += [(name, {"foreach": True}) for name in cases.ALL]
+VARIANTS += [(name, {"fused": True}) for name in cases.FUSED]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def case_id(value: Any) -> str:
+    return value if isinstance(value, str) else next(f"{k}-{v}" for k, v in value.items())
+
+
+@pytest.mark.parametrize("history", [0, 3])
+@pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=case_id)
+def test_each_bit_is_as_before(name: str, variant: dict[str, Any], history: int) -> None:
+    optimizer = cases.make(name, 1000, seed=history + 1, **variant)
+    undo = Undo(optimizer)
+    # torch's fused SGD takes all momentum buffers or none.
+    missing = 0.0 if (name, variant) == ("SGD", {"fused": True}) else 0.4
+    cases.steps(optimizer, history, seed=history + 5, missing=missing)
+    cases.gradients(optimizer, seed=77, missing=min(missing, 0.1))
+    before = cases.picture(optimizer)
+    optimizer.step()
+    assert not cases.same(before, cases.picture(optimizer))
+    assert undo.updated == [p for p in cases.parameters(optimizer) if p.grad is not None]
+    undo.undo()
+    assert cases.same(before, cases.picture(optimizer))
+    assert undo.updated == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", cases.ALL)
+def test_each_type_of_number(name: str, dtype: Any) -> None:
+    optimizer = cases.make(name, 100, seed=3, dtype=dtype)
+    undo = Undo(optimizer)
+    for number in range(3):
+        cases.gradients(optimizer, seed=number)
+        before = cases.picture(optimizer)
+        optimizer.step()
+        undo.undo()
+        assert cases.same(before, cases.picture(optimizer))
+        optimizer.step()
+
+
+@pytest.mark.parametrize("name", cases.ALL)
+def test_going_on_is_as_if_the_step_had_never_been(name: str) -> None:
+    runs = []
+    for with_undo in (False, True):
+        optimizer = cases.make(name, 60, seed=4, plain=True)
+        undo = Undo(optimizer) if with_undo else None
+        for number in range(6):
+            if undo is not None and number in (0, 3):
+                cases.gradients(optimizer, seed=1000 + number, plain=True)
+                optimizer.step()
+                undo.undo()
+            cases.gradients(optimizer, seed=number, plain=True)
+            optimizer.step()
+        runs.append(cases.picture(optimizer))
+    assert cases.same(*runs)
+
+
+@pytest.mark.parametrize("name", cases.ALL)
+def test_each_prefix_of_the_parameters(name: str) -> None:
+    for size in range(8):
+        optimizer = cases.make(name, 7, seed=5, plain=True)
+        undo = Undo(optimizer)
+        cases.steps(optimizer, 2, seed=6, plain=True)
+        cases.gradients(optimizer, seed=7, plain=True, missing=0)
+        before = cases.picture(optimizer)
+        optimizer.step()
+        after = cases.picture(optimizer)
+        order = cases.parameters(optimizer)
+        undo.undo(params=order[:size])
+        now = cases.picture(optimizer)
+        assert cases.same(now[0], before[0][:size] + after[0][size:])
+        for at in range(7):
+            wanted = before if at < size else after
+            assert cases.same(now[1]["state"].get(at), wanted[1]["state"].get(at))
+        assert len(undo.updated) == 7 - size
+        if size < 7:
+            undo.undo()
+        assert cases.same(before, cases.picture(optimizer))
+
+
+@pytest.mark.parametrize("reached", range(0, 9, 2))
+def test_a_step_that_was_interrupted(reached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizer = cases.make("AdamW", 9, seed=8, plain=True, foreach=False)
+    undo = Undo(optimizer)
+    cases.steps(optimizer, 2, seed=9, plain=True)
+    cases.gradients(optimizer, seed=10, plain=True, missing=0)
+    before = cases.picture(optimizer)
+    calls = iter(range(100))
+    real = torch.Tensor.addcdiv_
+
+    def failing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(calls) == reached:
+            raise ZeroDivisionError
+        return real(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.Tensor, "addcdiv_", failing)
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step()
+    monkeypatch.undo()
+    assert not cases.same(before, cases.picture(optimizer))
+    assert len(undo.updated) == 9
+    undo.undo()
+    assert cases.same(before, cases.picture(optimizer))
+
+
+def test_an_exception_in_the_backward_pass() -> None:
+    """One optimizer per parameter, stepping as gradients arrive; the parameters of later layers are updated, the first are not."""
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
+    optimizers = {p: torch.optim.Adam([p], lr=0.1) for p in model.parameters()}
+    undo = Undo(optimizers.values())
+    limit = [100]
+
+    def step(p: Any) -> None:
+        if limit[0] == 0:
+            raise ConnectionError("a peer died")
+        limit[0] -= 1
+        optimizers[p].step()
+        p.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    data = torch.randn(5, 4)
+    model(data).sum().backward()
+    undo.forget()
+    assert undo.updated == []
+    before = [cases.picture(optimizer) for optimizer in optimizers.values()]
+    limit[0] = 3
+    with pytest.raises(ConnectionError):
+        model(data).pow(2).sum().backward()
+    assert len(undo.updated) == 3
+    assert not cases.same(before, [cases.picture(optimizer) for optimizer in optimizers.values()])
+    undo.undo()
+    assert cases.same(before, [cases.picture(optimizer) for optimizer in optimizers.values()])
+
+
+def test_state_that_is_made_by_the_step_is_gone() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([p])
+    undo = Undo(optimizer)
+    p.grad = torch.ones(2)
+    optimizer.step()
+    undo.undo()
+    assert p not in optimizer.state
+    assert optimizer.state_dict()["state"] == {}
+
+
+def test_a_learning_rate_is_the_schedulers() -> None:
+    optimizer = cases.make("SGD", 40, seed=11, plain=True)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    undo = Undo(optimizer)
+    cases.gradients(optimizer, seed=12, plain=True)
+    before = cases.picture(optimizer)
+    optimizer.step()
+    scheduler.step()
+    rates = [group["lr"] for group in optimizer.param_groups]
+    undo.undo()
+    assert cases.same(before[0], cases.picture(optimizer)[0])
+    assert [group["lr"] for group in optimizer.param_groups] == rates
+
+
+@pytest.mark.parametrize("none", [False, True])
+def test_a_closure_that_computes_the_gradients(none: bool) -> None:
+    p, other = (torch.nn.Parameter(torch.randn(4)) for _ in range(2))
+    optimizer = torch.optim.Adam([p, other])
+    undo = Undo(optimizer)
+    before = cases.picture(optimizer)
+
+    def closure() -> Any:
+        optimizer.zero_grad(set_to_none=none)
+        loss = p.pow(2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert undo.updated == [p]
+    undo.undo()
+    assert cases.same(before, cases.picture(optimizer))
+
+
+def test_memory_is_of_one_copy_and_used_again() -> None:
+    p = torch.nn.Parameter(torch.ones(1000))
+    optimizer = torch.optim.Adam([p])
+    undo = Undo(optimizer)
+    assert undo.memory() == 0
+    for number in range(4):
+        p.grad = torch.ones(1000)
+        optimizer.step()
+        assert undo.memory() == (4000 if number == 0 else 12004)
+    undo.forget()
+    assert undo.memory() == 12004
+    undo.close()
+    assert undo.memory() == 0
+
+
+def test_close_takes_the_hooks_off() -> None:
+    from ftcomm.errors import Closed
+
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([p])
+    undo = Undo(optimizer)
+    undo.close()
+    undo.close()
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    with pytest.raises(Closed, match="Make a new one"):
+        undo.undo()
+
+
+def test_one_step_back_only() -> None:
+    optimizer = cases.make("RMSprop", 20, seed=13, plain=True)
+    undo = Undo(optimizer)
+    pictures = []
+    for number in range(3):
+        cases.gradients(optimizer, seed=random.Random(number).randrange(99), plain=True, missing=0.5)
+        pictures.append(cases.picture(optimizer))
+        optimizer.step()
+    undo.undo()
+    assert cases.same(pictures[-1], cases.picture(optimizer))

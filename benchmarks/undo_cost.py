@@ -2,15 +2,17 @@
 
     python benchmarks/undo_cost.py [--rounds 31] [--threads 1] [--optimizer AdamW]
 
-A small GPT-like model and a small convolutional net, float32, on this machine's CPU. A round is one whole training step (forward,
-backward, optimizer step) under each of the three, in an order drawn by lot; the three are copies of one model. Printed are medians
-over rounds: the step in milliseconds, what undo adds to it as a share of the whole training step, and the bytes it holds.
+A small GPT-like model and a small convolutional net, float32, on this machine's CPU. A round is one whole training step
+(forward, backward, optimizer step) under each of the three, in an order drawn by lot; the three are copies of one model.
+Printed are medians over rounds: the step in milliseconds, what undo adds to it as a share of the whole training step, and the
+bytes it holds.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import itertools
 import random
 import statistics
 import time
@@ -44,7 +46,7 @@ class Conv(nn.Module):
         widths = (3, 32, 64, 128)
         blocks = [
             nn.Sequential(nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.MaxPool2d(2))
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in itertools.pairwise(widths)
         ]
         self.body = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(128 * 16, 10))
 

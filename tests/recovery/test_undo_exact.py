@@ -128,7 +128,7 @@ def test_a_step_that_was_interrupted(reached: int, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_exception_in_the_backward_pass() -> None:
-    """One optimizer per parameter, stepping as gradients arrive; the parameters of later layers are updated, the first are not."""
+    """One optimizer per parameter, stepping as gradients arrive: the later layers are updated, the first ones not."""
     torch.manual_seed(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(4, 4) for _ in range(4)))
     optimizers = {p: torch.optim.Adam([p], lr=0.1) for p in model.parameters()}
@@ -167,6 +167,18 @@ def test_state_that_is_made_by_the_step_is_gone() -> None:
     undo.undo()
     assert p not in optimizer.state
     assert optimizer.state_dict()["state"] == {}
+
+
+def test_state_that_the_step_adds_to_is_as_short_as_before() -> None:
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.Adam([p])
+    undo = Undo(optimizer)
+    assert optimizer.state[p] == {}  # looking makes it
+    p.grad = torch.ones(2)
+    optimizer.step()
+    undo.undo()
+    assert p in optimizer.state
+    assert optimizer.state[p] == {}
 
 
 def test_a_learning_rate_is_the_schedulers() -> None:

@@ -30,12 +30,13 @@ def tensors(picture: Any) -> list[tuple[str, Any]]:
 
 
 def far(before: Any, after: Any, now: Any) -> dict[str, float]:
-    """Largest error of each kind of value, over the largest of: it before, it after the step, and 0.01."""
+    """Largest error of each kind of value, over the largest of it before and after the step and 1 % of its tensor's largest."""
     worst: dict[str, float] = {}
     later = {id(b): a for (_, b), (_, a) in zip(tensors(before), tensors(after), strict=False)}
     assert [name for name, _ in tensors(before)] == [name for name, _ in tensors(now)]
     for (name, was), (_, found) in zip(tensors(before), tensors(now), strict=True):
-        scale = torch.maximum(was.double().abs(), later[id(was)].double().abs()).clamp(min=0.01)
+        scale = torch.maximum(was.double().abs(), later[id(was)].double().abs())
+        scale = scale.clamp(min=max(0.01 * scale.max().item(), 1e-300))
         error = ((found.double() - was.double()).abs() / scale).max().item()
         worst[name] = max(worst.get(name, 0.0), error)
     return worst

@@ -145,5 +145,7 @@ def test_none_and_one_parameter_twice() -> None:
 
 
 def test_no_torch_before_it_is_used() -> None:
-    code = "import sys, ftcomm.recovery; assert 'torch' not in sys.modules; ftcomm.recovery.Undo; assert 'timm' not in sys.modules"
+    code = (
+        "import sys, ftcomm.recovery as r; assert 'torch' not in sys.modules; r.Undo; assert 'timm' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

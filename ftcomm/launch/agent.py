@@ -160,8 +160,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             slot, incarnation = event.get("slot"), event.get("slot_incarnation")
             if event["event"] == "joined" and isinstance(slot, int) and isinstance(incarnation, int):
                 self._admitted.add((slot, incarnation))
-            elif event["event"] == "started" and not event["joining"] and event.get("world_size", 1) > 1:
-                self._admitted.add((event["rank"], event["process"]))  # of a new job, together with others
+            began = event["event"] == "started" and event.get("joining") is False and event.get("world_size", 1) > 1
+            if began and isinstance(process := event.get("process"), int):  # a new job, together with others
+                self._admitted.add((event["rank"], process))
             self._setting.narrator.hear(event)
             self._on_event(event)
 

@@ -41,9 +41,8 @@ def rounds(
     times: dict[str, list[float]] = {name: [] for name in works}
     order = random.Random(number)  # the same on every rank
     for _ in range(number + 1):
-        for name in order.sample(
-            list(works), len(works)
-        ):  # what came before matters: it leaves something in the caches
+        # What came before matters: it leaves something in the caches.
+        for name in order.sample(list(works), len(works)):
             work = works[name]
             comm = comms["replay" if name in LOGGED else "raise"]
             comm.barrier()

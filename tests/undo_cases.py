@@ -20,6 +20,18 @@ ALL = [*PLAIN, "Adamax"]
 FUSED = ["SGD", "Adam", "AdamW", "Adagrad"]
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Any:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def case_id(value: Any) -> str:
+    return value if isinstance(value, str) else next(f"{k}-{v}" for k, v in value.items())
+
+
 def cls(name: str) -> Any:
     """The optimizer's class; timm's without the rest of timm, which needs torchvision."""
     if name not in ("Lamb", "Lars"):

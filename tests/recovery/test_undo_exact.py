@@ -13,25 +13,15 @@ import undo_cases as cases  # noqa: E402
 
 from ftcomm.recovery import Undo  # noqa: E402
 
+one_thread = cases.one_thread  # a fixture of every test here
+
 VARIANTS = [(name, {"foreach": False}) for name in cases.ALL]
 VARIANTS += [(name, {"foreach": True}) for name in cases.ALL]
 VARIANTS += [(name, {"fused": True}) for name in cases.FUSED]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def case_id(value: Any) -> str:
-    return value if isinstance(value, str) else next(f"{k}-{v}" for k, v in value.items())
-
-
 @pytest.mark.parametrize("history", [0, 3])
-@pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=case_id)
+@pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=cases.case_id)
 def test_each_bit_is_as_before(name: str, variant: dict[str, Any], history: int) -> None:
     optimizer = cases.make(name, 1000, seed=history + 1, **variant)
     undo = Undo(optimizer)

@@ -13,13 +13,7 @@ import undo_cases as cases  # noqa: E402
 from ftcomm.errors import ConfigError  # noqa: E402
 from ftcomm.recovery import Undo  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+one_thread = cases.one_thread  # a fixture of every test here
 
 
 def tensors(picture: Any) -> list[tuple[str, Any]]:
@@ -42,16 +36,12 @@ def far(before: Any, after: Any, now: Any) -> dict[str, float]:
     return worst
 
 
-def case_id(value: Any) -> str:
-    return value if isinstance(value, str) else next(f"{k}-{v}" for k, v in value.items())
-
-
 VARIANTS = [(name, {"foreach": False}) for name in cases.PLAIN]
 VARIANTS += [(name, {"foreach": True}) for name in cases.PLAIN]
 VARIANTS += [(name, {"fused": True}) for name in cases.FUSED]
 
 
-@pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=case_id)
+@pytest.mark.parametrize(("name", "variant"), VARIANTS, ids=cases.case_id)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_the_error_is_of_rounding_only(name: str, variant: dict[str, Any], dtype: Any) -> None:
     optimizer = cases.make(name, 1000, seed=21, dtype=dtype, plain=True, **variant)

@@ -16,7 +16,6 @@ from ftcomm.recovery.undo.rule import (
     ill,
     negated,
     number,
-    put,
     square_back,
     wide,
     with_decay,
@@ -132,7 +131,7 @@ class RMSpropRule(Rule):
             s.p.copy_((wide(s.p) + wide(grad) / root * lr) / (1 - lr * decay / root))
         grad = with_decay(grad, s.p, decay)
         if momentum > 0 and "momentum_buffer" not in s.made:
-            put(s, "momentum_buffer", (buf - wide(grad) / root) / momentum)
+            s.state["momentum_buffer"].copy_((buf - wide(grad) / root) / momentum)
         if s.settings["centered"]:
             average_back(s, "grad_avg", grad, alpha)
         square_back(s, "square_avg", grad, alpha)
@@ -163,7 +162,7 @@ class AdagradRule(Rule):
         s.p.copy_((wide(s.p) + wide(grad) / root * rate) / (1 - rate * decay / root))
         if "sum" not in s.made:
             g = wide(with_decay(grad, s.p, decay))
-            put(s, "sum", (wide(s.state["sum"]) - g * g).clamp_(min=0))
+            s.state["sum"].copy_((wide(s.state["sum"]) - g * g).clamp_(min=0))
 
     @staticmethod
     def _parts(s: Stepped) -> tuple[Any, float]:

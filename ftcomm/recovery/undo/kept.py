@@ -35,6 +35,10 @@ class Kept:
         ]
 
     @property
+    def parameters(self) -> set[Any]:
+        return {p for group in self.optimizer.param_groups for p in group["params"]}
+
+    @property
     def interrupted(self) -> bool:
         """The step began and never came to its end; without copies nobody knows what it did."""
         return self._under_way

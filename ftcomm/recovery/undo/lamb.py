@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ftcomm.recovery.undo.rule import Rule, Settings, Stepped, average_back, ill, number, put, square_back, wide
+from ftcomm.recovery.undo.rule import Rule, Settings, Stepped, average_back, ill, number, square_back, wide
 
 __all__ = ["LambRule"]
 
@@ -56,7 +56,7 @@ class LambRule(Rule):
         if s.settings["grad_averaging"]:
             average_back(s, "exp_avg", grad, beta1)
         elif "exp_avg" not in s.made:
-            put(s, "exp_avg", (wide(s.state["exp_avg"]) - wide(grad)) / beta1)
+            s.state["exp_avg"].copy_((wide(s.state["exp_avg"]) - wide(grad)) / beta1)
         square_back(s, "exp_avg_sq", grad, beta2)
 
     @staticmethod

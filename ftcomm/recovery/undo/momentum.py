@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-from ftcomm.recovery.undo.rule import Rule, Settings, Stepped, ill, negated, number, put, wide, with_decay
+from ftcomm.recovery.undo.rule import Rule, Settings, Stepped, ill, negated, number, wide, with_decay
 
 __all__ = ["LarsRule", "SGDRule"]
 
@@ -78,7 +78,7 @@ def back(s: Stepped, grad: Any, ratio: float) -> None:
         s.p.copy_(wide(s.p) + buf * lr)
     if "momentum_buffer" not in s.made:
         used = wide(with_decay(grad, s.p, decay)) * ratio
-        put(s, "momentum_buffer", (buf - used * (1 - s.get("dampening"))) / momentum)
+        s.state["momentum_buffer"].copy_((buf - used * (1 - s.get("dampening"))) / momentum)
 
 
 def _adapts(settings: Mapping[str, Any]) -> bool:

@@ -17,7 +17,6 @@ __all__ = [
     "ill",
     "negated",
     "number",
-    "put",
     "square_back",
     "wide",
     "with_decay",
@@ -129,17 +128,11 @@ def with_decay(grad: Any, p: Any, weight_decay: float) -> Any:
 def average_back(s: Stepped, name: str, grad: Any, beta: float) -> None:
     """A running average of the gradient."""
     if name not in s.made:
-        put(s, name, (wide(s.state[name]) - wide(grad) * (1 - beta)) / beta)
+        s.state[name].copy_((wide(s.state[name]) - wide(grad) * (1 - beta)) / beta)
 
 
 def square_back(s: Stepped, name: str, grad: Any, beta: float) -> None:
     """A running average of its square; rounding must not make it negative."""
     if name not in s.made:
         g = wide(grad)
-        put(s, name, ((wide(s.state[name]) - g * g * (1 - beta)) / beta).clamp_(min=0))
-
-
-def put(s: Stepped, name: str, value: Any) -> None:
-    """``value`` becomes the state ``name``, unless the step made that."""
-    if name not in s.made:
-        s.state[name].copy_(value)
+        s.state[name].copy_(((wide(s.state[name]) - g * g * (1 - beta)) / beta).clamp_(min=0))

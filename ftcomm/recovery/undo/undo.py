@@ -116,15 +116,13 @@ class Undo:
                 )
             return None
         wanted = [params] if isinstance(params, torch.Tensor) else list(params)
-        known = {p for kept in self._kept for group in kept.optimizer.param_groups for p in group["params"]}
+        owner = {p: kept for kept in self._kept for p in kept.parameters}
         for p in wanted:
-            if not isinstance(p, torch.Tensor) or p not in known:
+            if not isinstance(p, torch.Tensor) or p not in owner:
                 what = f"a tensor of shape {tuple(p.shape)}" if isinstance(p, torch.Tensor) else type(p).__name__
                 raise ConfigError(f"undo(params=[...]) got {what} that is no parameter of its optimizers.")
             if p not in updated:
-                for kept in self._kept:
-                    if any(p is other for group in kept.optimizer.param_groups for other in group["params"]):
-                        kept.refuse_interrupted()
+                owner[p].refuse_interrupted()
                 raise ConfigError(
                     f"The parameter of shape {tuple(p.shape)} was not updated, or is undone already. "
                     "Choose from undo.updated."

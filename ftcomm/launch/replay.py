@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import defaultdict
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
@@ -29,6 +30,9 @@ class ReplayAgent(FtAgent):
         self._generation = 0
         self._voted_out: set[tuple[Any, Any]] = set()  # (rank, incarnation)
         self._groups: dict[int, list[int]] = {}  # of each rank: the ranks of its log group
+        # Of each rank's worker: how often its log group had started again. Incarnations are no measure, as a worker may have
+        # died before anybody told of the group.
+        self._rounds: defaultdict[int, int] = defaultdict(int)
         self._with_group: set[tuple[int, int]] = set()  # (rank, incarnation) that end because one of their group failed
         self._hopeless = False  # a slot is given up: the others can't go on
 
@@ -120,14 +124,26 @@ class ReplayAgent(FtAgent):
 
     def _start_again(self, slot: Slot) -> None:
         if not self._nobody_to_join():
+            self._next_round(slot)
             self._context.replace(slot)
             self._spawned(slot)
 
+    def _next_round(self, slot: Slot) -> None:
+        """Of the worker that is about to start: the one that its group is in, or a new one if its last worker was in that."""
+        if group := self._group_of(slot):
+            self._rounds[slot.rank] = max(self._rounds[slot.rank] + 1, *(self._rounds[rank] for rank in group))
+
     def _take_group_along(self, failed: Slot) -> None:
-        """What the others of its log group have said to it is in no log: they start again, those that had ended as well."""
+        """What the others of its log group have said to it is in no log: they start again, those that had ended as well.
+
+        One of them may have heard of the failure, ended and been started again before this agent has reaped the failed worker:
+        its new worker has said nothing to that one, and stays.
+        """
         for slot in self._context.slots.values():
             who = (slot.rank, slot.incarnation)
             if slot is failed or slot.rank not in self._group_of(failed) or who in self._with_group:
+                continue
+            if self._rounds[slot.rank] > self._rounds[failed.rank]:
                 continue
             if slot.state is SlotState.RUNNING:
                 self._with_group.add(who)
@@ -166,6 +182,7 @@ class ReplayAgent(FtAgent):
         ranks = [slot.rank for slot in again]
         self._log("generation", generation=self._generation, ranks=ranks, finished=finished)
         for slot in again:
+            self._next_round(slot)
             self._context.found(slot)
             self._spawned(slot, generation=self._generation)
 

@@ -364,6 +364,39 @@ else:
     assert "rank 1 starts again with its log group (ranks 0, 1, 3)" in err
 
 
+def test_who_has_started_again_before_the_failure_is_seen_stays(replay: Replay) -> None:
+    """Rank 0 has heard of rank 1's death, has ended and come back before rank 1 is reaped (its sockets close before it is)."""
+    run = replay(
+        f"""
+event("started", log_group=[0, 1, 3])
+me()
+if rank == 0 and incarnation == 0: sys.exit({STARTS_AGAIN})
+if rank == 2:
+    for name in "fifo2", "fifo3": wait(name)
+elif incarnation == 0 and rank == 1:
+    wait("fifo0")
+    os.kill(os.getpid(), signal.SIGKILL)
+elif incarnation == 0: signal.pause()
+else:
+    joined(rank, incarnation)
+    if rank == 0:
+        tell("fifo0")
+        wait("fifo1")
+        tell("fifo2")
+    else: tell("fifo1" if rank == 1 else "fifo3")
+""",
+        4,
+        "--max-restarts",
+        "1",
+        fifos=4,
+    )
+    started = sorted(line.split()[:2] for line in run.read_lines(7))
+    assert started == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"], ["2", "0"], ["3", "0"], ["3", "1"]]
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert "rank 1 starts again with its log group" not in err
+
+
 def test_whoever_ends_for_its_log_group_has_not_failed(replay: Replay) -> None:
     run = replay(
         f"""

@@ -34,6 +34,7 @@ class Keeper:
     """One job of ``size`` ranks that survives everything. ``values()`` waits for its end.
 
     ``on_death(self, rank)`` is called when a rank is dead and nobody has come in its place. ``hosts``: of each rank, pretended.
+    ``seen_late``: a rank whose death is seen only when the others of its log group are back, as they may be.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Keeper:
         log_limit: int = 1 << 30,
         on_death: Callable[[Keeper, int], None] | None = None,
         hosts: list[str] | None = None,
+        seen_late: int | None = None,
         **options: Any,
     ):
         # Forked children have this environment: whose the log is, and where.
@@ -59,8 +61,10 @@ class Keeper:
         self.deaths: list[tuple[int, int]] = []
         self._errors: list[str] = []
         self._taken: set[tuple[int, int]] = set()  # that are not to end, though they may be about to
+        self._round = [0] * size  # of each rank's process: how often its log group had started again
         self.taken_along: list[tuple[int, int]] = []  # by the death of one of their log group
         self._program, self._on_death = program, on_death
+        self._seen_late = seen_late
         self._incarnation = [0] * size
         self._member = [True] * size
         self._value: list[Any] = [None] * size
@@ -142,10 +146,11 @@ class Keeper:
                 self._member[mark[0]] = True
         for rank in range(self.size):
             result: Result = self._process(rank).result
-            if self._finished[rank] or result.status is None:
+            if self._finished[rank] or result.status is None or self._is_late(rank):
                 continue
             if result.status == 0 and (rank, self._incarnation[rank]) in self._taken:
                 self._member[rank] = False
+                self._next_round(rank)
                 self._run_again(rank)
             elif result.status == 0:
                 self._finished[rank], self._value[rank], self._member[rank] = True, result.value, False
@@ -154,15 +159,23 @@ class Keeper:
         if not any(self._member) and not all(self._finished):
             self._next_generation()
 
+    def _is_late(self, rank: int) -> bool:
+        if rank != self._seen_late or self.deaths:
+            return False
+        return not all(self._round[r] > self._round[rank] and self._member[r] for r in self._fellows(rank) if r != rank)
+
     def _replace(self, rank: int, result: Result) -> None:
         was_member, self._member[rank] = self._member[rank], False
+        last_round = self._round[rank]
+        if was_member or result.status == exit_code.STARTS_AGAIN:
+            self._next_round(rank)
         if result.error is not None and len(self._errors) < 8:
             self._errors.append(result.text())
         if result.status == exit_code.STARTS_AGAIN:
             self.taken_along.append((rank, self._incarnation[rank]))
         else:
             self.deaths.append((rank, self._incarnation[rank]))
-            self._take_along(rank, was_member)
+            self._take_along(rank, was_member, last_round)
         if self._on_death is not None:
             self._on_death(self, rank)
         self.restarts += 1
@@ -177,15 +190,31 @@ class Keeper:
             self._incarnation[rank] += 1
             self._spawn(rank)
 
-    def _take_along(self, failed: int, was_member: bool) -> None:
-        """Those of its log group that had ended, or are about to; who goes on computing hears of it, and ends by itself."""
-        for group in self._groups if isinstance(self._groups, (list, tuple)) else ():
-            for rank in group if failed in group else ():
-                if self._finished[rank]:
-                    self._finished[rank] = False
-                    self._run_again(rank)
-                elif was_member and self._member[rank]:
-                    self._taken.add((rank, self._incarnation[rank]))
+    def _fellows(self, rank: int) -> list[int]:
+        groups = self._groups if isinstance(self._groups, (list, tuple)) else ()
+        return next((group for group in groups if rank in group), [])
+
+    def _next_round(self, rank: int) -> None:
+        """The one that its group is in, or a new one if the process that has ended was in that."""
+        self._round[rank] = max(
+            self._round[rank] + 1, *(self._round[fellow] for fellow in [rank, *self._fellows(rank)])
+        )
+
+    def _take_along(self, failed: int, was_member: bool, last_round: int) -> None:
+        """Those of its log group that had ended, or are about to; who goes on computing hears of it, and ends by itself.
+
+        Who has heard of it, has ended and is back already has said nothing to the failed one: a process may close its sockets
+        long before it can be reaped.
+        """
+        for rank in self._fellows(failed):
+            if self._round[rank] > last_round:
+                continue
+            if self._finished[rank]:
+                self._finished[rank] = False
+                self._next_round(rank)
+                self._run_again(rank)
+            elif was_member and self._member[rank]:
+                self._taken.add((rank, self._incarnation[rank]))
 
     def _next_generation(self) -> None:
         self.generation += 1
@@ -198,6 +227,7 @@ class Keeper:
                 while self._process(rank).result.status is None:
                     self.group._step(until, f"rank {rank} to die")
             self._incarnation[rank] += 1
+            self._next_round(rank)
             self._member[rank] = True
         for rank in range(self.size):
             if not self._finished[rank]:

@@ -70,6 +70,18 @@ def test_death_while_the_group_is_coming_back(keep: Keep, undisturbed: Any, seco
     assert len(job.deaths) >= 2
 
 
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_death_that_is_seen_when_the_others_of_the_group_are_back(keep: Keep, undisturbed: Any, victim: int) -> None:
+    """Sockets close before a process can be reaped: the others may have heard, ended and come back by then, and are to stay."""
+    wanted = undisturbed(4, programs.everything, "shm")
+    fault = f"rank={victim}.0,at=result.before:20,do=kill"
+    groups = [[0, 1, 2], [3]]
+    job = keep(4, programs.everything, transport="shm", log=groups, faults=fault, seen_late=victim)
+    assert job.values(120) == wanted
+    assert job.deaths == [(victim, 0)]
+    assert sorted(job.taken_along) == [(rank, 0) for rank in groups[0] if rank != victim]
+
+
 @pytest.mark.parametrize("point", ["unlogged.receive:9", "group.sum:2", "channel.piece:4"])
 def test_only_messages_between_hosts(keep: Keep, undisturbed: Any, point: str) -> None:
     """Two hosts with two ranks each: a host starts again as a whole, and its ranks share memory as before."""

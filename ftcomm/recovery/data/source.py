@@ -1,0 +1,81 @@
+"""What the engine drives, whatever the loader is."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Share", "Source"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one rank computes in one step.
+
+    The gradient of the step is the sum over the ranks of ``samples / total`` times the gradient of the rank's mean loss.
+
+    Attributes:
+        batch: as the loader's ``collate_fn`` made it. It is given again if the step is retried: do not write into it.
+        samples: how many of ``batch`` count; 0 if ``filler``.
+        total: of all living ranks in this step. At least 1.
+        filler: this rank has no sample in this step. ``batch`` is one sample anyhow, so that the script's code runs; its
+            gradients must get the weight 0.
+    """
+
+    batch: Any
+    samples: int
+    total: int
+    filler: bool
+
+
+class Source(ABC):
+    """Batches of one rank, step by step.
+
+    Attributes:
+        epoch: counted from 0.
+        step: of the epoch, the present one, which is not committed; counted from 0.
+    """
+
+    epoch: int
+    step: int
+
+    @abstractmethod
+    def draw(self, alive: Sequence[int]) -> Share | None:
+        """This rank's share of the present step; None: the epoch is over.
+
+        Until :meth:`commit` it is the same step: called again, it gives the same batch object if this rank has the same samples,
+        and else loads what it has now.
+
+        Args:
+            alive: the slots that take part in the step; the same on all of them.
+        """
+
+    @abstractmethod
+    def commit(self, contributed: Collection[int]) -> None:
+        """Ends the step that was drawn last.
+
+        Args:
+            contributed: the slots whose gradients are in it; the same on all ranks.
+        """
+
+    @abstractmethod
+    def next_epoch(self) -> None:
+        """Begins the next epoch. Raises ConfigError if :meth:`draw` has not said that this one is over."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts; the same on all ranks, before the present step."""
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on at the state's step. Raises ConfigError if it is of other data."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Regular steps of an epoch. Raises TypeError if the loader does not know."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends worker processes. Nothing can be drawn any more."""

@@ -15,7 +15,7 @@ __all__ = ["MapSettings", "is_map_loader"]
 
 _ELSE = (
     "Use shuffle=True, shuffle=False or a DistributedSampler, with which each sample is used once across deaths; or wrap the "
-    "loader in an iterable of your own, whose batches are taken as they come (what a dead rank should have computed is lost then)."
+    "loader in an iterable of your own, whose batches are taken as they come: what a dead rank should have computed is lost then."
 )
 
 

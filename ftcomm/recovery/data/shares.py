@@ -115,18 +115,17 @@ class Shares:
         parts = self.parts(alive)
         if strangers := sorted(set(contributed) - set(parts)):
             raise ConfigError(f"The slots {strangers} contributed to a step that only {sorted(parts)} had a share of.")
-        lost = [r for slot, part in parts.items() if slot not in contributed for r in part]
+        lost = [one for slot, part in parts.items() if slot not in contributed for one in part]
+        assigned = sum(map(count, parts.values()))
+        self._committed += assigned - count(lost)
         if self.step >= self.steps:
-            self._pending = merged([*lost, *cut(self._pending, sum(map(count, parts.values())))[1]])
+            self._pending = merged([*lost, *cut(self._pending, assigned)[1]])
+            self._waiting -= assigned
         else:
             if not self.keep_batch:
                 lost += [self._slice(slot) for slot in range(self.slots) if slot not in parts]
             self._append(merged(lost))
-        done = sum(count(part) for slot, part in parts.items() if slot in contributed)
-        self._committed += done
-        self._waiting = (
-            self._waiting + count(lost) - (sum(map(count, parts.values())) if self.step >= self.steps else 0)
-        )
+        self._waiting += count(lost)
         self.step += 1
         self._check()
 
@@ -172,6 +171,12 @@ class Shares:
             self._pending = [(start, stop) for start, stop in state["pending"]]
             self._waiting = count(self._pending)
             self._check()
+            behind = min(self._used, self.step * self.batch_size * self.slots)
+            places = [place for one in self._pending for place in one]
+            if places != sorted(set(places)) or any(not 0 <= place <= behind for place in places):
+                raise ValueError(f"{self._pending} cannot wait at step {self.step}.")
+            if self.epoch < 0:
+                raise ValueError(f"there is no epoch {self.epoch}.")
         except (KeyError, TypeError, ValueError, InternalError) as error:
             self.__dict__.update(before)
             raise ConfigError(f"This is no state of a data source: {error}") from error

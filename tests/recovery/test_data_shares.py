@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from ftcomm.errors import ConfigError  # noqa: E402
+from ftcomm.errors import ConfigError, InternalError  # noqa: E402
 from ftcomm.recovery.data import Shares  # noqa: E402
 from ftcomm.recovery.data.ranges import count, cut, deal, merged  # noqa: E402
 
@@ -244,6 +244,15 @@ def test_wrong_calls() -> None:
 def test_wrong_arguments(change: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         make(**change)
+
+
+def test_a_sample_that_got_lost_is_a_bug() -> None:
+    shares = make()
+    shares._pending.append((0, 3))  # and nobody counted it
+    shares.step = shares.steps
+    shares._waiting = 1
+    with pytest.raises(InternalError, match="which is not 50"):
+        shares.commit([0], [0])
 
 
 def test_ranges() -> None:

@@ -23,7 +23,8 @@ class IterableSource(Source):
     All ranks must have the same number of batches in an epoch: each one ends it when its own loader ends. ``iter(loader)`` must
     give the same batches again in a replacement. For that a ``set_epoch(epoch)`` of the loader, its dataset or its samplers is
     called before each epoch, and everything that iterating draws from the global CPU generators in this process comes from seed,
-    epoch and rank; the script's generators do not notice (about 0.2 ms for a batch).
+    epoch and rank; the script's generators do not notice (about 0.2 ms for a batch). Workers get their seeds from there when they
+    start: with ``persistent_workers`` a replacement has the same samples, but not the same random numbers in them.
 
     A share counts batches, not samples: ``samples`` is 1 and ``total`` the number of living slots.
 
@@ -170,7 +171,8 @@ class IterableSource(Source):
 class StatefulSource(IterableSource):
     """With a loader that can save where it is, a rank that begins again from its own checkpoint throws no batches away.
 
-    :meth:`local_state` is of one rank alone; the rest is as with any iterable, for replacements too.
+    :meth:`local_state` is of one rank alone; the rest is as with any iterable, for replacements too. The samples are the same
+    then; random numbers in them are so without workers only, since workers that begin in mid-epoch have other seeds.
     """
 
     _resumed: Mapping[str, Any] | None = None  # to be gone on from at the next draw

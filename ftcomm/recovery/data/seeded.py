@@ -102,7 +102,7 @@ class SeededDataset:
     """A map-style dataset whose random augmentations depend on seed, epoch and sample only: not on workers, deaths or restarts.
 
     It is asked for keys ``(epoch, index)``, so that workers which live for several epochs know which one it is. Before each
-    sample the global CPU generators of Python, NumPy and torch are seeded, about 15 us together; they are not put back, which is
+    sample the global CPU generators of Python, NumPy and torch are seeded, about 11 us together; they are not put back, which is
     what :func:`kept_rng` is for in the script's own process (about 0.1 ms for a batch). Of a dataset with ``__getitems__`` all
     samples of a call are drawn with the seed of its first. Generators of the dataset's own and those of devices are not reached.
     """

@@ -112,8 +112,8 @@ class Shares:
             alive: as given to :meth:`assign` for it.
             contributed: the slots whose gradients are in it. What the others had waits for an extra step.
         """
-        parts = self.parts(alive)
-        if strangers := sorted(set(contributed) - set(parts)):
+        parts, contributed = self.parts(alive), set(contributed)
+        if strangers := sorted(contributed - set(parts)):
             raise ConfigError(f"The slots {strangers} contributed to a step that only {sorted(parts)} had a share of.")
         lost = [one for slot, part in parts.items() if slot not in contributed for one in part]
         assigned = sum(map(count, parts.values()))

@@ -55,7 +55,7 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
         options = pg_options or (found[0].job.options if found else Options())
         _check_debug_level(options)
         entry, slots = found or (_start(dist_opts, ranks, options), list(range(len(ranks))))
-        timeout = options.timeout if options.timeout is not None else dist_opts.timeout.total_seconds()
+        timeout = _timeout(dist_opts.timeout.total_seconds(), pg_options, options)
         backend = extension.FtBackend(
             job=entry.ref,
             id=communicator_id(entry.job.name, "torch", name, *slots),
@@ -67,6 +67,15 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
         )
         _groups[name] = backend
         return backend
+
+
+def _timeout(given: float, own: Options | None, options: Options) -> float:
+    """Seconds. What was said for this group wins, and of that the options; torch has a default, which was said by nobody."""
+    if own is not None and own.timeout is not None:
+        return own.timeout
+    if options.timeout is not None and given == dist.default_pg_timeout.total_seconds():
+        return options.timeout
+    return given
 
 
 def _check_debug_level(options: Options) -> None:

@@ -4,8 +4,10 @@
 >>> ftcomm.recovery.seed_everything(7)
 
 >>> undo = ftcomm.recovery.Undo(optimizer)  # needs torch, which is imported then
+>>> folder = ftcomm.recovery.CheckpointFolder("checkpoints", keep=3)  # so does this
 
-Pure Python: nothing here talks to other ranks. Formulas and measured figures are in ``docs/planning.md`` and ``docs/undo.md``.
+Pure Python: nothing here talks to other ranks. Formulas and measured figures are in ``docs/planning.md`` and ``docs/undo.md``,
+what is in a checkpoint in ``docs/checkpoint-files.md``.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
+    "ftcomm.recovery.checkpoint_files": ("CheckpointFolder",),
     "ftcomm.recovery.determinism": ("RngState", "capture_rng", "deterministic", "restore_rng", "seed_everything"),
     "ftcomm.recovery.grouping": ("Grouping", "exhaustive", "from_stages", "plan_groups"),
     "ftcomm.recovery.undo": ("Undo",),
@@ -24,6 +27,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [*_HOME_OF]  # noqa: PLE0604 - names of the table above
 
 if TYPE_CHECKING:
+    from ftcomm.recovery.checkpoint_files import CheckpointFolder as CheckpointFolder
     from ftcomm.recovery.determinism import RngState as RngState
     from ftcomm.recovery.determinism import capture_rng as capture_rng
     from ftcomm.recovery.determinism import deterministic as deterministic

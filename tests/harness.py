@@ -154,6 +154,12 @@ class Group:
                 self._fail(f"Rank {rank} ended before it reached {name!r}.")
             self._step(until, f"rank {rank} to reach {name!r}")
 
+    def wait_ended(self, rank: int, incarnation: int = 0, deadline: float = DEADLINE) -> None:
+        """Blocks until that process has ended, however."""
+        until = time.monotonic() + deadline
+        while self._processes[rank, incarnation].result.status is None:
+            self._step(until, f"rank {rank} to end")
+
     # -- end
 
     def results(self, deadline: float = DEADLINE) -> list[Result]:

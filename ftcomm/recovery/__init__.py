@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 _HOMES = {
     "ftcomm.recovery.checkpoint_files": ("CheckpointFolder",),
     "ftcomm.recovery.determinism": ("RngState", "capture_rng", "deterministic", "restore_rng", "seed_everything"),
+    "ftcomm.recovery.engine": ("Engine",),
     "ftcomm.recovery.grouping": ("Grouping", "exhaustive", "from_stages", "plan_groups"),
     "ftcomm.recovery.undo": ("Undo",),
     "ftcomm.recovery.worth": ("Worth", "activation_bytes", "bubble_ratio", "worth_logging"),
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ftcomm.recovery.determinism import deterministic as deterministic
     from ftcomm.recovery.determinism import restore_rng as restore_rng
     from ftcomm.recovery.determinism import seed_everything as seed_everything
+    from ftcomm.recovery.engine import Engine as Engine
     from ftcomm.recovery.grouping import Grouping as Grouping
     from ftcomm.recovery.grouping import exhaustive as exhaustive
     from ftcomm.recovery.grouping import from_stages as from_stages

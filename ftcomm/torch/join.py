@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 import weakref
 from dataclasses import dataclass, field
@@ -10,11 +11,10 @@ from typing import Any
 
 import torch
 
-from ftcomm._lib import check, lib
+from ftcomm._lib import lib
 from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.job import Job
-from ftcomm.request import Request
 from ftcomm.torch import reducer
 from ftcomm.torch.groups import backend_of, job_of
 from ftcomm.torch.state import TrainingState, blocks
@@ -23,6 +23,7 @@ __all__ = ["Join", "join_point"]
 
 _TAG = 0x6A6F696E  # "join": apart from the tags of anybody else on these communicators
 _HAS, _NEEDS = 1, 2
+_LEFT, _WAITS = 1, 2
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,17 @@ class _Point:
     job: Job
     everybody: Communicator  # of its own, so that it works whatever the policy and state of the script's groups
     group: Communicator  # the model's: who holds replicas
+    flags: Any  # one for each rank, and whether somebody's patience is at its end
     step: int = 0
-    flags: Any = field(default=None)
+    expected: tuple[int, ...] = ()  # job ranks that have not said goodbye, the same on all ranks
+    left: set[int] = field(default_factory=set)  # as far as this rank knows
+    news: threading.Event = field(default_factory=threading.Event)  # who is there, or waits, has changed
+
+    def hear(self, event: dict[str, Any]) -> None:
+        if event["event"] == "removed" and event.get("evidence") == "left":
+            self.left.add(event["slot"])
+        if event["event"] in ("removed", "view", "join-waiting", "stale", "authority-lost"):
+            self.news.set()
 
 
 _points: weakref.WeakKeyDictionary[Any, _Point] = weakref.WeakKeyDictionary()
@@ -72,21 +82,57 @@ def join_point(model: Any, optimizer: Any = None, extra: dict[str, Any] | None =
         ConfigError: sharded parameters or optimizer state; a replacement under another policy than ``lossy``.
         StaleEpoch: this rank was voted out.
     """
-    point = _points.get(model)
-    if point is None:
-        point = _points[model] = _make_point(model)
+    return enter(model, optimizer, extra)
+
+
+def enter(
+    model: Any, optimizer: Any = None, extra: dict[str, Any] | None = None, complete_within: float | None = None
+) -> Join:
+    """:func:`join_point`, which may wait until all ranks are there that have not said goodbye.
+
+    Args:
+        complete_within: seconds to wait for the replacements of dead ranks; None: goes on without them.
+
+    Raises:
+        PeerFailure: on all ranks; ``complete_within`` has passed for one of them.
+    """
+    point = _point_of(model)
     _leave_if_told(point)
     if point.job.joining:
         _come_in(point)
         return _begin(point, _hand_over(point, model, optimizer, extra, needs=True))
-    point.flags.zero_()
-    for rank in point.job.waiting():
-        point.flags[rank] = 1
-    point.everybody.all_reduce(point.flags, "max")
-    if not point.flags.any() or point.group.policy != "lossy":
-        return _begin(point, Join(point.step, extra or {}, (), point.everybody.alive))
-    _request(point.job, "ft_admit").wait()
+    waiting, there = _who_waits(point, complete_within)
+    if not waiting or point.group.policy != "lossy":
+        return _begin(point, Join(point.step, extra or {}, (), there))
+    point.job.admit().wait()
     return _begin(point, _hand_over(point, model, optimizer, extra, needs=False))
+
+
+def share(model: Any, optimizer: Any, extra: dict[str, Any] | None, has: bool) -> Join:
+    """Collective, before the first step: who has the state (of a checkpoint) gives it to those who have not."""
+    return _hand_over(_point_of(model), model, optimizer, extra, needs=not has)
+
+
+def set_step(model: Any, step: int) -> None:
+    """The number of the step that the next join point begins, if it is not to be the one after the last."""
+    _point_of(model).step = step
+
+
+def expected(model: Any) -> tuple[int, ...]:
+    """Job ranks that have not said goodbye, alive or not: as the last join point has found, the same on all ranks."""
+    return _point_of(model).expected
+
+
+def everybody(model: Any) -> Communicator:
+    """All living ranks of the job, also while some are missing: policy ``lossy``, whatever the script's groups have."""
+    return _point_of(model).everybody
+
+
+def _point_of(model: Any) -> _Point:
+    point = _points.get(model)
+    if point is None:
+        point = _points[model] = _make_point(model)
+    return point
 
 
 def _make_point(model: Any) -> _Point:
@@ -97,7 +143,49 @@ def _make_point(model: Any) -> _Point:
     number = communicator_id(job.name, "join_point", backend.comm_id)
     everybody = Communicator.create(job, "join point", id=number, policy="lossy")
     group = Communicator(job, backend.comm_id, backend.comm_name, backend.slots, policy)
-    return _Point(job, everybody, group, flags=torch.zeros(job.world_size, dtype=torch.uint8))
+    flags = torch.zeros(job.world_size + 1, dtype=torch.uint8)
+    point = _Point(job, everybody, group, flags, expected=tuple(range(job.world_size)))
+    job.add_listener(point.hear)
+    return point
+
+
+def _who_waits(point: _Point, complete_within: float | None) -> tuple[bool, tuple[int, ...]]:
+    """Whether somebody asks to come in, and who is there: the same on all ranks, as it is what one all-reduce has found."""
+    deadline = None if complete_within is None else time.monotonic() + complete_within
+    while True:
+        point.flags.zero_()
+        if deadline is not None and not _wait_for_missing(point, deadline):
+            point.flags[-1] = 1
+        for rank in point.left:
+            point.flags[rank] = _LEFT
+        for rank in point.job.waiting():
+            point.flags[rank] = _WAITS  # also one that had left: it is wanted again
+        there = point.everybody.all_reduce(point.flags, "max").contributors
+        *said, impatient = point.flags.tolist()
+        point.expected = tuple(rank for rank, what in enumerate(said) if what != _LEFT or rank in there)
+        missing = [rank for rank in point.expected if rank not in there and said[rank] != _WAITS]
+        if deadline is not None and missing and impatient:
+            raise PeerFailure(
+                f"No replacement came for rank {', '.join(map(str, missing))} within {complete_within:g} s. Start again from a "
+                "checkpoint, or give replacements more time.",
+                ranks=missing,
+                operation="join_point",
+                epoch=point.job.epoch,
+            )
+        if deadline is None or not missing:
+            return any(what == _WAITS for what in said), there
+
+
+def _wait_for_missing(point: _Point, deadline: float) -> bool:
+    """Until all that is known to be dead asks to come in again; False when the time is over. Ends early if this rank must."""
+    while not point.job.stale:
+        point.news.clear()
+        there = {*point.job.alive(), *point.job.waiting(), *point.left}
+        if there >= set(range(point.job.world_size)):
+            return True
+        if not point.news.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+            return False
+    return True
 
 
 def _leave_if_told(point: _Point) -> None:
@@ -117,20 +205,13 @@ def _begin(point: _Point, join: Join) -> Join:
     return join
 
 
-def _request(job: Job, function: str) -> Request:
-    ffi, C = lib()
-    out = ffi.new("ft_request**")
-    check(getattr(C, function)(job.handle, out))
-    return Request(job, out[0], job.world_size, None, function.removeprefix("ft_"))
-
-
 def _come_in(point: _Point) -> None:
     if point.group.policy != "lossy":
         raise ConfigError(
             f"This process replaces a dead rank, but the group's policy is {point.group.policy!r}: replacements come in only "
             "under policy 'lossy'. Start with --policy lossy (or Options(policy='lossy')), or without restarts."
         )
-    _request(point.job, "ft_join_wait").wait()
+    point.job.join_wait().wait()
     point.job.joining = False
 
 
@@ -147,8 +228,8 @@ def _hand_over(point: _Point, model: Any, optimizer: Any, extra: dict[str, Any] 
     while True:
         point.flags.zero_()
         point.flags[me] = _NEEDS if needs else _HAS
-        point.everybody.all_reduce(point.flags, "max")
-        said = point.flags.tolist()
+        there = point.everybody.all_reduce(point.flags, "max").contributors
+        said = point.flags.tolist()[:-1]
         asked.update(rank for rank, what in enumerate(said) if what == _NEEDS)
         wanting = [rank for rank in point.group.slots if said[rank] == _NEEDS]
         having = [rank for rank in point.group.slots if said[rank] == _HAS]
@@ -175,13 +256,16 @@ def _hand_over(point: _Point, model: Any, optimizer: Any, extra: dict[str, Any] 
     if hasattr(model, "reducer"):
         reducer.renew(model)
     joined = tuple(rank for rank in sorted(asked) if said[rank] == _HAS)
-    return Join(step, result_extra, joined, point.everybody.alive)
+    point.left -= {*joined}
+    return Join(step, result_extra, joined, there)
 
 
 def _send(point: _Point, state: TrainingState, newcomer: int, model: Any) -> None:
     _, C = lib()
     to = point.group.slots.index(newcomer)
-    more = {"step": point.step, "hooks": reducer.hook_random_states(model) if hasattr(model, "reducer") else []}
+    more: dict[str, Any] = {"step": point.step}
+    if hasattr(model, "reducer"):
+        more.update(hooks=reducer.hook_random_states(model), layout=reducer.layout_of(model))
     header = torch.frombuffer(bytearray(state.pack(more)), dtype=torch.uint8)
     point.group.send(torch.tensor([header.numel()]), to, _TAG)
     point.group.send(header, to, _TAG)
@@ -205,6 +289,7 @@ def _receive(point: _Point, state: TrainingState, source: int, model: Any) -> tu
     extra, more = state.load()
     if hasattr(model, "reducer"):
         reducer.set_hook_random_states(model, more["hooks"])
+        reducer.set_layout(model, more["layout"])
     seconds = time.monotonic() - start
     job = point.job
     job.emit(

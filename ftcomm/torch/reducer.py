@@ -6,11 +6,31 @@ only among ranks that are in their first iteration. With new reducers everywhere
 
 from __future__ import annotations
 
+import contextlib
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["renew"]
+__all__ = ["Layout", "layout_of", "renew", "set_layout"]
+
+Layout = list[list[int]]  # parameters by number, bucket after bucket, in the order of their all-reduces
+
+_layouts: weakref.WeakKeyDictionary[Any, Layout] = weakref.WeakKeyDictionary()
+
+
+def layout_of(ddp: Any) -> Layout | None:
+    """The buckets that a new reducer will have; None: those of a first iteration."""
+    return _layouts.get(ddp)
+
+
+def set_layout(ddp: Any, layout: Layout | None) -> None:
+    """For new reducers. Sums over a ring depend in their last bits on where in a bucket an element is."""
+    if layout is None:
+        _layouts.pop(ddp, None)
+    else:
+        _layouts[ddp] = layout
 
 
 def renew(ddp: Any) -> None:
@@ -21,7 +41,8 @@ def renew(ddp: Any) -> None:
     ddp.logger = None  # holds the old reducer
     ddp.reducer = None  # its destructor takes its autograd hooks off the parameters
     parameters, sparse = ddp._build_params_for_reducer()
-    ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
+    with _as_laid_out(ddp):
+        ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
         ddp.logger._set_static_graph()
@@ -33,6 +54,25 @@ def renew(ddp: Any) -> None:
     if getattr(ddp, "mixed_precision", None) is not None:
         ddp.reducer._set_mixed_precision_param_dtype(ddp.mixed_precision.param_dtype)
     ddp.require_forward_param_sync = True
+
+
+@contextlib.contextmanager
+def _as_laid_out(ddp: Any) -> Iterator[None]:
+    """torch asks one function for the buckets of a new reducer. It reverses what it gets."""
+    layout = layout_of(ddp)
+    if layout is None:
+        yield
+        return
+    original = dist._compute_bucket_assignment_by_size
+
+    def known(_: Any, limits: list[int], *__: Any) -> tuple[Layout, list[int]]:
+        return [list(bucket) for bucket in reversed(layout)], [limits[-1]] * len(layout)
+
+    dist._compute_bucket_assignment_by_size = known
+    try:
+        yield
+    finally:
+        dist._compute_bucket_assignment_by_size = original
 
 
 def _builtin_hook(ddp: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -43,21 +44,20 @@ class TrainingState:
         self._check()
 
     def _check(self) -> None:
-        from torch.distributed.optim import ZeroRedundancyOptimizer
-
         for name, parameter in self.module.named_parameters():
             if type(parameter.data).__name__ == "DTensor":
                 raise ConfigError(
                     f"join_point moves the state of replicas, but parameter {name!r} is sharded (FSDP2 or DTensor): its dead "
                     "rank held the only copy of a part. Use checkpoints for sharded models."
                 )
-        if any(isinstance(optimizer, ZeroRedundancyOptimizer) for optimizer in self.optimizers):
+        sharding = sys.modules.get("torch.distributed.optim")  # importing it takes longer than many a recovery
+        if sharding and any(isinstance(one, sharding.ZeroRedundancyOptimizer) for one in self.optimizers):
             raise ConfigError(
                 "join_point can't restore a ZeroRedundancyOptimizer: each rank holds a part of its state that nobody else has. "
                 "Use an ordinary optimizer, or checkpoints."
             )
 
-    def _model_tensors(self) -> list[tuple[str, torch.Tensor]]:
+    def model_tensors(self) -> list[tuple[str, torch.Tensor]]:
         named = [(f"parameter {name}", p.data) for name, p in self.module.named_parameters()]
         return named + [(f"buffer {name}", b.data) for name, b in self.module.named_buffers()]
 
@@ -65,7 +65,7 @@ class TrainingState:
 
     def pack(self, more: dict[str, Any]) -> bytes:
         """The metadata; ``tensors`` are then what the blocks carry."""
-        model = self._model_tensors()
+        model = self.model_tensors()
         self.tensors = [tensor for _, tensor in model]
         layout = [(name, tuple(t.shape), t.dtype) for name, t in model]
         rest = {
@@ -93,7 +93,7 @@ class TrainingState:
     def expect(self, header: bytes) -> None:
         """Reads the metadata and makes room: the model's own memory, new tensors for the rest."""
         self._received = pickle.loads(header)
-        model = self._model_tensors()
+        model = self.model_tensors()
         own = [(name, tuple(t.shape), t.dtype) for name, t in model]
         for theirs, ours in zip(self._received["model"], own, strict=False):
             if theirs != ours:

@@ -1,0 +1,80 @@
+"""Whose gradients are in the averages of one step: the engine's DDP hook, which keeps each all-reduce's outcome."""
+
+from typing import Any  # annotations are real here: DDP compares them with its own types
+
+import torch
+import torch.distributed as dist
+
+from ftcomm.errors import ConfigError
+from ftcomm.torch import reducer
+from ftcomm.torch._extension import load
+from ftcomm.torch.groups import backend_of, outcome
+
+__all__ = ["Gradients"]
+
+
+class Gradients:
+    """Averages a DistributedDataParallel's buckets as ``ftcomm.torch.lossy_hook`` does, and says who is in all of them.
+
+    Args:
+        ddp: a DistributedDataParallel without a hook.
+
+    Raises:
+        ConfigError: it has a hook.
+    """
+
+    def __init__(self, ddp: Any) -> None:
+        if ddp._comm_hooks:
+            raise ConfigError(
+                "The model has a communication hook already. The Engine averages gradients with a hook of its own: remove "
+                "register_comm_hook(...) from the script."
+            )
+        self.group = ddp.process_group
+        self._slots = backend_of(self.group).slots
+        self.weight = 1.0  # of this rank's gradients in the coming step
+        self._works: list[Any] = []
+        self._ddp, self._look = ddp, 0
+        self._layout: reducer.Layout = []
+        self.look_at_buckets()
+        ddp.register_comm_hook(self, _hook)
+
+    def begin(self, weight: float) -> None:
+        """A step begins. ``weight``: 1 where all ranks have as many samples; 0 for one that has none."""
+        self.weight = weight
+        self._works.clear()
+        self._layout = []
+        self._look -= self._look > 0
+
+    def look_at_buckets(self) -> None:
+        """DDP has a new reducer. It orders its buckets by its first iteration, and keeps to that from the second on."""
+        self._look = 3
+
+    def contributors(self) -> "frozenset[int] | None":
+        """Job ranks whose gradients are in every part of every average of this step; None if there was none.
+
+        The same on all ranks: it is what the all-reduces have decided.
+        """
+        if not self._works:
+            return None
+        found = [outcome(work).contributors for work in self._works]
+        return frozenset(self._slots[rank] for rank in set.intersection(*map(set, found)))
+
+    def all_reduce(self, bucket: Any) -> Any:
+        buffer = bucket.buffer()
+        if self._look:
+            self._note(bucket)
+        if self.weight != 1.0:
+            buffer.mul_(self.weight)
+        work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
+        self._works.append(work)
+        return load().tensor_future(work)
+
+    def _note(self, bucket: Any) -> None:
+        number = {parameter: index for index, parameter in enumerate(self._ddp._build_params_for_reducer()[0])}
+        self._layout.append([number[parameter] for parameter in bucket.parameters()])
+        if bucket.is_last():
+            reducer.set_layout(self._ddp, self._layout)
+
+
+def _hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    return state.all_reduce(bucket)

@@ -1,0 +1,51 @@
+"""Are the replicas equal, bit for bit? Asked after each recovery."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+
+from ftcomm.errors import Mismatch
+from ftcomm.torch.state import TrainingState
+
+__all__ = ["check_replicas"]
+
+
+def check_replicas(everybody: Any, model: Any, optimizers: list[Any]) -> None:
+    """Collective, of all living ranks of the job.
+
+    Raises:
+        Mismatch: on all ranks; names the first tensor that differs and the ranks that differ from the lowest one.
+    """
+    named = _named(model, optimizers)
+    mine = torch.tensor([_digest(tensor) for _, tensor in named], dtype=torch.int64)
+    digests = torch.zeros(everybody.size, mine.numel(), dtype=torch.int64)
+    there = everybody.all_gather(digests, mine).contributors
+    lowest = digests[min(there)]
+    for index, (name, _) in enumerate(named):
+        odd = [rank for rank in there if digests[rank][index] != lowest[index]]
+        if odd:
+            raise Mismatch(
+                f"After the recovery {name} on rank {', '.join(map(str, odd))} differs from rank {min(there)}'s: the replicas "
+                "were not equal before, or something in the script changes them apart from each other. Start again from a "
+                "checkpoint.",
+                ranks=odd,
+                operation="check of replicas",
+            )
+
+
+def _named(model: Any, optimizers: list[Any]) -> list[tuple[str, Any]]:
+    state = TrainingState(model, optimizers, None)
+    named = list(state.model_tensors())
+    for number, optimizer in enumerate(optimizers):
+        for index, values in sorted(optimizer.state_dict()["state"].items()):
+            tensors = [(key, value) for key, value in sorted(values.items()) if isinstance(value, torch.Tensor)]
+            named += [(f"optimizer {number}'s {key} of parameter {index}", value) for key, value in tensors]
+    return named
+
+
+def _digest(tensor: Any) -> int:
+    data = tensor.detach().cpu().contiguous()
+    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy()) if data.numel() else 0

@@ -1,0 +1,52 @@
+"""What a strategy decides, and what it is chosen by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Facts", "Strategy"]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known at the start, the same on all ranks.
+
+    Attributes:
+        world_size: ranks of the job.
+        policy: of the model's process group: raise, lossy or replay; None without a process group.
+        replicas: every rank holds the whole model (DistributedDataParallel).
+        replaced: the launcher starts another process for one that died.
+        checkpoints: there is a folder for them.
+    """
+
+    world_size: int
+    policy: str | None
+    replicas: bool
+    replaced: bool
+    checkpoints: bool
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """What survivors do when a rank has died. Decisions only; the engine carries them out.
+
+    Attributes:
+        name: as in ``Engine(strategy=...)``.
+        policy: what the group needs to have; None: any.
+        drops: a step to which a rank did not contribute is not committed: nothing of it stays, and it is done again.
+        waits: no step begins before each dead rank has a replacement.
+    """
+
+    name: str
+    policy: str | None
+    drops: bool
+    waits: bool
+
+    def misfit(self, facts: Facts) -> str | None:
+        """Why it can't be used here and what to do, or None."""
+        if self.policy is not None and facts.world_size > 1 and facts.policy != self.policy:
+            return (
+                f"it needs a process group with policy {self.policy!r}, and this one has {facts.policy!r}. "
+                f"Start with ftrun --policy {self.policy}, or pg_options=ftcomm.Options(policy={self.policy!r})."
+            )
+        return None

@@ -1,0 +1,423 @@
+"""The engine with DistributedDataParallel: kills at every phase of a step, with real processes."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from sklearn import datasets
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import ftcomm
+import ftcomm.recovery
+from ftcomm.torch import groups
+
+DATA = datasets.load_digits()  # here, and not in each child anew
+IMAGES, LABELS = torch.tensor(DATA.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(DATA.target)
+STEPS = 12  # of an epoch
+AT = 5  # the step in which the victim dies
+BATCH = 4
+
+
+def digits(samples: int) -> TensorDataset:
+    return TensorDataset(IMAGES[:samples], LABELS[:samples], torch.arange(samples))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.1))
+        self.head = nn.Sequential(nn.Flatten(), nn.Linear(512, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.features(x))
+
+
+class Kill:
+    """Where the victim dies."""
+
+    def __init__(self, context: Any, phase: str, victim: int, model: Any) -> None:
+        self.context, self.phase, self.model = context, phase, model
+        self.armed = context.rank == victim and context.incarnation == 0
+
+    def at(self, step: int, phase: str) -> None:
+        if self.armed and step == AT and phase == self.phase:
+            self.context.die()
+
+    def in_backward(self, step: int) -> None:
+        """After a share of the parameters has its gradients."""
+        if not (self.armed and step == AT and self.phase.startswith("backward")):
+            return
+        parameters = list(self.model.parameters())
+        share = int(self.phase.split("-")[1])
+        parameter = parameters[len(parameters) - 1 - len(parameters) * share // 100]
+        parameter.register_hook(lambda _: self.context.die())
+
+    def in_update(self, step: int) -> None:
+        if not (self.armed and step == AT and self.phase == "update"):
+            return
+        from torch.optim import adam
+
+        whole = adam._single_tensor_adam
+
+        def half(*lists: Any, **more: Any) -> None:
+            middle = len(lists[0]) // 2
+            whole(*[part[:middle] if isinstance(part, list) else part for part in lists], **more)
+            self.context.die()
+
+        adam._single_tensor_adam = half
+
+
+def train(
+    context: Any, phase: str = "", victim: int = 2, epochs: int = 2, samples: int = 0, hold: bool = False, **more: Any
+) -> dict[str, Any]:
+    torch.manual_seed(1)
+    net = Net()
+    model = DistributedDataParallel(net, bucket_cap_mb=0.01)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
+    data = digits(samples or BATCH * dist.get_world_size() * STEPS)
+    loader = DataLoader(data, batch_size=BATCH, shuffle=True)
+    engine = ftcomm.recovery.Engine(model, optimizer, scheduler=scheduler, **more)
+    kill = Kill(context, phase, victim, model)
+    if hold and context.rank == 0:
+        job = groups.job_of(groups.backend_of())
+        job.add_listener(lambda event: event["event"] == "join-waiting" and context.mark("somebody waits"))
+    begun = False
+    for step, (images, labels, numbers) in engine.steps(loader, epochs=epochs):
+        if not begun:
+            begun = True
+            context.mark("trains", context.incarnation)
+        context.mark("batch", (step, engine.epoch, numbers.tolist()))
+        kill.at(step, "between")
+        if step == AT and engine._folder is not None:
+            engine._folder.wait()
+        with engine.step():
+            kill.at(step, "forward")
+            kill.in_backward(step)
+            nn.functional.cross_entropy(model(images), labels).backward()
+            kill.at(step, "before-update")
+            kill.in_update(step)
+            optimizer.step()
+            kill.at(step, "scheduler")
+            scheduler.step()
+            optimizer.zero_grad()
+            kill.at(step, "end")
+        if hold and step == AT + 2 and context.rank == 0:
+            context.mark("missed")
+            context.hold()
+    return {
+        "digest": digest(net, optimizer),
+        "rate": scheduler.get_last_lr(),
+        "steps": engine.step_number,
+        "progress": engine.progress.state_dict(),
+        "accuracy": accuracy(net),
+    }
+
+
+def digest(net: Any, optimizer: Any) -> str:
+    state = hashlib.sha256()
+    tensors = [*net.state_dict().values()]
+    tensors += [value for values in optimizer.state_dict()["state"].values() for value in values.values()]
+    for value in tensors:
+        state.update(torch.as_tensor(value).numpy().tobytes())
+    return state.hexdigest()
+
+
+def accuracy(net: Any) -> float:
+    images, labels, _ = digits(1797).tensors
+    net.eval()
+    with torch.no_grad():
+        return float((net(images[800:]).argmax(1) == labels[800:]).float().mean())
+
+
+class Run:
+    """A training on four ranks. ``values``: of those that have come to the end."""
+
+    def __init__(
+        self,
+        world: Any,
+        phase: str = "",
+        victim: int = 2,
+        replace: str = "at once",
+        options: Any = None,
+        **settings: Any,
+    ) -> None:
+        settings["hold"] = replace == "later"
+        group = world.start(
+            4, lambda context: train(context, phase, victim, **settings), policy="lossy", **(options or {})
+        )
+        if phase:
+            group.wait_ended(victim)
+            if replace == "later":
+                group.wait_for(0, "missed")
+            if replace != "never":
+                world.replace(group, victim)
+            if replace == "later":
+                group.wait_for(0, "somebody waits")
+                group.release(0)
+        values = world.values(group, dies=(victim,) if phase else ())
+        self.values = [value for value in values if value is not None]
+        self.marks = group._marks
+
+    @property
+    def digests(self) -> set[str]:
+        return {value["digest"] for value in self.values}
+
+    def only(self, name: str) -> Any:
+        """What all of them say."""
+        found = [value[name] for value in self.values]
+        assert all(value == found[0] for value in found), found
+        return found[0]
+
+    def samples(self, epoch: int, lost: Any = None) -> list[int]:
+        """Committed samples of the epoch. ``lost(rank, step)``: that batch was not committed."""
+        last = {}  # a step that is done again has another batch
+        for rank, name, value in self.marks:
+            if name == "batch" and value[1] == epoch:
+                last[rank, value[0]] = value[2]
+        return sorted(n for (rank, step), ns in last.items() if not (lost and lost(rank, step)) for n in ns)
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[Any, Any]:
+    return {}
+
+
+@pytest.fixture
+def wanted(world: Any, undisturbed: dict[Any, Any]) -> Run:
+    if "run" not in undisturbed:
+        undisturbed["run"] = Run(world, strategy="replication")
+        assert len(undisturbed["run"].digests) == 1
+    return undisturbed["run"]
+
+
+PHASES = [
+    "between",
+    "forward",
+    "backward-25",
+    "backward-50",
+    "backward-75",
+    "before-update",
+    "update",
+    "scheduler",
+    "end",
+]
+COMPLETE = ("update", "scheduler", "end")  # the others have all gradients of the victim
+ALL = list(range(4 * BATCH * STEPS))
+
+
+def most(phases: list[Any], rest: Any) -> list[Any]:
+    """The others are in the long tables."""
+    return [*phases, *(pytest.param(phase, marks=pytest.mark.table) for phase in rest if phase not in phases)]
+
+
+@pytest.mark.parametrize("victim", most([2], [0]))
+@pytest.mark.parametrize("phase", PHASES)
+def test_replication_is_exact(world: Any, wanted: Run, phase: str, victim: int) -> None:
+    run = Run(world, phase, victim, strategy="replication")
+    assert len(run.values) == 4
+    assert run.digests == wanted.digests
+    assert run.only("rate") == wanted.only("rate")
+    assert run.only("steps") == 2 * STEPS
+    progress = run.only("progress")
+    assert progress["joined"] == 1
+    if phase != "before-update":  # there the others may have all of its gradients, or not
+        assert progress["dropped"] == (phase not in COMPLETE)
+    assert run.samples(0) == run.samples(1) == ALL
+
+
+@pytest.mark.parametrize(
+    "phase", most(["backward-50", "update"], [phase for phase in PHASES if phase != "before-update"])
+)
+@pytest.mark.parametrize("strategy", ["lossy", "rollback"])
+def test_replicas_stay_equal(world: Any, wanted: Run, strategy: str, phase: str) -> None:
+    """Whoever comes back meets the others some steps later; each sample of an epoch is used once."""
+    run = Run(world, phase, replace="later", strategy=strategy)
+    assert len(run.values) == 4
+    assert len(run.digests) == 1
+    progress = run.only("progress")
+    assert progress["joined"] == 1
+    before = phase not in COMPLETE
+    assert progress["dropped"] == (before and strategy == "rollback")
+    assert run.samples(0, lambda rank, step: rank == 2 and step == AT and before) == ALL
+    assert run.samples(1) == ALL
+
+
+@pytest.mark.parametrize("keep_batch", [False, True])
+@pytest.mark.parametrize("strategy", ["lossy", "rollback"])
+def test_nobody_comes_back(world: Any, strategy: str, keep_batch: bool) -> None:
+    run = Run(world, "backward-50", replace="never", strategy=strategy, keep_batch=keep_batch, samples=205)
+    assert len(run.values) == 3
+    assert len(run.digests) == 1
+    assert run.samples(0, lambda rank, step: rank == 2 and step == AT) == list(range(205))
+    assert run.samples(1) == list(range(205))
+
+
+class Kept:
+    """As ftrun: whoever dies is replaced, until all have ended well."""
+
+    def __init__(self, world: Any, fn: Any, size: int = 4, **options: Any) -> None:
+        self.world, self.group, self.size = world, world.start(size, fn, policy="lossy", **options), size
+        self.incarnation = [0] * size
+
+    def process(self, rank: int) -> Any:
+        return self.group._processes[rank, self.incarnation[rank]]
+
+    def step(self) -> bool:
+        """False when all have ended."""
+        if all(self.process(rank).result.status == 0 for rank in range(self.size)):
+            return False
+        for rank in range(self.size):
+            if self.process(rank).result.status not in (None, 0):
+                assert self.process(rank).result.status == -signal.SIGKILL, self.process(rank).result.text()
+                self.incarnation[rank] += 1
+                self.world.replace(self.group, rank, self.incarnation[rank])
+        self.group._step(time.monotonic() + 60, "all ranks to end")
+        return True
+
+    def values(self) -> list[Any]:
+        while self.step():
+            pass
+        return [result.value for result in self.group.results() if result.value is not None]
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        "rank=2.1,at=join.transfer.joiner,do=kill",
+        "rank=0.0,at=join.transfer.source,do=kill",
+        "rank=2.1,at=join.request,do=kill",
+        "rank=1.0,at=join.admit,do=kill",
+    ],
+)
+def test_a_second_death_in_the_recovery(world: Any, wanted: Run, faults: str) -> None:
+    job = Kept(world, lambda context: train(context, "backward-50", strategy="replication"), faults=faults)
+    values = job.values()
+    assert {value["digest"] for value in values} == wanted.digests
+    assert sum(job.incarnation) == 2
+
+
+def test_two_die_in_one_step(world: Any, wanted: Run) -> None:
+    def both(context: Any) -> Any:
+        return train(
+            context,
+            "forward" if context.rank == 0 else "update",
+            victim=0 if context.rank == 0 else 3,
+            strategy="replication",
+        )
+
+    job = Kept(world, both)
+    assert {value["digest"] for value in job.values()} == wanted.digests
+    assert job.incarnation == [1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("strategy", ["replication", "rollback", "lossy"])
+@pytest.mark.parametrize("kills", most([5], [50]))
+def test_random_kills(world: Any, wanted: Run, strategy: str, kills: int) -> None:
+    """At any moment, in recoveries as well; each is drawn when the last one's replacement has begun to train."""
+    rng = random.Random(f"{strategy}{kills}")
+    job = Kept(world, lambda context: train(context, epochs=4 * kills, strategy=strategy))
+    killed = 0
+    while killed < kills and job.step():
+        trains = {(r, i) for r, name, i in job.group._marks if name == "trains"}
+        if all((r, job.incarnation[r]) in trains for r in range(4)) and rng.random() < 0.03:
+            job.group.kill(victim := rng.randrange(4), incarnation=job.incarnation[victim])
+            killed += 1
+            job.group.wait_ended(victim, job.incarnation[victim])
+    values = job.values()
+    assert killed == kills
+    assert len({value["digest"] for value in values}) == 1
+    assert {value["progress"]["joined"] for value in values} == {kills}
+    if strategy == "replication":
+        assert {value["steps"] for value in values} == {4 * kills * STEPS}
+
+
+def test_nobody_comes_in_time(world: Any) -> None:
+    def patient(context: Any) -> str:
+        if context.rank != 2:
+            with pytest.raises(ftcomm.PeerFailure) as caught:
+                train(context, "forward", strategy="replication", patience=0.5)
+            return str(caught.value)
+        return train(context, "forward", strategy="replication")["digest"]
+
+    group = world.start(4, patient, policy="lossy")
+    texts = {text for text in world.values(group, dies=(2,)) if text}
+    assert texts == {
+        "No replacement came for rank 2 within 0.5 s. Start again from a checkpoint, or give replacements more time."
+    }
+
+
+def test_replicas_that_differ_are_found(world: Any) -> None:
+    def spoiled(context: Any) -> str:
+        torch.manual_seed(1)
+        model = DistributedDataParallel(Net())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        engine = ftcomm.recovery.Engine(model, optimizer, strategy="replication")
+        loader = DataLoader(digits(200), batch_size=BATCH)
+        with pytest.raises(ftcomm.Mismatch) as caught:
+            for step, (images, labels, _) in engine.steps(loader, epochs=100):
+                if step == 3 and context.incarnation == 0:
+                    if context.rank == 2:
+                        context.die()
+                    if context.rank == 3:
+                        with torch.no_grad():
+                            model.module.head[1].weight[5, 7] += 1e-6
+                with engine.step():
+                    nn.functional.cross_entropy(model(images), labels).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return str(caught.value)
+
+    group = world.start(4, spoiled, policy="lossy")
+    group.wait_ended(2)
+    world.replace(group, 2)
+    texts = {text for text in world.values(group, dies=(2,)) if text}
+    assert len(texts) == 1
+    assert "parameter head.1.weight on rank 3 differs from rank 0's" in texts.pop()
+
+
+@pytest.mark.parametrize("strategy", ["replication", "checkpoint"])
+def test_all_die_and_the_next_start_goes_on(world: Any, wanted: Run, tmp_path: Path, strategy: str) -> None:
+    """Also when the newest checkpoint is damaged: the one before it is used."""
+    policy = "raise" if strategy == "checkpoint" else "lossy"
+    how = {"strategy": strategy, "checkpoint_dir": tmp_path, "checkpoint_every": 2}
+
+    def first(context: Any) -> None:
+        train(context, "before-update", context.rank, **how)
+
+    group = world.start(4, first, policy=policy)
+    assert all(value is None for value in world.values(group, dies=(0, 1, 2, 3)))
+    files = sorted(path for path in tmp_path.iterdir() if path.suffix == ".pt")
+    assert [torch.load(path, weights_only=True)["state"]["engine"]["step"] for path in files] == [2, 4]
+    files[-1].write_bytes(files[-1].read_bytes()[:-100])
+
+    values = world.values(world.start(4, lambda context: train(context, **how), policy=policy))
+    assert {value["digest"] for value in values} == wanted.digests
+    assert {value["steps"] for value in values} == {2 * STEPS}
+
+
+def test_a_checkpoint_that_only_one_rank_can_read(world: Any, wanted: Run, tmp_path: Path) -> None:
+    def part(context: Any, phase: str = "") -> Any:
+        folder = tmp_path / str(context.rank)
+        return train(context, phase, context.rank, strategy="replication", checkpoint_dir=folder, checkpoint_every=4)
+
+    world.values(world.start(4, lambda context: part(context, "before-update"), policy="lossy"), dies=(0, 1, 2, 3))
+    assert len(list((tmp_path / "0").glob("*.pt"))) == 1
+    assert not list((tmp_path / "3").glob("*.pt"))
+    assert {value["digest"] for value in world.values(world.start(4, part, policy="lossy"))} == wanted.digests
+
+
+def test_over_tcp(world: Any) -> None:
+    wanted = Run(world, strategy="replication", options={"transport": "tcp"})
+    run = Run(world, "backward-50", strategy="replication", options={"transport": "tcp"})
+    assert run.digests == wanted.digests

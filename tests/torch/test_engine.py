@@ -263,6 +263,37 @@ def test_nobody_comes_back(world: Any, strategy: str, keep_batch: bool) -> None:
     assert run.samples(1) == list(range(205))
 
 
+def test_each_sample_weighs_the_same(world: Any) -> None:
+    """Ragged steps: some ranks have fewer samples than others, or none. As one process that takes them all together."""
+    samples = 4 * BATCH + 6
+
+    def distributed(context: Any) -> list[float]:
+        model = DistributedDataParallel(linear())
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        engine = ftcomm.recovery.Engine(model, optimizer, strategy="rollback")
+        loader = DataLoader(digits(samples), batch_size=BATCH)
+        for _, (images, labels, _) in engine.steps(loader, epochs=2):
+            with engine.step():
+                nn.functional.cross_entropy(model(images), labels).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return list(model.module[1].weight.flatten().tolist())
+
+    def linear() -> Any:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+
+    alone = linear()
+    optimizer = torch.optim.SGD(alone.parameters(), 0.1)
+    for _ in range(2):
+        for part in (slice(0, 4 * BATCH), slice(4 * BATCH, samples)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(alone(IMAGES[part]), LABELS[part]).backward()
+            optimizer.step()
+    for weights in world(4, distributed, policy="lossy"):
+        assert weights == pytest.approx(alone[1].weight.flatten().tolist(), abs=1e-6)
+
+
 class Kept:
     """As ftrun: whoever dies is replaced, until all have ended well."""
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-import signal
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from kept import Kept, digest
 from sklearn import datasets
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -122,15 +120,6 @@ def train(
         "progress": engine.progress.state_dict(),
         "accuracy": accuracy(net),
     }
-
-
-def digest(net: Any, optimizer: Any) -> str:
-    state = hashlib.sha256()
-    tensors = [*net.state_dict().values()]
-    tensors += [value for values in optimizer.state_dict()["state"].values() for value in values.values()]
-    for value in tensors:
-        state.update(torch.as_tensor(value).numpy().tobytes())
-    return state.hexdigest()
 
 
 def accuracy(net: Any) -> float:
@@ -292,34 +281,6 @@ def test_each_sample_weighs_the_same(world: Any) -> None:
             optimizer.step()
     for weights in world(4, distributed, policy="lossy"):
         assert weights == pytest.approx(alone[1].weight.flatten().tolist(), abs=1e-6)
-
-
-class Kept:
-    """As ftrun: whoever dies is replaced, until all have ended well."""
-
-    def __init__(self, world: Any, fn: Any, size: int = 4, **options: Any) -> None:
-        self.world, self.group, self.size = world, world.start(size, fn, policy="lossy", **options), size
-        self.incarnation = [0] * size
-
-    def process(self, rank: int) -> Any:
-        return self.group._processes[rank, self.incarnation[rank]]
-
-    def step(self) -> bool:
-        """False when all have ended."""
-        if all(self.process(rank).result.status == 0 for rank in range(self.size)):
-            return False
-        for rank in range(self.size):
-            if self.process(rank).result.status not in (None, 0):
-                assert self.process(rank).result.status == -signal.SIGKILL, self.process(rank).result.text()
-                self.incarnation[rank] += 1
-                self.world.replace(self.group, rank, self.incarnation[rank])
-        self.group._step(time.monotonic() + 60, "all ranks to end")
-        return True
-
-    def values(self) -> list[Any]:
-        while self.step():
-            pass
-        return [result.value for result in self.group.results() if result.value is not None]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,7 @@ from ftcomm.torch.state import TrainingState, blocks
 __all__ = ["Join", "join_point"]
 
 _TAG = 0x6A6F696E  # "join": apart from the tags of anybody else on these communicators
-_HAS, _NEEDS = 1, 2
-_LEFT, _WAITS = 1, 2
+_LEFT, _HAS, _WAITS, _NEEDS = 1, 2, 3, 4  # of a rank that has left and is back, the later one counts
 
 
 @dataclass(frozen=True)
@@ -150,19 +149,23 @@ def _make_point(model: Any) -> _Point:
 
 
 def _who_waits(point: _Point, complete_within: float | None) -> tuple[bool, tuple[int, ...]]:
-    """Whether somebody asks to come in, and who is there: the same on all ranks, as it is what one all-reduce has found."""
+    """Whether somebody asks to come in, and who is there: the same on all ranks, as it is what one all-reduce has found.
+
+    Nobody waits before all have found together who is missing, and then for no others: who waits for a death that the rest does
+    not know of lets them time out in the all-reduce.
+    """
     deadline = None if complete_within is None else time.monotonic() + complete_within
+    missing: list[int] = []
     while True:
+        in_time = deadline is None or _wait_for(point, missing, deadline)
         point.flags.zero_()
-        if deadline is not None and not _wait_for_missing(point, deadline):
-            point.flags[-1] = 1
-        for rank in point.left:
-            point.flags[rank] = _LEFT
+        point.flags[-1] = not in_time
+        _flag_left(point)
         for rank in point.job.waiting():
-            point.flags[rank] = _WAITS  # also one that had left: it is wanted again
+            point.flags[rank] = _WAITS
         there = point.everybody.all_reduce(point.flags, "max").contributors
         *said, impatient = point.flags.tolist()
-        point.expected = tuple(rank for rank, what in enumerate(said) if what != _LEFT or rank in there)
+        _expect(point, said, there)
         missing = [rank for rank in point.expected if rank not in there and said[rank] != _WAITS]
         if deadline is not None and missing and impatient:
             raise PeerFailure(
@@ -176,16 +179,26 @@ def _who_waits(point: _Point, complete_within: float | None) -> tuple[bool, tupl
             return any(what == _WAITS for what in said), there
 
 
-def _wait_for_missing(point: _Point, deadline: float) -> bool:
-    """Until all that is known to be dead asks to come in again; False when the time is over. Ends early if this rank must."""
+def _wait_for(point: _Point, missing: list[int], deadline: float) -> bool:
+    """Until all of them ask to come in again, or have left; False when the time is over. Ends early if this rank must."""
     while not point.job.stale:
         point.news.clear()
-        there = {*point.job.alive(), *point.job.waiting(), *point.left}
-        if there >= set(range(point.job.world_size)):
+        if {*point.job.waiting(), *point.left} >= {*missing}:
             return True
         if not point.news.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
             return False
     return True
+
+
+def _flag_left(point: _Point) -> None:
+    for rank in point.left:
+        point.flags[rank] = _LEFT
+
+
+def _expect(point: _Point, said: list[int], there: tuple[int, ...]) -> None:
+    """Who has left is known to all that take part in one all-reduce, as soon as one of them has heard it."""
+    point.left |= {rank for rank, what in enumerate(said) if what == _LEFT and rank not in there}
+    point.expected = tuple(rank for rank, what in enumerate(said) if what != _LEFT or rank in there)
 
 
 def _leave_if_told(point: _Point) -> None:
@@ -224,12 +237,14 @@ def _hand_over(point: _Point, model: Any, optimizer: Any, extra: dict[str, Any] 
     job, me = point.job, point.job.rank
     state = TrainingState(model, optimizer, extra)
     asked: set[int] = set()
-    result_extra, step = dict(extra or {}), point.step
+    result_extra = dict(extra or {})
     while True:
         point.flags.zero_()
+        _flag_left(point)
         point.flags[me] = _NEEDS if needs else _HAS
         there = point.everybody.all_reduce(point.flags, "max").contributors
         said = point.flags.tolist()[:-1]
+        _expect(point, said, there)  # a newcomer has not heard who left before
         asked.update(rank for rank, what in enumerate(said) if what == _NEEDS)
         wanting = [rank for rank in point.group.slots if said[rank] == _NEEDS]
         having = [rank for rank in point.group.slots if said[rank] == _HAS]
@@ -249,7 +264,8 @@ def _hand_over(point: _Point, model: Any, optimizer: Any, extra: dict[str, Any] 
                 if me == source:
                     _send(point, state, newcomer, model)
                 elif me == newcomer:
-                    result_extra, step = _receive(point, state, source, model)
+                    result_extra, point.step = _receive(point, state, source, model)
+                    state = TrainingState(model, optimizer, result_extra)  # it may have to hand it on
                     needs = False
             except PeerFailure:
                 continue
@@ -257,7 +273,7 @@ def _hand_over(point: _Point, model: Any, optimizer: Any, extra: dict[str, Any] 
         reducer.renew(model)
     joined = tuple(rank for rank in sorted(asked) if said[rank] == _HAS)
     point.left -= {*joined}
-    return Join(step, result_extra, joined, there)
+    return Join(point.step, result_extra, joined, there)
 
 
 def _send(point: _Point, state: TrainingState, newcomer: int, model: Any) -> None:

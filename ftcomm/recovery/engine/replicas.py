@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ftcomm.errors import Mismatch
+from ftcomm.errors import Mismatch, PeerFailure
 from ftcomm.torch.state import TrainingState
 
 __all__ = ["check_replicas"]
@@ -22,7 +22,12 @@ def check_replicas(everybody: Any, model: Any, optimizers: list[Any]) -> None:
     named = _named(model, optimizers)
     mine = torch.tensor([_digest(tensor) for _, tensor in named], dtype=torch.int64)
     digests = torch.zeros(everybody.size, mine.numel(), dtype=torch.int64)
-    there = everybody.all_gather(digests, mine).contributors
+    while True:
+        try:
+            there = everybody.all_gather(digests, mine).contributors
+            break
+        except PeerFailure:  # on all ranks: somebody has died in it, and is not in the next one
+            continue
     lowest = digests[min(there)]
     for index, (name, _) in enumerate(named):
         odd = [rank for rank in there if digests[rank][index] != lowest[index]]

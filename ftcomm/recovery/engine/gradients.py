@@ -42,7 +42,6 @@ class Gradients:
         """A step begins. ``weight``: 1 where all ranks have as many samples; 0 for one that has none."""
         self.weight = weight
         self._works.clear()
-        self._layout = []
         self._look -= self._look > 0
 
     def look_at_buckets(self) -> None:
@@ -63,7 +62,9 @@ class Gradients:
         buffer = bucket.buffer()
         if self._look:
             self._note(bucket)
-        if self.weight != 1.0:
+        if not self.weight:
+            buffer.zero_()  # 0 * inf would be nan
+        elif self.weight != 1.0:
             buffer.mul_(self.weight)
         work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
         self._works.append(work)
@@ -71,6 +72,8 @@ class Gradients:
 
     def _note(self, bucket: Any) -> None:
         number = {parameter: index for index, parameter in enumerate(self._ddp._build_params_for_reducer()[0])}
+        if bucket.index() == 0:  # a step may have several backward passes
+            self._layout = []
         self._layout.append([number[parameter] for parameter in bucket.parameters()])
         if bucket.is_last():
             reducer.set_layout(self._ddp, self._layout)

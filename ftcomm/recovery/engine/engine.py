@@ -187,6 +187,8 @@ class Engine:
                 if self._gradients is not None:
                     self._gradients.begin(share.samples * len(self._alive) / share.total)
                 self._stepped = False
+                if self._seed is not None:  # here, and not in step(): the body may draw before it
+                    reseed(self._seed, self._progress.step, self.rank)
                 yield self._progress.step, share.batch
                 if not self._stepped:
                     raise ConfigError("The loop's body has to be inside `with engine.step():`.")
@@ -229,10 +231,13 @@ class Engine:
     def _begin_step(self) -> None:
         if self._inside:
             raise ConfigError("engine.step() is inside another one.")
+        if self._source is None or self._stepped:
+            raise ConfigError(
+                "Each batch of engine.steps() has one engine.step(): with two, the first one's update could not be undone when "
+                "the second is dropped."
+            )
         self._inside, self._settled, self._dropped, self._stepped = True, False, False, True
         self._restorable.save()
-        if self._seed is not None:
-            reseed(self._seed, self._progress.step, self.rank)
 
     def _end_step(self, error: BaseException | None) -> bool:
         """Whether the exception, if there is one, was taken."""
@@ -248,6 +253,9 @@ class Engine:
         if not isinstance(error, StepDropped) and (self._settled or not self._of_a_death(error)):
             return False
         self._restorable.restore()
+        if not isinstance(error, StepDropped):
+            reducer.renew(self.model)  # it may be in the middle of a backward pass, on all ranks
+            self._gradients.look_at_buckets()
         self._dropped = True
         return True
 

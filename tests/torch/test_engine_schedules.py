@@ -1,0 +1,364 @@
+"""Schedules that an adversary would choose: deaths between two operations of a step, odd steps, two recoveries in one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from kept import Kept, digest
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import ftcomm
+import ftcomm.recovery
+import ftcomm.torch
+from ftcomm.recovery.engine import engine as engine_module
+from ftcomm.torch import groups
+
+STEPS = 6
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+    {"gradient_as_bucket_view": True},
+]
+GENERATOR = torch.Generator().manual_seed(3)
+X, Y = torch.randn(400, 8, generator=GENERATOR), torch.randn(400, 1, generator=GENERATOR)
+
+
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 1))
+
+
+class Script:
+    """A small training; a test overrides what is unusual in its own."""
+
+    strategy = "replication"
+    ddp: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 0.0005}
+    engine: ClassVar[dict[str, Any]] = {}
+    epochs = 1
+    samples = 0
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+
+    def first(self, rank: int) -> bool:
+        """This is the first process of that rank."""
+        return bool(self.context.rank == rank and self.context.incarnation == 0)
+
+    def make(self) -> nn.Module:
+        return net()
+
+    def before(self, step: int, x: Any) -> Any:
+        return x
+
+    def forward(self, step: int, x: Any, y: Any) -> None:
+        (self.model(x) - y).square().mean().backward()
+
+    def update(self, step: int) -> None:
+        self.optimizer.step()
+
+    def end(self, step: int) -> None:
+        pass
+
+    def run(self) -> Any:
+        torch.manual_seed(1)
+        self.model = DistributedDataParallel(self.make(), **self.ddp)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.05, momentum=0.9)
+        self.made = ftcomm.recovery.Engine(self.model, self.optimizer, self.strategy, **self.engine)
+        count = self.samples or 4 * STEPS * dist.get_world_size()
+        loader = DataLoader(TensorDataset(X[:count], Y[:count]), batch_size=4)
+        for step, (x, y) in self.made.steps(loader, epochs=self.epochs):
+            self.context.mark("batch", (step, self.context.incarnation))
+            inputs = self.before(step, x)
+            with self.made.step():
+                self.forward(step, inputs, y)
+                self.update(step)
+                self.optimizer.zero_grad()
+                self.end(step)
+        return digest(self.model.module, self.optimizer), self.made.step_number
+
+
+def kept(world: Any, script: Any, size: int = 3, **options: Any) -> tuple[set[Any], list[int]]:
+    job = Kept(world, lambda context: script(context).run(), size, **options)
+    return set(job.values()), job.incarnation
+
+
+def exact(world: Any, script: Any, size: int = 3, died: int = 1, **options: Any) -> None:
+    """What comes out is what comes out when nobody dies."""
+
+    class Calm(script):  # type: ignore[misc]
+        def first(self, rank: int) -> bool:
+            return False
+
+    faults = options.pop("faults", "")
+    wanted, _ = kept(world, Calm, size, **options)
+    found, incarnations = kept(world, script, size, faults=faults, **options)
+    assert sum(incarnations) == died
+    assert len(wanted) == 1
+    assert found == wanted
+
+
+def test_a_rank_that_has_left_is_not_expected_by_a_newcomer(world: Any) -> None:
+    class Leaves(Script):
+        def make(self) -> nn.Module:
+            return nn.Linear(8, 1)  # a batch of one sample is nothing for BatchNorm
+
+        def before(self, step: int, x: Any) -> Any:
+            if step == 1 and self.first(3):
+                os.kill(os.getpid(), signal.SIGTERM)
+            if step == 3 and self.first(2):
+                self.context.die()
+            return x
+
+        def run(self) -> Any:
+            try:
+                return super().run()
+            except SystemExit as left:
+                os._exit(left.code)
+
+    found, incarnations = kept(world, Leaves, 4)
+    assert incarnations == [0, 0, 1, 0]
+    assert len(found) == 1
+
+
+def test_two_backward_passes_in_the_first_step(world: Any) -> None:
+    class Twice(Script):
+        def forward(self, step: int, x: Any, y: Any) -> None:
+            super().forward(step, x, y)
+            super().forward(step, x, y)
+            if step == 1 and self.first(1):
+                self.context.die()
+
+    exact(world, Twice)
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("where", ["forward", "update", "end"])
+@pytest.mark.parametrize("at", [0, 1, STEPS - 1])
+def test_the_first_steps_and_the_last(world: Any, at: int, where: str, transport: str) -> None:
+    class Early(Script):
+        ddp: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 0.3}
+
+        def make(self) -> nn.Module:
+            wide = [nn.Linear(256, 256) for _ in range(3)]
+            return nn.Sequential(nn.Linear(8, 256), nn.ReLU(), *wide, nn.Linear(256, 1))
+
+        def die(self, step: int, phase: str) -> None:
+            if step == at and phase == where and self.first(0):
+                self.context.die()
+
+        def forward(self, step: int, x: Any, y: Any) -> None:
+            self.die(step, "forward")
+            super().forward(step, x, y)
+            self.die(step, "update")
+
+        def end(self, step: int) -> None:
+            self.die(step, "end")
+
+    exact(world, Early, transport=transport)
+
+
+def test_random_numbers_before_the_step(world: Any) -> None:
+    class Noisy(Script):
+        def before(self, step: int, x: Any) -> Any:
+            noise = torch.randn_like(x)
+            if step == 2 and self.first(1):
+                self.context.die()
+            return x + noise
+
+    exact(world, Noisy)
+
+
+def test_a_death_in_the_check_of_replicas(world: Any) -> None:
+    class Checked(Script):
+        def before(self, step: int, x: Any) -> Any:
+            if step == 2 and self.first(1):
+                self.context.die()
+            if self.first(2):
+                check = engine_module.check_replicas
+
+                def dies(everybody: Any, *more: Any) -> None:
+                    gather = everybody.all_gather
+                    everybody.all_gather = lambda *_: self.context.die()
+                    check(everybody, *more)
+                    everybody.all_gather = gather
+
+                engine_module.check_replicas = dies
+            return x
+
+    exact(world, Checked, died=2)
+
+
+def test_a_newcomer_hands_the_state_on(world: Any) -> None:
+    def training(context: Any) -> Any:
+        torch.manual_seed(1)
+        model = nn.Linear(4, 4)
+        history, notes = [], []
+        job = groups.job_of(groups.backend_of())
+        job.add_listener(lambda event: event["event"] == "join-waiting" and context.mark("somebody waits"))
+        while True:
+            here = ftcomm.torch.join_point(model, None, {"value": model.weight[0, 0].item(), "note": 7 + len(history)})
+            notes.append(here.extra["note"])
+            history.append(here.step)
+            if here.step == 3 and context.incarnation == 0:
+                if context.rank:
+                    context.die()
+                context.mark("alone")
+                context.hold()
+            if here.step == 5:
+                return history, notes[0]
+            with torch.no_grad():
+                model.weight += 1
+
+    group = world.start(3, training, policy="lossy", faults="rank=0.0,at=join.transfer.source:2,do=kill")
+    group.wait_ended(1)
+    group.wait_ended(2)
+    world.replace(group, 1)
+    world.replace(group, 2)
+    group.wait_for(0, "alone")
+    group.wait_for(0, "somebody waits")
+    group.wait_for(0, "somebody waits")
+    group.release(0)
+    results = group.results()
+    assert [r.value for r in results if r.incarnation == 1] == [([4, 5], 11)] * 2, [r.text() for r in results]
+
+
+def test_waiting_for_a_replacement_is_no_timeout(world: Any) -> None:
+    """Some are in the join point's all-reduce, as they do not know of the death yet, while others wait for the replacement."""
+
+    class Slow(Script):
+        def before(self, step: int, x: Any) -> Any:
+            if step == 2 and self.context.incarnation == 0 and self.context.rank == 2:
+                self.context.mark("late")
+                self.context.hold()
+            return x
+
+    job = Kept(world, lambda context: Slow(context).run(), 3, timeout=2.0, heartbeat=0.5)
+    job.group.wait_for(2, "late")
+    job.group.kill(1)
+    job.group.wait_ended(1)
+    job.group.release(2)
+
+
+class Gathering(torch.autograd.Function):
+    """As SyncBatchNorm: an operation in the forward and one in the backward pass, which fail when somebody dies in them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, script: Any, step: int) -> Any:
+        ctx.script, ctx.step = script, step
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        script = ctx.script
+        if ctx.step == script.at and script.first(1):
+            script.context.die()
+        parts = [torch.zeros(1) for _ in range(3)]
+        dist.all_gather(parts, torch.ones(1))
+        return grad, None, None
+
+
+@pytest.mark.parametrize("strategy", ["replication", "rollback", "lossy"])
+@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize(
+    "more", [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}]
+)
+def test_an_aborted_backward_pass(world: Any, strategy: str, at: int, more: Any) -> None:
+    class Aborted(Script):
+        ddp: ClassVar[dict[str, Any]] = {**Script.ddp, **more}
+
+        def make(self) -> nn.Module:
+            outer = self
+
+            class Net(nn.Module):
+                def __init__(self) -> None:
+                    super().__init__()
+                    self.low, self.high = nn.Linear(8, 16), net_high()
+
+                def forward(self, x: Any) -> Any:
+                    return self.high(Gathering.apply(self.low(x), outer, outer.step))
+
+            return Net()
+
+        def forward(self, step: int, x: Any, y: Any) -> None:
+            self.step = step
+            super().forward(step, x, y)
+
+    Aborted.at, Aborted.strategy = at, strategy
+    if strategy == "replication":
+        exact(world, Aborted)
+        return
+    group = world.start(3, lambda context: Aborted(context).run(), policy="lossy")
+    found = {value for value in world.values(group, dies=(1,)) if value is not None}
+    assert len(found) == 1
+
+
+def net_high() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.Linear(16, 1))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        {"broadcast_buffers": False},
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1, 3])
+def test_settings_of_ddp(world: Any, at: int, more: Any) -> None:
+    class Set(Script):
+        ddp: ClassVar[dict[str, Any]] = {**Script.ddp, **more}
+
+        def make(self) -> nn.Module:
+            return (
+                nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)) if "broadcast_buffers" in more else net()
+            )
+
+        def forward(self, step: int, x: Any, y: Any) -> None:
+            with self.model.no_sync() if "static_graph" not in more else nullcontext():
+                if "static_graph" not in more:
+                    super().forward(step, x, y)
+            if step == at and self.first(1):
+                self.context.die()
+            super().forward(step, x, y)
+
+    exact(world, Set)
+
+
+def test_misuse(world: Any) -> None:
+    class Misused(Script):
+        def forward(self, step: int, x: Any, y: Any) -> None:
+            with self.model.no_sync() if self.how == "local" else nullcontext():
+                super().forward(step, x, y)
+
+        def update(self, step: int) -> None:
+            if self.how == "closure":
+                self.optimizer.step(lambda: None)
+            self.optimizer.step()
+
+        def end(self, step: int) -> None:
+            if self.how == "nested":
+                with self.made.step():
+                    pass
+
+    texts = []
+    for how in ["closure", "local"]:
+        Misused.how = how
+
+        def misuse(context: Any) -> str:
+            with pytest.raises(ftcomm.ConfigError) as caught:
+                Misused(context).run()
+            return str(caught.value)
+
+        texts.append(world(2, misuse, policy="lossy"))
+    assert "closure" in texts[0][0]
+    assert "no_sync" in texts[1][0]

@@ -13,12 +13,14 @@ import torch.distributed as dist
 from kept import Kept, digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm
 import ftcomm.recovery
 import ftcomm.torch
 from ftcomm.recovery.engine import engine as engine_module
+from ftcomm.recovery.engine.step import Restorable
 from ftcomm.torch import groups
 
 STEPS = 6
@@ -362,3 +364,38 @@ def test_misuse(world: Any) -> None:
         texts.append(world(2, misuse, policy="lossy"))
     assert "closure" in texts[0][0]
     assert "no_sync" in texts[1][0]
+
+
+@pytest.mark.parametrize("rate", [0.1, torch.tensor(0.1)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: lr_scheduler.MultiStepLR(o, [1, 2]),
+        lambda o: lr_scheduler.SequentialLR(
+            o, [lr_scheduler.ConstantLR(o, 0.1, 2), lr_scheduler.ExponentialLR(o, 0.9)], [2]
+        ),
+        lambda o: lr_scheduler.OneCycleLR(o, 0.5, total_steps=10),
+        lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    ],
+)
+def test_schedulers_are_put_back(make: Any, rate: Any) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(
+        model.parameters(), rate.clone() if isinstance(rate, torch.Tensor) else rate, momentum=0.9
+    )
+    scheduler = make(optimizer)
+    restorable = Restorable(model, [optimizer], [scheduler], None)
+
+    def state() -> str:
+        settings = {key: value for key, value in optimizer.param_groups[0].items() if key != "params"}
+        return repr((settings, scheduler.state_dict()))
+
+    for _ in range(4):
+        restorable.save()
+        before, after = state(), []
+        for _ in range(2):
+            restorable.restore()
+            assert state() == before
+            scheduler.step(*[1.0] * isinstance(scheduler, lr_scheduler.ReduceLROnPlateau))
+            after.append(state())
+        assert after[0] == after[1]

@@ -254,17 +254,21 @@ class Engine:
             return False
         self._restorable.restore()
         if not isinstance(error, StepDropped):
-            reducer.renew(self.model)  # it may be in the middle of a backward pass, on all ranks
-            self._gradients.look_at_buckets()
+            self._new_reducer()  # it may be in the middle of a backward pass, on all ranks
         self._dropped = True
         return True
+
+    def _new_reducer(self) -> None:
+        if self._gradients is not None:
+            reducer.renew(self.model)
+            self._gradients.look_at_buckets()
 
     def _of_a_death(self, error: BaseException) -> bool:
         """An operation of the script failed, on all ranks, as somebody died in it."""
         cause = error if isinstance(error, PeerFailure) else error.__cause__
         return self.strategy.policy == "lossy" and isinstance(cause, PeerFailure)
 
-    def _before_update(self, *_: Any) -> None:
+    def _before_update(self, _: Any, args: tuple[Any, ...], more: dict[str, Any]) -> None:
         if not self._inside:
             raise ConfigError("optimizer.step() was called outside of `with engine.step():`.")
         if self._settled:
@@ -272,7 +276,17 @@ class Engine:
                 "The optimizer makes a second update in one engine.step(). Put each update into a step of its own: "
                 "only one can be all or nothing."
             )
+        if any(callable(value) for value in (*args[1:], *more.values())):
+            raise ConfigError(
+                "optimizer.step() was given a closure: its gradients would come after the decision that the update may begin. Call "
+                "backward() before optimizer.step(), with an optimizer that needs no closure."
+            )
         self._settle()
+        if self._gradients is not None and not self._gradients.averaged:
+            raise ConfigError(
+                "No gradients were averaged in this engine.step(), and an update would make the ranks differ. All micro-batches of "
+                "an update belong into one engine.step(), and the last backward() of them out of no_sync()."
+            )
 
     def _settle(self) -> None:
         """Is the step to be committed? Outcomes of operations are the same on all survivors, and so is this."""
@@ -287,6 +301,13 @@ class Engine:
             self._drop(missing)
         if self._sync_buffers:
             self._share_buffers()
+        try:
+            self._gradients.learn_buckets()
+        except Exception as error:
+            if not self._of_a_death(error):
+                raise
+            self._new_reducer()
+            self._drop(set())
         self._settled = True
 
     def _drop(self, missing: set[int]) -> None:

@@ -33,20 +33,38 @@ class Gradients:
         self._slots = backend_of(self.group).slots
         self.weight = 1.0  # of this rank's gradients in the coming step
         self._works: list[Any] = []
-        self._ddp, self._look = ddp, 0
-        self._layout: reducer.Layout = []
-        self.look_at_buckets()
+        self._ddp, self._look = ddp, True
         ddp.register_comm_hook(self, _hook)
 
     def begin(self, weight: float) -> None:
         """A step begins. ``weight``: 1 where all ranks have as many samples; 0 for one that has none."""
         self.weight = weight
         self._works.clear()
-        self._look -= self._look > 0
 
     def look_at_buckets(self) -> None:
         """DDP has a new reducer. It orders its buckets by its first iteration, and keeps to that from the second on."""
-        self._look = 3
+        self._look = True
+
+    def learn_buckets(self) -> None:
+        """Collective, as the last of the first step with a new reducer: its buckets of the second step, for a replacement.
+
+        DDP would order them in the next forward pass. Who dies between would have the others begin with a first iteration again,
+        whose sums over a ring differ in their last bits.
+        """
+        if not self._look or not self._works:
+            return
+        ddp = self._ddp
+        if ddp.reducer._rebuild_buckets():
+            ddp._has_rebuilt_buckets = True
+        number = {parameter: index for index, parameter in enumerate(ddp._build_params_for_reducer()[0])}
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        reducer.set_layout(ddp, [[number[parameter] for parameter in bucket.parameters()] for bucket in buckets])
+        self._look = False
+
+    @property
+    def averaged(self) -> bool:
+        """Whether there was a backward pass that was not in no_sync()."""
+        return bool(self._works)
 
     def contributors(self) -> "frozenset[int] | None":
         """Job ranks whose gradients are in every part of every average of this step; None if there was none.
@@ -60,8 +78,6 @@ class Gradients:
 
     def all_reduce(self, bucket: Any) -> Any:
         buffer = bucket.buffer()
-        if self._look:
-            self._note(bucket)
         if not self.weight:
             buffer.zero_()  # 0 * inf would be nan
         elif self.weight != 1.0:
@@ -69,14 +85,6 @@ class Gradients:
         work = dist.all_reduce(buffer, op=dist.ReduceOp.AVG, group=self.group, async_op=True)
         self._works.append(work)
         return load().tensor_future(work)
-
-    def _note(self, bucket: Any) -> None:
-        number = {parameter: index for index, parameter in enumerate(self._ddp._build_params_for_reducer()[0])}
-        if bucket.index() == 0:  # a step may have several backward passes
-            self._layout = []
-        self._layout.append([number[parameter] for parameter in bucket.parameters()])
-        if bucket.is_last():
-            reducer.set_layout(self._ddp, self._layout)
 
 
 def _hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -34,9 +34,12 @@ class Restorable:
         if buffers:
             with torch.no_grad():
                 torch._foreach_copy_([copy for _, copy in self._buffers], buffers)
-        self._schedules = [dict(scheduler.state_dict()) for scheduler in self._schedulers]
+        self._schedules = [_copied(scheduler.state_dict()) for scheduler in self._schedulers]
         self._settings = [
-            [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+            [
+                {key: _copied(value) for key, value in group.items() if key != "params"}
+                for group in optimizer.param_groups
+            ]
             for optimizer in self._optimizers
         ]
         self._scale = None if self._scaler is None else dict(self._scaler.state_dict())
@@ -52,12 +55,29 @@ class Restorable:
             scheduler.load_state_dict(state)
         for optimizer, groups in zip(self._optimizers, self._settings, strict=True):
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
-                group.update(settings)
+                for key, value in settings.items():
+                    if isinstance(value, torch.Tensor):
+                        group[key].copy_(
+                            value
+                        )  # a learning rate that schedulers and compiled optimizers write in place
+                    else:
+                        group[key] = value
         if self._scaler is not None and self._scale:
             self._scaler.load_state_dict(self._scale)
             # unscale_() may have been called, and would be refused when the step is done again.
             fresh = torch.amp.grad_scaler._refresh_per_optimizer_state
             self._scaler._per_optimizer_states = defaultdict(fresh)
+
+
+def _copied(value: Any) -> Any:
+    """Schedulers write a learning rate that is a tensor in place."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(item) for item in value)
+    return value
 
 
 def reseed(seed: int, step: int, rank: int) -> None:

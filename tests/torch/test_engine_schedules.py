@@ -399,3 +399,36 @@ def test_schedulers_are_put_back(make: Any, rate: Any) -> None:
             scheduler.step(*[1.0] * isinstance(scheduler, lr_scheduler.ReduceLROnPlateau))
             after.append(state())
         assert after[0] == after[1]
+
+
+def test_a_parameter_that_only_the_dead_has_used(world: Any) -> None:
+    """DDP asks in an all-reduce of its own, after those of the gradients, which parameters were used anywhere."""
+
+    class Branches(nn.Module):
+        def __init__(self, rank: int) -> None:
+            super().__init__()
+            self.rank, self.all, self.some = rank, nn.Linear(8, 1), nn.Linear(8, 1)
+
+        def forward(self, x: Any) -> Any:
+            return self.all(x) + self.some(x) if self.rank == 1 else self.all(x)
+
+    class Unused(Script):
+        ddp: ClassVar[dict[str, Any]] = {"find_unused_parameters": True}
+
+        def make(self) -> nn.Module:
+            return Branches(self.context.rank)
+
+        def forward(self, step: int, x: Any, y: Any) -> None:
+            if step == 3 and self.first(1):
+                gradients = self.made._gradients
+                average = gradients.all_reduce
+
+                def dies(bucket: Any) -> None:
+                    average(bucket)
+                    gradients._works[-1].wait()
+                    self.context.die()
+
+                gradients.all_reduce = dies
+            super().forward(step, x, y)
+
+    exact(world, Unused)

@@ -297,6 +297,10 @@ class Engine:
         self._contributed = found if found is not None else frozenset(self._alive)
         wanted = {*join.expected(self.model)} if self.strategy.waits else {*self._alive}
         missing = wanted - self._contributed
+        if self.strategy.drops and self.model.find_unused_parameters:
+            # DDP's question which parameters were used comes after the gradients, and has no outcome to look at. Who takes part in
+            # an operation after it has answered.
+            missing = wanted - {*join.everybody(self.model).all_reduce(torch.zeros(1), "max").contributors} | missing
         if self.strategy.drops and missing:
             self._drop(missing)
         if self._sync_buffers:

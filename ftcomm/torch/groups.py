@@ -124,6 +124,12 @@ def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
     return entry
 
 
+def leave(job: Job) -> None:
+    """This process goes on without the job, and may destroy its groups afterwards: what is native in them lets go of it."""
+    entry = _entries.get(job.pointer)
+    _leave(entry) if entry is not None else job.leave()
+
+
 def _leave(entry: _Entry, at_exit: bool = False) -> None:
     """The last group was destroyed: the others need not wait for this process any more."""
     pointer = entry.ref.pointer

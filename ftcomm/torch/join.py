@@ -16,7 +16,7 @@ from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.job import Job
 from ftcomm.torch import reducer
-from ftcomm.torch.groups import backend_of, job_of
+from ftcomm.torch.groups import backend_of, job_of, leave
 from ftcomm.torch.state import TrainingState, blocks
 
 __all__ = ["Join", "join_point"]
@@ -206,7 +206,7 @@ def _leave_if_told(point: _Point) -> None:
 
     if preempt.requested():
         point.job.emit("left", step=point.step)
-        point.job.leave()
+        leave(point.job)
         sys.exit(0)
 
 

@@ -278,14 +278,14 @@ class Engine:
             )
         if any(callable(value) for value in (*args[1:], *more.values())):
             raise ConfigError(
-                "optimizer.step() was given a closure: its gradients would come after the decision that the update may begin. Call "
-                "backward() before optimizer.step(), with an optimizer that needs no closure."
+                "optimizer.step() was given a closure: its gradients would come after the decision that the update may begin. "
+                "Call backward() before optimizer.step(), with an optimizer that needs no closure."
             )
         self._settle()
         if self._gradients is not None and not self._gradients.averaged:
             raise ConfigError(
-                "No gradients were averaged in this engine.step(), and an update would make the ranks differ. All micro-batches of "
-                "an update belong into one engine.step(), and the last backward() of them out of no_sync()."
+                "No gradients were averaged in this engine.step(), and an update would make the ranks differ. All micro-batches "
+                "of an update belong into one engine.step(), and the last backward() of them out of no_sync()."
             )
 
     def _settle(self) -> None:

@@ -1,39 +1,109 @@
-"""What a checkpoint of a run holds, in plain types that ``torch.load(weights_only=True)`` reads."""
+"""The state of a run: what a replacement gets and a checkpoint holds, and the way from and to the checkpoints."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
-from ftcomm.errors import ConfigError
+import torch
 
-__all__ = ["pack", "unpack"]
+from ftcomm.errors import ConfigError, SystemFailure
+from ftcomm.recovery.checkpoint_files import CheckpointFolder
+from ftcomm.recovery.engine.progress import Progress
+from ftcomm.torch import join, reducer
 
-
-def pack(module: Any, optimizer: Any, state: dict[str, Any], buckets: list[list[int]] | None) -> dict[str, Any]:
-    """``{"model": state_dict, "optimizer": state_dict, "state": {name: state_dict or value}, "buckets": DDP's}``"""
-    return {
-        "model": module.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "state": {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in state.items()},
-        "buckets": buckets,
-    }
+__all__ = ["RunState"]
 
 
-def unpack(saved: dict[str, Any], module: Any, optimizer: Any, state: dict[str, Any]) -> dict[str, Any]:
-    """Loads what :func:`pack` has made; returns ``state`` with the saved plain values.
+class RunState:
+    """Everything that is equal on all ranks at the begin of a step.
 
-    Raises:
-        ConfigError: the checkpoint is of another script: it has other names.
+    Attributes:
+        progress: of the run.
+        source: of the batches, when there is one.
+        extra: the script's own, as given, or as it came from the survivors or a checkpoint.
     """
-    if {*saved["state"]} != {*state}:
-        odd = ", ".join(sorted({*saved["state"]} ^ {*state}))
-        raise ConfigError(f"The checkpoint and this script do not have the same state ({odd}): it is of another run.")
-    module.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
-    found = {}
-    for name, value in saved["state"].items():
-        mine = state[name]
-        if hasattr(mine, "load_state_dict"):
-            mine.load_state_dict(value)
-        found[name] = mine if hasattr(mine, "load_state_dict") else value
-    return found
+
+    def __init__(self, model: Any, alone: bool, optimizer: Any, schedulers: list[Any], scaler: Any, extra: Any) -> None:
+        self._model, self._alone, self._optimizer = model, alone, optimizer
+        self._module = model.module if hasattr(model, "reducer") else model
+        self._schedulers, self._scaler = schedulers, scaler
+        self.progress = Progress()
+        self.source: Any = None
+        self.extra: dict[str, Any] = dict(extra or {})
+
+    def named(self) -> dict[str, Any]:
+        """All but model and optimizer: objects with ``state_dict`` and ``load_state_dict``, and plain values."""
+        state: dict[str, Any] = {"engine": self.progress, "data": self.source}
+        state.update({f"scheduler {n}": scheduler for n, scheduler in enumerate(self._schedulers)})
+        if self._scaler is not None:
+            state["scaler"] = self._scaler
+        return {**state, **{f"extra {name}": value for name, value in self.extra.items()}}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """What came for :meth:`named`; the objects have loaded theirs."""
+        self.extra = {name.removeprefix("extra "): value for name, value in state.items() if name.startswith("extra ")}
+
+    def save(self, folder: CheckpointFolder, wait: bool) -> None:
+        """``{"model": state_dict, "optimizer": state_dict, "state": {name: state_dict or value}, "buckets": DDP's}``
+
+        Raises:
+            SystemFailure: it could not be written, with ``wait``. Else that is a warning: training goes on, and so do the older
+                checkpoints.
+        """
+        named = self.named()
+        state = {
+            "model": self._module.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "state": {
+                name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in named.items()
+            },
+            "buckets": None if self._alone else reducer.layout_of(self._model),
+        }
+        try:
+            folder.wait()
+        except SystemFailure as error:
+            warnings.warn(
+                f"Training goes on without the checkpoint before this one: {error}", RuntimeWarning, stacklevel=2
+            )
+        try:
+            folder.save(self.progress.step, state, wait)
+        except SystemFailure as error:
+            if wait:
+                raise
+            warnings.warn(f"Training goes on without this checkpoint: {error}", RuntimeWarning, stacklevel=2)
+
+    def resume(self, folder: CheckpointFolder | None) -> bool:
+        """Collective: from the newest checkpoint that a rank can read; the others get it from those. False: there is none."""
+        found = folder.newest() if folder is not None else None
+        step = newest = -1 if found is None else found[0]
+        if not self._alone:
+            told = torch.tensor([step])
+            join.everybody(self._model).all_reduce(told, "max")
+            newest = int(told)
+        if newest < 0:
+            return False
+        if found is not None and step == newest:
+            self._load(found[1])
+        if not self._alone:
+            self.take(join.share(self._model, self._optimizer, self.named(), step == newest).extra)
+            join.set_step(self._model, self.progress.step)
+        return True
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        named = self.named()
+        if {*saved["state"]} != {*named}:
+            odd = ", ".join(sorted({*saved["state"]} ^ {*named}))
+            raise ConfigError(
+                f"The checkpoint and this script do not have the same state ({odd}): it is of another run."
+            )
+        self._module.load_state_dict(saved["model"])
+        self._optimizer.load_state_dict(saved["optimizer"])
+        for name, value in saved["state"].items():
+            if hasattr(named[name], "load_state_dict"):
+                named[name].load_state_dict(value)
+            else:
+                named[name] = value
+        self.take(named)
+        if not self._alone:
+            reducer.set_layout(self._model, saved["buckets"])

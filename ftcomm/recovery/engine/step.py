@@ -1,92 +1,163 @@
-"""One step as all or nothing: what it has to put back when it is dropped."""
+"""One step as all or nothing: is it committed, or dropped?"""
 
 from __future__ import annotations
 
-import random
-import sys
-from collections import defaultdict
+from types import TracebackType
 from typing import Any
 
 import torch
 
-__all__ = ["Restorable", "StepDropped", "reseed"]
+from ftcomm.errors import ConfigError, PeerFailure
+from ftcomm.recovery.engine.buffers import share_buffers
+from ftcomm.recovery.engine.gradients import Gradients
+from ftcomm.recovery.engine.restorable import Restorable
+from ftcomm.recovery.strategies import Strategy
+from ftcomm.torch import join, reducer
+
+__all__ = ["Step"]
 
 
-class StepDropped(BaseException):
+class _Dropped(BaseException):
     """Leaves the body of ``with engine.step():``, which takes it. No ``Exception``: the script's own handlers are not for it."""
 
 
-class Restorable:
-    """What a step changes before its update: buffers, gradients, schedulers, a gradient scaler.
+class Step:
+    """The context manager around forward pass, backward pass and update of one batch after another.
 
-    Parameters and optimizer state are not in here: an update begins only when it is known that it will be finished by all.
+    Args:
+        model: a DistributedDataParallel, or with ``gradients`` None a module that one rank has alone.
+        gradients: of the model.
+        restorable: what is put back when a step is dropped.
+        strategy: decides whether it is.
+        sync_buffers: all get the lowest rank's buffers before the update.
+
+    Attributes:
+        alive: job ranks that began the step.
+        contributed: job ranks whose gradients are in it, the same on all.
+        missing: job ranks that the step was dropped for.
+        stepped: the batch has had its step.
+        inside: in the body.
+        dropped: it was not committed.
     """
 
-    def __init__(self, module: Any, optimizers: list[Any], schedulers: list[Any], scaler: Any) -> None:
-        self.module, self._optimizers, self._schedulers, self._scaler = module, optimizers, schedulers, scaler
-        self._buffers: list[tuple[Any, Any]] = []  # each with a copy
+    def __init__(
+        self, model: Any, gradients: Gradients | None, restorable: Restorable, strategy: Strategy, sync_buffers: bool
+    ) -> None:
+        self._model, self._gradients, self._restorable, self._strategy = model, gradients, restorable, strategy
+        self._sync_buffers = sync_buffers
+        self.alive: tuple[int, ...] = ()
+        self.contributed: frozenset[int] = frozenset()
+        self.missing: set[int] = set()
+        self.inside = self.dropped = self._settled = False
+        self.stepped = True  # before the first batch
 
-    def save(self) -> None:
-        """As it is now, at the begin of a step."""
-        buffers = list(self.module.buffers())
-        if [b.data_ptr() for b in buffers] != [b.data_ptr() for b, _ in self._buffers]:
-            self._buffers = [(b, torch.empty_like(b)) for b in buffers]
-        if buffers:
-            with torch.no_grad():
-                torch._foreach_copy_([copy for _, copy in self._buffers], buffers)
-        self._schedules = [_copied(scheduler.state_dict()) for scheduler in self._schedulers]
-        self._settings = [
-            [
-                {key: _copied(value) for key, value in group.items() if key != "params"}
-                for group in optimizer.param_groups
-            ]
-            for optimizer in self._optimizers
-        ]
-        self._scale = None if self._scaler is None else dict(self._scaler.state_dict())
+    def offer(self, alive: tuple[int, ...], weight: float) -> None:
+        """The next batch is about to be given out. ``weight``: of this rank's gradients, 1 if all have as many samples."""
+        self.alive, self.stepped = alive, False
+        if self._gradients is not None:
+            self._gradients.begin(weight)
 
-    def restore(self) -> None:
-        """As it was at the begin of the step; gradients are gone."""
-        if self._buffers:
-            with torch.no_grad():
-                torch._foreach_copy_([buffer for buffer, _ in self._buffers], [copy for _, copy in self._buffers])
-        for parameter in self.module.parameters():
-            parameter.grad = None
-        for scheduler, state in zip(self._schedulers, self._schedules, strict=True):
-            scheduler.load_state_dict(state)
-        for optimizer, groups in zip(self._optimizers, self._settings, strict=True):
-            for group, settings in zip(optimizer.param_groups, groups, strict=True):
-                for key, value in settings.items():
-                    if isinstance(value, torch.Tensor):
-                        group[key].copy_(
-                            value
-                        )  # a learning rate that schedulers and compiled optimizers write in place
-                    else:
-                        group[key] = value
-        if self._scaler is not None and self._scale:
-            self._scaler.load_state_dict(self._scale)
-            # unscale_() may have been called, and would be refused when the step is done again.
-            fresh = torch.amp.grad_scaler._refresh_per_optimizer_state
-            self._scaler._per_optimizer_states = defaultdict(fresh)
+    def __enter__(self) -> None:
+        if self.inside:
+            raise ConfigError("engine.step() is inside another one.")
+        if self.stepped:
+            raise ConfigError(
+                "Each batch of engine.steps() has one engine.step(): with two, the first one's update could not be undone when "
+                "the second is dropped."
+            )
+        self.inside, self._settled, self.dropped, self.stepped, self.missing = True, False, False, True, set()
+        self._restorable.save()
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        try:
+            if error is None and not self._settled:
+                self._settle()  # no update was made, for instance as the scaler has skipped it
+        except _Dropped as dropped:
+            error = dropped
+        finally:
+            self.inside = False
+        if error is None:
+            return False
+        if not isinstance(error, _Dropped) and (self._settled or not self._of_a_death(error)):
+            return False
+        self._restorable.restore()
+        if not isinstance(error, _Dropped):
+            self._new_reducer()  # it may be in the middle of a backward pass, on all ranks
+        self.dropped = True
+        return True
 
-def _copied(value: Any) -> Any:
-    """Schedulers write a learning rate that is a tensor in place."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().clone()
-    if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(_copied(item) for item in value)
-    return value
+    def before_update(self, _: Any, args: tuple[Any, ...], more: dict[str, Any]) -> None:
+        """The optimizer's hook: an update begins only when all survivors know that it will be finished by all."""
+        if not self.inside:
+            raise ConfigError("optimizer.step() was called outside of `with engine.step():`.")
+        if self._settled:
+            raise ConfigError(
+                "The optimizer makes a second update in one engine.step(). Put each update into a step of its own: "
+                "only one can be all or nothing."
+            )
+        if any(callable(value) for value in (*args[1:], *more.values())):
+            raise ConfigError(
+                "optimizer.step() was given a closure: its gradients would come after the decision that the update may begin. "
+                "Call backward() before optimizer.step(), with an optimizer that needs no closure."
+            )
+        self._settle()
+        if self._gradients is not None and not self._gradients.averaged:
+            raise ConfigError(
+                "No gradients were averaged in this engine.step(), and an update would make the ranks differ. All micro-batches "
+                "of an update belong into one engine.step(), and the last backward() of them out of no_sync()."
+            )
 
+    # -- the decision --------------------------------------------------------------------------------------------
 
-def reseed(seed: int, step: int, rank: int) -> None:
-    """Sets the global generators of Python, torch and, if it is imported, NumPy."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % (1 << 64)
-    mixed ^= mixed >> 31
-    random.seed(mixed)
-    torch.default_generator.manual_seed(mixed)  # torch.manual_seed() looks for devices each time
-    if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(mixed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(mixed % (1 << 32))
+    def _settle(self) -> None:
+        """Is the step to be committed? Outcomes of operations are the same on all survivors, and so is this."""
+        if self._gradients is None:
+            self._settled, self.contributed = True, frozenset(self.alive)
+            return
+        found = self._gradients.contributors()
+        self.contributed = found if found is not None else frozenset(self.alive)
+        wanted = {*join.expected(self._model)} if self._strategy.waits else {*self.alive}
+        missing = wanted - self.contributed
+        if self._strategy.drops and self._model.find_unused_parameters:
+            # DDP's question which parameters were used comes after the gradients, and has no outcome to look at. Who takes part
+            # in an operation after it has answered.
+            missing |= wanted - {*join.everybody(self._model).all_reduce(torch.zeros(1), "max").contributors}
+        if self._strategy.drops and missing:
+            self._drop(missing)
+        if self._sync_buffers:
+            self._share_buffers()
+        try:
+            self._gradients.learn_buckets()
+        except Exception as error:
+            if not self._of_a_death(error):
+                raise
+            self._new_reducer()
+            self._drop(set())
+        self._settled = True
+
+    def _share_buffers(self) -> None:
+        roots = sorted(self.contributed)
+        while True:
+            try:
+                share_buffers(join.everybody(self._model), self._model.module, roots[0])
+                return
+            except PeerFailure as failure:
+                if self._strategy.drops:
+                    self._drop({*failure.ranks})
+                del roots[0]
+
+    def _drop(self, missing: set[int]) -> None:
+        self.missing = missing
+        raise _Dropped
+
+    def _of_a_death(self, error: BaseException) -> bool:
+        """An operation of the script failed, on all ranks, as somebody died in it."""
+        cause = error if isinstance(error, PeerFailure) else error.__cause__
+        return self._strategy.policy == "lossy" and isinstance(cause, PeerFailure)
+
+    def _new_reducer(self) -> None:
+        if self._gradients is not None:
+            reducer.renew(self._model)
+            self._gradients.look_at_buckets()

@@ -1,0 +1,214 @@
+"""The engine in one process, without a process group: checkpoints, and what it refuses."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import ftcomm
+from ftcomm.recovery import Engine
+from ftcomm.recovery.checkpoint_files import folder as folders
+from ftcomm.recovery.strategies import Facts, choose
+
+STEPS = 10
+
+
+class Ended(Exception):
+    pass
+
+
+def train(folder: Path | None = None, end_at: int = -1, epochs: int = 2, **more: Any) -> tuple[Any, Engine]:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(net.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    data = TensorDataset(torch.arange(STEPS * 4 * 8.0).reshape(-1, 8).sin())
+    extra = more.pop("extra", {"note": 7})
+    engine = Engine(
+        net,
+        optimizer,
+        "checkpoint" if folder else "auto",
+        folder,
+        scheduler=scheduler,
+        extra=extra,
+        checkpoint_every=3,
+        **more,
+    )
+    for step, (x,) in engine.steps(DataLoader(data, 4, shuffle=True), epochs=epochs):
+        if step == end_at:
+            raise Ended
+        with engine.step():
+            net(x).square().mean().backward()
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+    return {name: value.tolist() for name, value in net.state_dict().items()}, engine
+
+
+@pytest.mark.parametrize("end_at", [4, 6, 10, 13])
+def test_goes_on_from_the_newest_checkpoint(tmp_path: Path, capsys: Any, end_at: int) -> None:
+    with pytest.raises(Ended):
+        train(tmp_path, end_at)
+    weights, engine = train(tmp_path)
+    assert weights == train(tmp_path / "other")[0]
+    assert engine.step_number == 2 * STEPS
+    assert f"goes on from the checkpoint of step {end_at // 3 * 3}" in capsys.readouterr().err
+
+
+def test_a_run_that_is_over_is_not_done_again(tmp_path: Path) -> None:
+    weights, _ = train(tmp_path)
+    again, engine = train(tmp_path)
+    assert again == weights
+    assert engine.step_number == 2 * STEPS
+    assert engine.extra == {"note": 7}
+    longer, engine = train(tmp_path, epochs=3)
+    assert longer != weights
+    assert engine.step_number == 3 * STEPS
+
+
+def test_plain_torch_reads_a_checkpoint(tmp_path: Path) -> None:
+    weights, _ = train(tmp_path)
+    newest = max(tmp_path.glob("*.pt"))
+    found = torch.load(newest, weights_only=True)
+    assert {name: value.tolist() for name, value in found["model"].items()} == weights
+
+
+def test_checkpoints_of_another_script_are_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    with pytest.raises(ftcomm.ConfigError, match="extra other"):
+        train(tmp_path, extra={"note": 7, "other": 8})
+
+
+def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, calls = folders.CheckpointFolder._write, []
+
+    def full(self: Any, step: int, state: Any) -> None:
+        calls.append(step)
+        if step in (3, 6, 18):
+            raise ftcomm.SystemFailure(f"no space for {step}") from OSError(errno.ENOSPC, "No space left on device")
+        write(self, step, state)
+
+    monkeypatch.setattr(folders.CheckpointFolder, "_write", full)
+    with pytest.warns(RuntimeWarning, match="without the checkpoint before this one: no space for") as told:
+        train(tmp_path)
+    assert len(told) == 3
+    assert [int(path.name.split("-")[1]) for path in sorted(tmp_path.glob("*.pt"))] == [12, 15, 20]
+
+
+def test_a_final_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: Any, step: int, state: Any) -> None:
+        raise ftcomm.SystemFailure(f"no space for {step}")
+
+    monkeypatch.setattr(folders.CheckpointFolder, "_write", full)
+    with pytest.warns(RuntimeWarning), pytest.raises(ftcomm.SystemFailure, match="no space for 20"):
+        train(tmp_path)
+
+
+def loop(body: Callable[[Any, Any, Any], None]) -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    engine = Engine(net, optimizer)
+    for _, (x,) in engine.steps(DataLoader(TensorDataset(torch.randn(6, 2)), 2)):
+        body(engine, optimizer, lambda x=x: net(x).sum().backward())
+
+
+def twice(engine: Any, optimizer: Any, backward: Any) -> None:
+    with engine.step():
+        backward()
+        optimizer.step()
+        optimizer.step()
+
+
+def nested(engine: Any, optimizer: Any, backward: Any) -> None:
+    with engine.step(), engine.step():
+        pass
+
+
+def again(engine: Any, optimizer: Any, backward: Any) -> None:
+    for _ in range(2):
+        with engine.step():
+            pass
+
+
+def closure(engine: Any, optimizer: Any, backward: Any) -> None:
+    with engine.step():
+        optimizer.step(backward)
+
+
+def outside(engine: Any, optimizer: Any, backward: Any) -> None:
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (twice, "second update in one"),
+        (nested, "inside another one"),
+        (again, "Each batch of engine.steps"),
+        (closure, "given a closure"),
+        (outside, "outside of"),
+        (lambda *_: None, "has to be inside"),
+    ],
+)
+def test_misuse_is_refused(body: Any, text: str) -> None:
+    with pytest.raises(ftcomm.ConfigError, match=text):
+        loop(body)
+
+
+def test_steps_only_once() -> None:
+    _, engine = train()
+    with pytest.raises(ftcomm.ConfigError, match="number of epochs"):
+        next(engine.steps([1]))
+
+
+def test_other_optimizers_are_refused() -> None:
+    net = nn.Linear(2, 2)
+    with pytest.raises(ftcomm.ConfigError, match="one torch optimizer"):
+        Engine(net, [torch.optim.SGD([p], 0.1) for p in net.parameters()])
+
+
+def facts(**more: Any) -> Facts:
+    return Facts(
+        **{"world_size": 4, "policy": "lossy", "replicas": True, "replaced": True, "checkpoints": True, **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        (facts(), "replication"),
+        (facts(replaced=False), "rollback"),
+        (facts(policy="raise"), "checkpoint"),
+        (facts(policy="raise", checkpoints=False), "checkpoint"),
+        (facts(world_size=1, policy=None), "checkpoint"),
+    ],
+)
+def test_auto(found: Facts, name: str) -> None:
+    strategy, reason = choose(found)
+    assert strategy.name == name
+    assert reason
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "text"),
+    [
+        ("replication", facts(policy="raise"), "--policy lossy"),
+        ("checkpoint", facts(checkpoints=False), "checkpoint_dir"),
+        ("luck", facts(), "none of auto, replication"),
+        ("replay", facts(), "--policy replay"),
+        ("parallel-replay", facts(), "--policy replay"),
+    ],
+)
+def test_strategies_that_do_not_fit(wanted: str, found: Facts, text: str) -> None:
+    with pytest.raises(ftcomm.ConfigError, match=text):
+        choose(found, wanted)

@@ -20,6 +20,11 @@ def parameter() -> Any:
     return torch.nn.Parameter(torch.ones(3))
 
 
+def capturable(optimizer: Any) -> Any:
+    optimizer.param_groups[0]["capturable"] = True  # said to Adam itself it would need a GPU
+    return optimizer
+
+
 class Mine(torch.optim.Adam):
     pass
 
@@ -55,6 +60,7 @@ def test_either_way(make: Any, text: str, exact: bool) -> None:
     [
         (lambda p: torch.optim.Adam([p], amsgrad=True), r"max\(\) forgets"),
         (lambda p: torch.optim.Adamax([p]), r"max\(\) forgets"),
+        (lambda p: capturable(torch.optim.Adam([p])), "corrections of the first steps are rounded on the device"),
         (lambda p: torch.optim.Adam([p], betas=(0.0, 0.9)), "beta1=0 is 0"),
         (lambda p: torch.optim.NAdam([p], betas=(0.9, 0.0)), "beta2=0 is 0"),
         (lambda p: torch.optim.RMSprop([p], alpha=0.0), "alpha=0 is 0"),
@@ -88,12 +94,13 @@ def test_complex_parameters_are_copied_only() -> None:
 def test_sparse_gradients_stop_the_step(exact: bool) -> None:
     table = torch.nn.Embedding(4, 2, sparse=True)
     optimizer = torch.optim.SGD(table.parameters(), lr=0.1)
-    Undo(optimizer, exact=exact)
+    undo = Undo(optimizer, exact=exact)
     table(torch.tensor([1])).sum().backward()
     before = cases.picture(optimizer)
     with pytest.raises(Unsupported, match="gradient of SGD is sparse.*Use dense"):
         optimizer.step()
     assert cases.same(before, cases.picture(optimizer))
+    undo.close()
 
 
 def test_settings_that_change_later_stop_the_step() -> None:
@@ -111,9 +118,10 @@ def test_settings_that_change_later_stop_the_step() -> None:
 def test_closures_and_lamb() -> None:
     p = parameter()
     optimizer = cases.cls("Lamb")([p])
-    Undo(optimizer, exact=False)
+    undo = Undo(optimizer, exact=False)
     with pytest.raises(Unsupported, match=r"step\(closure\) has no plain undo.*or use exact=True"):
         optimizer.step(lambda: None)
+    undo.close()
 
 
 def test_parameters_of_unknown_types() -> None:
@@ -128,12 +136,14 @@ def test_parameters_of_unknown_types() -> None:
 def test_state_that_is_no_tensor() -> None:
     p = parameter()
     optimizer = torch.optim.Adam([p])
-    Undo(optimizer)
+    undo = Undo(optimizer)
     p.grad = torch.ones(3)
     optimizer.step()
-    optimizer.state[p]["more"] = [torch.ones(1)]
-    with pytest.raises(Unsupported, match="The state 'more' of Adam is a list"):
-        optimizer.step()
+    for value, what in (([torch.ones(1)], "is a list"), (torch.ones(2).to_sparse(), r"is a tensor of layout .*sparse")):
+        optimizer.state[p]["more"] = value
+        with pytest.raises(Unsupported, match=f"The state 'more' of Adam {what}"):
+            optimizer.step()
+    undo.close()
 
 
 def test_none_and_one_parameter_twice() -> None:
@@ -145,7 +155,14 @@ def test_none_and_one_parameter_twice() -> None:
 
 
 def test_no_torch_before_it_is_used() -> None:
-    code = (
-        "import sys, ftcomm.recovery as r; assert 'torch' not in sys.modules; r.Undo; assert 'timm' not in sys.modules"
-    )
+    code = "import sys, ftcomm.recovery as r; assert 'Undo' in dir(r); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_timm_is_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "timm", None)  # an import of it is an error
+    Undo(torch.optim.SGD([parameter()])).close()
+    with pytest.raises(Unsupported, match="Other is not known to Undo"):
+        Undo(Other([parameter()]))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
-from ftcomm.errors import Unsupported
+from ftcomm.errors import ConfigError, Unsupported
+from ftcomm.recovery.undo.tensors import local, no_copy, no_fit
 
 __all__ = ["Copies"]
 
@@ -50,16 +51,15 @@ class Copies:
             state = self._optimizer.state.get(p)
             before[p] = None if state is None else dict(state)
             if self._names is None:
-                pairs.append((self._buffer(p, _PARAMETER, p), p))
+                pairs.append((self._buffer(p, _PARAMETER, p), local(p)))
             for name, value in (state or {}).items():
                 if isinstance(value, torch.Tensor):
+                    if reason := no_copy(value):
+                        raise self._unknown(name, reason)
                     if self._names is None or name in self._names:
-                        pairs.append((self._buffer(p, name, value), value))
+                        pairs.append((self._buffer(p, name, value), local(value)))
                 elif not isinstance(value, _NUMBERS):
-                    raise Unsupported(
-                        f"The state {name!r} of {type(self._optimizer).__name__} is a {type(value).__name__}: Undo copies "
-                        "tensors and numbers. Save optimizer.state_dict() before the step instead."
-                    )
+                    raise self._unknown(name, f"a {type(value).__name__}")
         self._before = before
         self._groups = [
             (group, name, group.get(name, _ABSENT), _copy(group.get(name, _ABSENT)))
@@ -75,12 +75,19 @@ class Copies:
     def group_now(self, group: dict[str, Any]) -> dict[str, Any]:
         return {name: group[name] for name in self._group_state if name in group}
 
-    def put_back(self, params: Iterable[Any]) -> None:
+    def check(self, params: Iterable[Any]) -> None:
+        """Raises if a copy does not fit any more where it came from: a copy between types rounds, and says nothing."""
+        for to, buffer in self._copied(params):
+            if reason := no_fit(to, buffer):
+                raise ConfigError(
+                    f"A parameter of {type(self._optimizer).__name__} or its state {reason}. Undo before the model or its "
+                    "optimizer is made into another type or shape, or make it what it was at the step."
+                )
+
+    def put_back(self, params: Sequence[Any]) -> None:
         """What the step made is removed, what it changed and was copied is as it was."""
-        pairs: list[tuple[Any, Any]] = []
+        pairs = [(local(to), buffer) for to, buffer in self._copied(params)]
         for p in params:
-            if self._names is None:
-                pairs.append((p, self._buffers[p, _PARAMETER]))
             before = self._before[p]
             if before is None:
                 self._optimizer.state.pop(p, None)
@@ -88,10 +95,7 @@ class Copies:
             state = self._optimizer.state[p]
             for name in [name for name in state if name not in before]:
                 del state[name]
-            for name, value in before.items():
-                if isinstance(value, torch.Tensor) and (p, name) in self._buffers and self._kept(name):
-                    pairs.append((value, self._buffers[p, name]))
-                state[name] = value
+            state.update(before)
         copy_all(pairs)
 
     def put_groups_back(self) -> None:
@@ -104,14 +108,28 @@ class Copies:
                     value.copy_(copy)
             group[name] = value
 
-    def _kept(self, name: str) -> bool:
-        return self._names is None or name in self._names
+    def _copied(self, params: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """What was copied, each with its copy."""
+        for p in params:
+            if self._names is None:
+                yield p, self._buffers[p, _PARAMETER]
+            for name, value in (self._before[p] or {}).items():
+                if isinstance(value, torch.Tensor) and (self._names is None or name in self._names):
+                    yield value, self._buffers[p, name]
 
     def _buffer(self, p: Any, name: str, like: Any) -> Any:
-        buffer = self._buffers.get((p, name))
+        like, buffer = local(like), self._buffers.get((p, name))
         if buffer is None or (buffer.shape, buffer.dtype, buffer.device) != (like.shape, like.dtype, like.device):
-            buffer = self._buffers[p, name] = torch.empty_like(like, requires_grad=False)
+            # A buffer made in inference mode could be written to in that mode only.
+            with torch.inference_mode(False):
+                buffer = self._buffers[p, name] = torch.empty_like(like, requires_grad=False)
         return buffer
+
+    def _unknown(self, name: str, what: str) -> Unsupported:
+        return Unsupported(
+            f"The state {name!r} of {type(self._optimizer).__name__} is {what}: Undo copies dense tensors, DTensors of them, and "
+            "numbers. Save optimizer.state_dict() before the step instead."
+        )
 
 
 _ABSENT = object()
@@ -128,6 +146,7 @@ def copy_all(pairs: Sequence[tuple[Any, Any]]) -> None:
         tos, sources = lists.setdefault((to.dtype, to.device), ([], []))
         tos.append(to)
         sources.append(source)
-    with torch.no_grad():
+    # State that a step in inference mode made can be written to in that mode only.
+    with torch.inference_mode():
         for tos, sources in lists.values():
             torch._foreach_copy_(tos, sources)

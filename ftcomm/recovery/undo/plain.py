@@ -11,6 +11,7 @@ import torch
 from ftcomm.errors import ConfigError
 from ftcomm.recovery.undo.copies import Copies
 from ftcomm.recovery.undo.rule import WEAKEST, Rule, Stepped
+from ftcomm.recovery.undo.tensors import address, version
 
 __all__ = ["Plain"]
 
@@ -31,7 +32,7 @@ class Plain:
         self._notes: dict[Any, Any] = {}
         self._gradients: dict[Any, tuple[Any, int]] = {}
         self._moved: set[Any] = set()
-        self._versions: dict[Any, list[int]] = {}
+        self._versions: dict[Any, dict[str, tuple[Any, int, int]]] = {}
 
     @property
     def nbytes(self) -> int:
@@ -77,14 +78,21 @@ class Plain:
         self._moved = {p for p in seen if self._rule.moves_gradient(self._settings[self._group_of[p]], p)}
         if self._moved if closure else not all(self._untouched(p, now) for p, now in seen.items()):
             self._trouble = "its gradients were changed during the step, by another hook or the closure"
+        groups = self._optimizer.param_groups
+        if any(p.grad is not None and p not in seen for group in groups for p in group["params"]):
+            self._trouble = "another hook or the closure gave a parameter its gradient during the step"
+        if any(p.grad is not None and p.grad.layout is not torch.strided for p in seen):
+            self._trouble = "the closure computed sparse gradients"
         self._gradients = seen
         self._versions = {p: self._now(p) for p in seen}
+        numbers = [count for now in self._versions.values() for _, count, _ in now.values()]
+        if -1 in (*numbers, *(count for _, count in seen.values())):
+            self._trouble = "gradients or state were made in inference mode, in which torch does not count writes"
 
     def _untouched(self, p: Any, now: tuple[Any, int]) -> bool:
         """Whether only the step itself wrote to the gradient, if anything did."""
-        reference, version = self._gradients[p]
-        writes = (1,) if p in self._moved else (0, 1) if self._settings[self._group_of[p]].get("fused") else (0,)
-        return any(_same((reference, version + more), now) for more in writes)
+        reference, count = self._gradients[p]
+        return _same((reference, count + (p in self._moved)), now)
 
     def check(self, params: Sequence[Any]) -> None:
         """Says what stands against inverting, before anything is changed."""
@@ -99,7 +107,7 @@ class Plain:
                     f"The gradient of {what} {gone} since the step, and plain undo needs it. Undo before zero_grad() and "
                     f"before the next backward pass. {_EXACT}"
                 )
-            if self._now(p) != self._versions[p]:
+            if not _unchanged(self._now(p), self._versions[p]):
                 raise ConfigError(
                     f"There is no plain undo of a step after which something else changed: {what} or its state. {_EXACT}"
                 )
@@ -109,7 +117,7 @@ class Plain:
                     raise ConfigError(
                         f"There is no plain undo of {what}: it, its gradient or state is not finite. {_EXACT}"
                     )
-                if abs(weakest := self._rule.weakest(self._stepped(p))) < WEAKEST:
+                if not abs(weakest := self._rule.weakest(self._stepped(p))) >= WEAKEST:  # nor NaN
                     raise ConfigError(
                         f"There is no plain undo of {what}: weight decay left {weakest:.3g} of the old value of an element in "
                         f"its new one, which is too little to tell it. {_EXACT}"
@@ -134,14 +142,23 @@ class Plain:
             p in self._moved,
         )
 
-    def _now(self, p: Any) -> list[int]:
+    def _now(self, p: Any) -> dict[str, tuple[Any, int, int]]:
+        """Which tensors parameter and state are, how often they were written to, and where their memory is."""
         state = self._optimizer.state.get(p) or {}
-        return [p._version, *(value._version for value in state.values() if isinstance(value, torch.Tensor))]
+        held = {"": p, **{name: value for name, value in state.items() if isinstance(value, torch.Tensor)}}
+        return {name: (weakref.ref(value), version(value), address(value)) for name, value in held.items()}
+
+
+def _unchanged(now: dict[str, tuple[Any, int, int]], was: dict[str, tuple[Any, int, int]]) -> bool:
+    """A dead reference is that of a tensor that was replaced, whatever is in its place."""
+    if now.keys() != was.keys():
+        return False
+    return all(now[name][0]() is was[name][0]() and now[name][1:] == was[name][1:] for name in now)
 
 
 def _gradient(p: Any) -> tuple[Any, int]:
     """Which tensor the gradient is and how often it was written to. A weak reference, so that zero_grad() frees its memory."""
-    return (None, 0) if p.grad is None else (weakref.ref(p.grad), p.grad._version)
+    return (None, 0) if p.grad is None else (weakref.ref(p.grad), version(p.grad))
 
 
 def _same(one: tuple[Any, int] | None, other: tuple[Any, int]) -> bool:

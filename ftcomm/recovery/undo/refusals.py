@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import itertools
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,8 +15,9 @@ from ftcomm.recovery.undo.adaptive import AdagradRule, AdamaxRule, AdamRule, NAd
 from ftcomm.recovery.undo.lamb import LambRule
 from ftcomm.recovery.undo.momentum import LarsRule, SGDRule
 from ftcomm.recovery.undo.rule import Rule
+from ftcomm.recovery.undo.tensors import is_dtensor, no_copy
 
-__all__ = ["check_gradients", "check_groups", "check_params", "rule_of"]
+__all__ = ["check_gradients", "check_groups", "check_memory", "check_params", "rule_of"]
 
 _TORCH: dict[type, Rule] = {
     torch.optim.SGD: SGDRule(),
@@ -76,22 +78,52 @@ def check_groups(optimizer: Any, rule: Rule, exact: bool) -> None:
                 f"{name} with differentiable=True (group {number}) cannot be undone: autograd's graph goes through the step. "
                 "Switch it off, or use a functional optimizer, which changes nothing in place."
             )
+        if not exact and group.get("capturable"):
+            raise Unsupported(
+                f"{name} with capturable=True (group {number}) has no plain undo: its corrections of the first steps are rounded "
+                "on the device, which changes more than the last digits. Use exact=True, or capturable=False."
+            )
         if not exact and (reason := rule.no_plain(group)):
             raise Unsupported(f"{name} (group {number}) has no plain undo: {reason}. Use exact=True.")
 
 
 def check_params(optimizer: Any, exact: bool) -> None:
+    name = type(optimizer).__name__
     for group in optimizer.param_groups:
         for p in group["params"]:
-            if type(p) not in (torch.Tensor, torch.nn.Parameter):
+            if reason := no_copy(p):
                 raise Unsupported(
-                    f"A parameter of {type(optimizer).__name__} is a {type(p).__name__}; Undo knows torch.Tensor and "
-                    f"torch.nn.Parameter only. {_COPY}"
+                    f"A parameter of {name} is {reason}; Undo knows dense torch.Tensor and torch.nn.Parameter, and DTensors of "
+                    f"such shards. {_COPY}"
                 )
-            if not exact and not p.is_floating_point():
+            if exact:
+                continue
+            if is_dtensor(p):
                 raise Unsupported(
-                    f"A parameter of {type(optimizer).__name__} is of {p.dtype}; plain undo takes real numbers. Use exact=True."
+                    f"A parameter of {name} is a DTensor, and plain undo knows whole tensors only: norms would have to be "
+                    "computed with the other ranks, of which some may be gone. Use exact=True, which copies the local shard."
                 )
+            if not p.is_floating_point():
+                raise Unsupported(
+                    f"A parameter of {name} is of {p.dtype}; plain undo takes real numbers. Use exact=True."
+                )
+
+
+def check_memory(optimizer: Any) -> None:
+    """Refuses, for plain undo, memory that one step updates twice: then the inverses would have to be in the reverse order."""
+    spans: list[tuple[Any, int, int]] = []
+    for p in (p for group in optimizer.param_groups for p in group["params"]):
+        first = p.data_ptr()
+        if p.numel() and first:
+            last = sum((size - 1) * stride for size, stride in zip(p.shape, p.stride(), strict=True))
+            spans.append((str(p.device), first, first + (last + 1) * p.element_size()))
+    spans.sort()
+    for (device, _, end), (other, start, _) in itertools.pairwise(spans):
+        if device == other and start < end:
+            raise Unsupported(
+                f"A parameter is twice in {type(optimizer).__name__}, or two of its parameters share memory: one step may update "
+                "it twice, which plain undo cannot tell. Give each parameter once, or use exact=True."
+            )
 
 
 def check_gradients(optimizer: Any, rule: Rule, closure: bool, exact: bool) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from ftcomm.errors import Closed, ConfigError
+from ftcomm.errors import Closed, ConfigError, Unsupported
 from ftcomm.recovery.undo.kept import Kept
 
 __all__ = ["Undo"]
@@ -35,17 +36,12 @@ class Undo:
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else _several(optimizer)
         if not optimizers:
             raise ConfigError("Undo got no optimizer. Give it the one whose steps are to be undone, or several.")
-        seen: set[Any] = set()
-        for one in optimizers:
-            mine = {p for group in getattr(one, "param_groups", ()) for p in group["params"]}
-            if seen & mine:
-                raise ConfigError(
-                    "A parameter is in two of the optimizers: which step of it is the last one is not known."
-                )
-            seen |= mine
+        _refuse_shared(optimizers)
         self.exact = bool(exact)
         self._closed = False
         self._kept: list[Kept] = []
+        # Without an Undo nobody can undo: then each step need not be copied any more.
+        weakref.finalize(self, _close, self._kept).atexit = False
         try:
             for one in optimizers:
                 self._kept.append(Kept(one, self.exact))
@@ -70,10 +66,12 @@ class Undo:
             params: only these; None: all of :attr:`updated`.
 
         Raises:
-            ConfigError: one was not updated, or is undone already; or, in plain undo, its gradient is not the step's any more, or
-                the step was interrupted. The message says what to do.
+            ConfigError: one was not updated, or is undone already; it is of another type or shape now; without ``params``, some
+                optimizers stepped more often than others since the last :meth:`forget`; or, in plain undo, its gradient is not
+                the step's any more, or the step was interrupted. The message says what to do.
         """
         self._open()
+        _refuse_shared([kept.optimizer for kept in self._kept])
         wanted = self._wanted(params)
         parts = []
         for kept in self._kept:
@@ -81,10 +79,11 @@ class Undo:
             if wanted is None or mine:
                 kept.refuse_interrupted()
             kept.check(mine)
-            parts.append((kept, mine))
-        for kept, mine in parts:
-            if mine:
-                kept.undo(mine)
+            if mine or (wanted is None and kept.counted):
+                parts.append((kept, mine))
+        # The last one first: where optimizers share memory, its copy has in it what the others did before.
+        for kept, mine in sorted(parts, key=lambda part: -part[0].at):
+            kept.undo(mine)
 
     def forget(self) -> None:
         """Nobody can need the state before the last step any more. Memory is kept for the next one.
@@ -101,19 +100,23 @@ class Undo:
 
     def close(self) -> None:
         """Takes the hooks off and frees the memory. May be called twice."""
-        for kept in self._kept:
-            kept.close()
         self._closed = True
-        self._kept = []
+        _close(self._kept)
+
+    def __reduce__(self) -> Any:
+        raise Unsupported(
+            "An Undo cannot be copied or pickled: the copy would not see the steps of its optimizer. Make one for the copy."
+        )
 
     def _wanted(self, params: Iterable[Any] | None) -> set[Any] | None:
         updated = set(self.updated)
         if params is None:
-            if not updated and not any(kept.interrupted for kept in self._kept):
+            if not updated and not any(kept.interrupted or kept.counted for kept in self._kept):
                 raise ConfigError(
                     "There is nothing to undo: no parameter was updated since Undo was made, or since the last undo() or "
                     "forget(), or the last step was skipped. undo.updated says what can be undone; one step back is all there is."
                 )
+            self._refuse_mixed()
             return None
         wanted = [params] if isinstance(params, torch.Tensor) else list(params)
         owner = {p: kept for kept in self._kept for p in kept.parameters}
@@ -129,6 +132,16 @@ class Undo:
                 )
         return set(wanted)
 
+    def _refuse_mixed(self) -> None:
+        """Steps of two iterations are not to be undone together: the result would be parameters that never were."""
+        steps = {kept.steps for kept in self._kept if kept.updated}
+        if len(steps) > 1:
+            raise ConfigError(
+                f"Of the optimizers some made {max(steps)} steps since the last forget() and some {min(steps)}: what was kept of "
+                "them need not be of one iteration. Call forget() after each complete update; now undo(params=[...]) with those "
+                "that the interrupted one updated, or load a checkpoint."
+            )
+
     def _open(self) -> None:
         if self._closed:
             raise Closed(
@@ -141,3 +154,19 @@ def _several(optimizers: Any) -> list[Any]:
         return list(optimizers)
     except TypeError:
         return [optimizers]  # which is refused by its type
+
+
+def _close(kept: list[Kept]) -> None:
+    for one in kept:
+        one.close()
+    kept.clear()
+
+
+def _refuse_shared(optimizers: Iterable[Any]) -> None:
+    """Also before each undo: parameters can be added to an optimizer later."""
+    seen: set[Any] = set()
+    for one in optimizers:
+        mine = {p for group in getattr(one, "param_groups", ()) for p in group["params"]}
+        if seen & mine:
+            raise ConfigError("A parameter is in two of the optimizers: which step of it is the last one is not known.")
+        seen |= mine

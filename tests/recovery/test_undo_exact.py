@@ -233,6 +233,37 @@ def test_close_takes_the_hooks_off() -> None:
         undo.undo()
 
 
+def test_copies_are_planned_again_when_something_is_another_tensor() -> None:
+    """Each of these between two steps: the copies are of what is there, not of what was there."""
+    p, other = (torch.nn.Parameter(torch.randn(3)) for _ in range(2))
+    optimizer = torch.optim.SGD([p, other], lr=0.1, momentum=0.9)
+    undo = Undo(optimizer)
+    changes = (
+        lambda: None,
+        lambda: setattr(other, "grad", None),
+        lambda: setattr(p, "data", torch.randn(3)),
+        lambda: optimizer.state[p].update(momentum_buffer=torch.randn(3)),
+        lambda: setattr(optimizer.state[p]["momentum_buffer"], "data", torch.randn(3)),
+        lambda: optimizer.state[p].update(more=1.5),
+        lambda: optimizer.state[p].update(more=2.5),
+        lambda: optimizer.state.pop(p),
+        lambda: optimizer.state[p].clear(),  # noqa: PLW0108 - another one each time
+        undo.undo,
+        lambda: [optimizer.state.clear(), *(setattr(q, "data", q.data.double()) for q in (p, other))],
+    )
+    for change in changes:
+        for _ in range(2):
+            p.grad, other.grad = torch.ones_like(p), torch.ones_like(other)
+            optimizer.step()
+        change()
+        for q in (p, other):
+            q.grad = None if q.grad is None else torch.ones_like(q)
+        before = cases.picture(optimizer)
+        optimizer.step()
+        undo.undo()
+        assert cases.same(before, cases.picture(optimizer))
+
+
 def test_one_step_back_only() -> None:
     optimizer = cases.make("RMSprop", 20, seed=13, plain=True)
     undo = Undo(optimizer)

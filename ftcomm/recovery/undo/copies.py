@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from ftcomm.errors import ConfigError, Unsupported
-from ftcomm.recovery.undo.tensors import local, no_copy, no_fit
+from ftcomm.recovery.undo.tensors import address, local, no_copy, no_fit
 
 __all__ = ["Copies"]
 
@@ -31,6 +32,10 @@ class Copies:
         self._buffers: dict[tuple[Any, str], Any] = {}
         # Of each parameter what its state was made of; None if it had none. The tensors in it are the optimizer's own.
         self._before: dict[Any, dict[str, Any] | None] = {}
+        # What the last plan was made of, and the plan: the same tensors are copied to the same buffers step by step.
+        self._seen: list[Any] = []
+        self._places: list[int] = []
+        self._lists: list[tuple[list[Any], list[Any]]] = []
         self._groups: list[tuple[dict[str, Any], str, Any, Any]] = []
 
     @property
@@ -42,9 +47,39 @@ class Copies:
         self._buffers.clear()
         self._before.clear()
         self._groups.clear()
+        self._seen.clear()
+        self._lists.clear()
 
     def take(self, params: Sequence[Any]) -> None:
         """Copies what these parameters and their state are now."""
+        seen, places = self._look(params)
+        if places != self._places or len(seen) != len(self._seen) or not all(map(operator.is_, seen, self._seen)):
+            self._plan(params)
+            self._seen, self._places = seen, places
+        self._groups = [
+            (group, name, group.get(name, _ABSENT), _copy(group.get(name, _ABSENT)))
+            for group in self._optimizer.param_groups
+            for name in self._group_state
+        ]
+        copy_lists(self._lists)
+
+    def _look(self, params: Sequence[Any]) -> tuple[list[Any], list[int]]:
+        """Every object that the plan is of, and where their memory is. Most steps find what the last one found, and plan nothing.
+
+        A tensor that was given other memory is another one here. Where that is at the same address, :meth:`check` tells.
+        """
+        seen: list[Any] = []
+        for p in params:
+            state = self._optimizer.state.get(p)
+            seen += (p, state is None)
+            if state:
+                seen += state.keys()
+                seen += state.values()
+        return seen, [address(value) for value in seen if isinstance(value, torch.Tensor)]
+
+    def _plan(self, params: Sequence[Any]) -> None:
+        """Finds the copies that are to be made, and a buffer for each."""
+        self._seen = []  # it may end in an error
         before: dict[Any, dict[str, Any] | None] = {}
         pairs: list[tuple[Any, Any]] = []
         for p in params:
@@ -61,12 +96,7 @@ class Copies:
                 elif not isinstance(value, _NUMBERS):
                     raise self._unknown(name, f"a {type(value).__name__}")
         self._before = before
-        self._groups = [
-            (group, name, group.get(name, _ABSENT), _copy(group.get(name, _ABSENT)))
-            for group in self._optimizer.param_groups
-            for name in self._group_state
-        ]
-        copy_all(pairs)
+        self._lists = lists_of(pairs)
 
     def made(self, p: Any) -> frozenset[str]:
         """Names of the state that the parameter has now and had not before."""
@@ -96,7 +126,7 @@ class Copies:
             for name in [name for name in state if name not in before]:
                 del state[name]
             state.update(before)
-        copy_all(pairs)
+        copy_lists(lists_of(pairs))
 
     def put_groups_back(self) -> None:
         for group, name, value, copy in self._groups:
@@ -139,14 +169,18 @@ def _copy(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def copy_all(pairs: Sequence[tuple[Any, Any]]) -> None:
-    """Copies each second into its first: one call for all of a type and device, which is one kernel on a GPU."""
+def lists_of(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[list[Any], list[Any]]]:
+    """Where to copy and what, for each type and device: one call for all of them, which is one kernel on a GPU."""
     lists: dict[tuple[Any, Any], tuple[list[Any], list[Any]]] = {}
     for to, source in pairs:
         tos, sources = lists.setdefault((to.dtype, to.device), ([], []))
         tos.append(to)
         sources.append(source)
+    return list(lists.values())
+
+
+def copy_lists(lists: Iterable[tuple[list[Any], list[Any]]]) -> None:
     # State that a step in inference mode made can be written to in that mode only.
     with torch.inference_mode():
-        for tos, sources in lists.values():
+        for tos, sources in lists:
             torch._foreach_copy_(tos, sources)

@@ -66,6 +66,11 @@ def worker(args: argparse.Namespace) -> None:
         def say(what: str) -> None:
             out.write(f"{what} {time.monotonic()} {os.getpid()}\n")
 
+        def over(step: int) -> bool:
+            stop = torch.tensor([float((Path(args.folder) / "stop").exists() or step >= args.steps)])
+            dist.all_reduce(stop, op=dist.ReduceOp.MAX)
+            return bool(stop.item())
+
         say("asks")
         if args.worker == "plain":
             ddp.register_comm_hook(None, ftcomm.torch.lossy_hook)
@@ -82,6 +87,8 @@ def worker(args: argparse.Namespace) -> None:
                     optimizer.zero_grad()
                     say("step")
                     step += 1
+                    if over(step):
+                        break
         else:
             engine = ftcomm.recovery.Engine(ddp, optimizer, args.worker)
             for step, (x, y) in engine.steps(loader, epochs=1 << 30):
@@ -91,9 +98,7 @@ def worker(args: argparse.Namespace) -> None:
                     optimizer.zero_grad()
                 if engine.committed:
                     say("step")
-                stop = torch.tensor([float((Path(args.folder) / "stop").exists() or step >= args.steps)])
-                dist.all_reduce(stop, op=dist.ReduceOp.MAX)
-                if stop.item():
+                if over(step):
                     break
     dist.destroy_process_group()
 

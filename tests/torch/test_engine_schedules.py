@@ -21,10 +21,17 @@ import ftcomm
 import ftcomm.recovery
 import ftcomm.torch
 from ftcomm.recovery.engine import engine as engine_module
-from ftcomm.recovery.engine.step import Restorable
+from ftcomm.recovery.engine.restorable import Restorable
 from ftcomm.torch import groups
 
 STEPS = 6
+
+
+def long(value: Any) -> Any:
+    """In the long tables only."""
+    return pytest.param(value, marks=pytest.mark.table)
+
+
 SETTINGS: list[dict[str, Any]] = [
     {},
     {"find_unused_parameters": True},
@@ -144,8 +151,8 @@ def test_two_backward_passes_in_the_first_step(world: Any) -> None:
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-@pytest.mark.parametrize("where", ["forward", "update", "end"])
-@pytest.mark.parametrize("at", [0, 1, STEPS - 1])
+@pytest.mark.parametrize("where", ["forward", long("update"), "end"])
+@pytest.mark.parametrize("at", [0, long(1), long(STEPS - 1)])
 def test_the_first_steps_and_the_last(world: Any, at: int, where: str, transport: str) -> None:
     class Early(Script):
         ddp: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 0.3}
@@ -274,8 +281,8 @@ class Gathering(torch.autograd.Function):
         return grad, None, None
 
 
-@pytest.mark.parametrize("strategy", ["replication", "rollback", "lossy"])
-@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("strategy", ["rollback", long("replication"), long("lossy")])
+@pytest.mark.parametrize("at", [long(0), 1, long(3)])
 @pytest.mark.parametrize(
     "more", [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}]
 )
@@ -322,7 +329,7 @@ def net_high() -> nn.Module:
         {"broadcast_buffers": False},
     ],
 )
-@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("at", [long(0), 1, long(3)])
 def test_settings_of_ddp(world: Any, at: int, more: Any) -> None:
     class Set(Script):
         ddp: ClassVar[dict[str, Any]] = {**Script.ddp, **more}

@@ -1,13 +1,14 @@
-"""What recovery by logging needs before anything is logged: which messages to log, whether it pays, the same bits again.
+"""Recovery of a training run: the engine, what it is made of, and the planning of recovery by logs.
+
+>>> engine = ftcomm.recovery.Engine(model, optimizer, checkpoint_dir="ckpt")
+>>> folder = ftcomm.recovery.CheckpointFolder("checkpoints", keep=3)
+>>> undo = ftcomm.recovery.Undo(optimizer)
 
 >>> grouping = ftcomm.recovery.plan_groups(seconds, sizes, log_limit=2 << 40, bandwidth=5e9, checkpoint_interval=500)
 >>> ftcomm.recovery.seed_everything(7)
 
->>> undo = ftcomm.recovery.Undo(optimizer)  # needs torch, which is imported then
->>> folder = ftcomm.recovery.CheckpointFolder("checkpoints", keep=3)  # so does this
-
-Pure Python: nothing here talks to other ranks. Formulas and measured figures are in ``docs/planning.md`` and ``docs/undo.md``,
-what is in a checkpoint in ``docs/checkpoint-files.md``.
+The first three need torch, which is imported with their first use. Only the engine talks to other ranks. Formulas and measured
+figures are in ``docs/engine.md``, ``docs/undo.md`` and ``docs/planning.md``, what is in a checkpoint in ``docs/checkpoint-files.md``.
 """
 
 from __future__ import annotations

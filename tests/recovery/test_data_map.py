@@ -180,15 +180,21 @@ def test_more_slots_than_samples(source: Any) -> None:
     assert [share.filler for (share,) in shares] == [False, False, True, True, True]
 
 
-def test_a_death_with_own_samples_only_stops_no_worker_and_loads_nothing_here(source: Any) -> None:
-    dataset = cases.Noisy(120)
-    one = source(dataset, **WORKERS[2])
+def to_the_end(one: Any) -> set[int]:
+    """Draws until the epoch is over; slot 1 dies after step 5. The processes that have loaded something."""
     alive, used = [0, 1], set()
     while (share := one.draw(alive)) is not None:
         used |= cases.pids(share)
         one.commit(alive)
         if one.step == 5:
             alive = [0]
+    return used
+
+
+def test_a_death_with_own_samples_only_stops_no_worker_and_loads_nothing_here(source: Any) -> None:
+    dataset = cases.Noisy(120)
+    one = source(dataset, **WORKERS[2])
+    used = to_the_end(one)
     assert one.step == 35
     assert dataset.asked == []
     assert len(used) == 2
@@ -197,12 +203,7 @@ def test_a_death_with_own_samples_only_stops_no_worker_and_loads_nothing_here(so
 def test_after_a_death_workers_soon_load_what_the_dead_one_had(source: Any) -> None:
     dataset = cases.Noisy(120)
     one = source(dataset, keep_batch=True, **WORKERS[2])
-    alive, used = [0, 1], set()
-    while (share := one.draw(alive)) is not None:
-        used |= cases.pids(share)
-        one.commit(alive)
-        if one.step == 5:
-            alive = [0]
+    used = to_the_end(one)
     assert one.step == 20
     assert 0 < len(dataset.asked) <= 4 * 6  # at most num_workers * prefetch_factor batches
     assert len(used) == 3  # two workers, and this process

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["PrivateRng", "SeededDataset", "WorkerInit", "kept_rng", "mixed"]
+__all__ = ["PrivateRng", "SeededDataset", "WorkerInit", "kept_rng", "mixed", "seed_all"]
 
 _MASK = (1 << 64) - 1
 

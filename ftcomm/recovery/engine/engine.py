@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ftcomm.errors import ConfigError
+from ftcomm.recovery._numbers import count, number
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.data import make_source
 from ftcomm.recovery.engine.gradients import Gradients
@@ -22,7 +23,7 @@ from ftcomm.recovery.engine.saved import RunState
 from ftcomm.recovery.engine.step import Step
 from ftcomm.recovery.strategies import Facts, choose
 from ftcomm.torch import join
-from ftcomm.torch.groups import backend_of, communicator, job_of
+from ftcomm.torch.groups import communicator
 
 __all__ = ["Engine"]
 
@@ -87,8 +88,8 @@ class Engine:
                 f"Engine takes one torch optimizer, not {type(optimizer).__name__}. Several optimizers, or one for each "
                 "parameter, are not carried over failures yet: use ftcomm.torch.join_point and ftcomm.recovery.Undo."
             )
-        if checkpoint_every < 1 or patience <= 0:
-            raise ConfigError(f"checkpoint_every={checkpoint_every} and patience={patience} must be above 0.")
+        count("checkpoint_every", checkpoint_every, "steps")
+        number("patience", patience, "seconds")
         self.model, self.optimizer = model, optimizer
         self._seed, self._patience, self._keep_batch, self._every = seed, patience, keep_batch, checkpoint_every
         self._alone = not dist.is_initialized() or dist.get_world_size() == 1
@@ -98,7 +99,7 @@ class Engine:
         policy = None
         if dist.is_initialized():
             comm = communicator(getattr(model, "process_group", None))
-            self._job = job_of(backend_of(getattr(model, "process_group", None)))
+            self._job = comm.job
             self.rank, self._slots, policy = self._job.rank, tuple(comm.slots), comm.policy
         replicas = isinstance(model, DistributedDataParallel)
         if not self._alone:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections import defaultdict
 from typing import Any
 
 import torch
 
+from ftcomm.recovery.data.seeded import mixed, seed_all
+
 __all__ = ["Restorable", "reseed"]
+
+_OF_STEPS = 1  # else step 3 of rank 5 would draw what the loading of sample 5 draws in epoch 3
 
 
 class Restorable:
@@ -19,12 +21,12 @@ class Restorable:
     """
 
     def __init__(self, module: Any, optimizers: list[Any], schedulers: list[Any], scaler: Any) -> None:
-        self.module, self._optimizers, self._schedulers, self._scaler = module, optimizers, schedulers, scaler
+        self._module, self._optimizers, self._schedulers, self._scaler = module, optimizers, schedulers, scaler
         self._buffers: list[tuple[Any, Any]] = []  # each with a copy
 
     def save(self) -> None:
         """As it is now, at the begin of a step."""
-        buffers = list(self.module.buffers())
+        buffers = list(self._module.buffers())
         if [b.data_ptr() for b in buffers] != [b.data_ptr() for b, _ in self._buffers]:
             self._buffers = [(b, torch.empty_like(b)) for b in buffers]
         if buffers:
@@ -45,17 +47,17 @@ class Restorable:
         if self._buffers:
             with torch.no_grad():
                 torch._foreach_copy_([buffer for buffer, _ in self._buffers], [copy for _, copy in self._buffers])
-        for parameter in self.module.parameters():
+        for parameter in self._module.parameters():
             parameter.grad = None
         for scheduler, state in zip(self._schedulers, self._schedules, strict=True):
             scheduler.load_state_dict(state)
         for optimizer, groups in zip(self._optimizers, self._settings, strict=True):
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
                 for key, value in settings.items():
-                    if isinstance(value, torch.Tensor):
-                        group[key].copy_(
-                            value
-                        )  # a learning rate that schedulers and compiled optimizers write in place
+                    if isinstance(
+                        value, torch.Tensor
+                    ):  # a learning rate, which compiled optimizers know by its address
+                        group[key].copy_(value)
                     else:
                         group[key] = value
         if self._scaler is not None and self._scale:
@@ -77,12 +79,8 @@ def _copied(value: Any) -> Any:
 
 
 def reseed(seed: int, step: int, rank: int) -> None:
-    """Sets the global generators of Python, torch and, if it is imported, NumPy."""
-    mixed = (seed * 0x9E3779B97F4A7C15 + step * 0xBF58476D1CE4E5B9 + rank * 0x94D049BB133111EB) % (1 << 64)
-    mixed ^= mixed >> 31
-    random.seed(mixed)
-    torch.default_generator.manual_seed(mixed)  # torch.manual_seed() looks for devices each time
+    """Sets the global generators of Python, NumPy and torch, for devices in use as well."""
+    number = mixed(seed, step, rank, _OF_STEPS)
+    seed_all(number)
     if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(mixed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(mixed % (1 << 32))
+        torch.cuda.manual_seed_all(number)

@@ -8,7 +8,8 @@
 >>> ftcomm.recovery.seed_everything(7)
 
 The first three need torch, which is imported with their first use. Only the engine talks to other ranks. Formulas and measured
-figures are in ``docs/engine.md``, ``docs/undo.md`` and ``docs/planning.md``, what is in a checkpoint in ``docs/checkpoint-files.md``.
+figures are in ``docs/engine.md``, ``docs/undo.md`` and ``docs/planning.md``; what is in a checkpoint in
+``docs/checkpoint-files.md``.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ std::vector<int> draw_members(const Scenario& s, Random& r) {
 }
 
 // Mostly sums of floats: another order of the same summands gives other bits.
-Step draw_collective(const Scenario& s, Random& r, int comm) {
+Step draw_replay_collective(const Scenario& s, Random& r, int comm) {
     static const std::vector<OpKind> kinds{OpKind::AllReduce, OpKind::AllReduce, OpKind::AllReduce,     OpKind::AllReduce,
                                            OpKind::AllReduce, OpKind::Broadcast, OpKind::Reduce,        OpKind::Reduce,
                                            OpKind::AllGather, OpKind::AllGather, OpKind::ReduceScatter, OpKind::ReduceScatter,
@@ -42,7 +42,7 @@ Step draw_collective(const Scenario& s, Random& r, int comm) {
     return step;
 }
 
-void draw_script(Scenario& s, Random& r) {
+void draw_replay_script(Scenario& s, Random& r) {
     std::vector<int> owed;  // steps that a later group goes on from
     const int groups = static_cast<int>(r.between(16, 26));
     for (int group = 0; group < groups || !owed.empty(); ++group) {
@@ -62,7 +62,7 @@ void draw_script(Scenario& s, Random& r) {
         for (int n = r.chance(0.5) ? 1 : static_cast<int>(r.between(2, 4)); n > 0 && group < groups; --n) {
             const int comm = r.pick(usable);
             if (r.chance(0.65)) {
-                s.steps.push_back(draw_collective(s, r, comm));
+                s.steps.push_back(draw_replay_collective(s, r, comm));
                 continue;
             }
             static const std::vector<StepKind> kinds{StepKind::Web, StepKind::WebSend, StepKind::FanIn};
@@ -79,7 +79,7 @@ void draw_script(Scenario& s, Random& r) {
     s.groups.push_back(static_cast<int>(s.steps.size()));
 }
 
-Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
+Fault draw_replay_fault(const Scenario& s, Random& r, bool in_recovery) {
     using enum FaultKind;
     static const std::vector<FaultKind> kinds{Crash,  Crash, Crash,   Crash, Crash, Crash,    Crash,         CrashHost,
                                               Stop,   Stop,  CutLink, Reset, Pause, Firewall, AuthoritySlow, AuthorityUnknown,
@@ -129,10 +129,10 @@ Scenario draw_replay(std::uint64_t seed) {
     for (int more = r.index(3); more > 0; --more)
         s.comms.push_back({more == 2 ? "group(a)" : "group(b)", draw_members(s, r), Policy::Replay, 1000 * kHeartbeat,
                            r.chance(0.3) ? r.index(6) : 0});
-    draw_script(s, r);
+    draw_replay_script(s, r);
     draw_checkpoints(s);
     const int count = static_cast<int>(r.between(2, 6));
-    for (int i = 0; i < count; ++i) s.faults.push_back(draw_fault(s, r, i > 0 && r.chance(0.6)));
+    for (int i = 0; i < count; ++i) s.faults.push_back(draw_replay_fault(s, r, i > 0 && r.chance(0.6)));
     s.faults[0].kind = FaultKind::Crash;  // something to recover from, early
     s.faults[0].group = r.index(static_cast<std::size_t>(s.group_count() * 2 / 3 + 1));
     aim_at_checkpoints(s);

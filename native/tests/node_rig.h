@@ -15,6 +15,8 @@
 
 namespace ftcomm::unit {
 
+inline const std::vector<int> kThree = {0, 1, 2};
+
 class Rig {
 public:
     static constexpr Time kHeartbeat = 1'000'000'000;

@@ -59,6 +59,16 @@ public:
         std::unique_lock lock(engine);
         return changed.wait_for(lock, kPatience, condition);
     }
+    // Until the reason why there is no link to `slot` has `text` in it. It has no event of its own: it is for messages of timeouts.
+    bool told(int slot, const char* text) {
+        const auto deadline = std::chrono::steady_clock::now() + kPatience;
+        std::unique_lock lock(engine);
+        while (tcp.why(slot).find(text) == std::string::npos) {
+            if (std::chrono::steady_clock::now() > deadline) return false;
+            changed.wait_for(lock, std::chrono::milliseconds(1));
+        }
+        return true;
+    }
 
     void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) override {
         auto& seen = received[{slot, incarnation}];

@@ -23,13 +23,13 @@ struct Record {
     double real = 0;
 };
 
-Bytes write(const Record& r) {
+Bytes write_record(const Record& r) {
     ByteWriter w;
     w.put(r.small).put(r.big).text(r.text).ranks(r.ranks).put(r.real);
     return w.take();
 }
 
-Record read(ByteReader& in) {
+Record read_record(ByteReader& in) {
     Record r;
     r.small = in.get<std::uint8_t>();
     r.big = in.get<std::int64_t>();
@@ -46,9 +46,9 @@ FT_TEST(bytes_round_trip_and_every_truncation) {
     for (int i = 0; i < 200; ++i) {
         Record r{static_cast<std::uint8_t>(random()), static_cast<std::int64_t>(random()),
                  std::string(random.below(50), static_cast<char>('a' + random.below(26))), random_set(random), random.uniform()};
-        const Bytes data = write(r);
+        const Bytes data = write_record(r);
         ByteReader in(data);
-        const Record back = read(in);
+        const Record back = read_record(in);
         EXPECT(in.done());
         EXPECT_EQ(back.small, r.small);
         EXPECT_EQ(back.big, r.big);
@@ -59,14 +59,14 @@ FT_TEST(bytes_round_trip_and_every_truncation) {
             const Bytes part(data.begin(),
                              data.begin() + static_cast<std::ptrdiff_t>(n));  // its own block: a sanitizer sees overruns
             ByteReader cut(part);
-            read(cut);
+            read_record(cut);
             EXPECT(!cut.ok());
             EXPECT(!cut.done());
         }
         Bytes longer = data;
         longer.push_back(std::byte{0});
         ByteReader rest(longer);
-        read(rest);
+        read_record(rest);
         EXPECT(rest.ok());
         EXPECT(!rest.done());
     }
@@ -78,7 +78,7 @@ FT_TEST(bytes_survive_garbage) {
         Bytes data(random.below(80));
         for (auto& b : data) b = static_cast<std::byte>(random.chance(0.3) ? 0 : random());
         ByteReader in(data);
-        read(in);
+        read_record(in);
         ByteReader counts(data);
         const auto n = counts.count(8);
         EXPECT(n * std::size_t{8} <= data.size());

@@ -241,7 +241,7 @@ FT_TEST(failpoint_stops_and_goes_on) {
     EXPECT_EQ(waitpid(child, &status, 0), child);
     EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 55);
     char byte;
-    EXPECT_EQ(read(pipe_ends[0], &byte, 1), 0);
+    EXPECT_EQ(::read(pipe_ends[0], &byte, 1), 0);
     close(pipe_ends[0]);
 }
 
@@ -262,7 +262,7 @@ FT_TEST(failpoint_stop_helper_dies_with_its_process) {
     const std::string path = "/proc/" + std::to_string(child) + "/task/" + std::to_string(child) + "/children";
     char text[32] = {};
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    const pid_t helper = fd >= 0 && read(fd, text, sizeof text - 1) > 0 ? std::atoi(text) : 0;
+    const pid_t helper = fd >= 0 && ::read(fd, text, sizeof text - 1) > 0 ? std::atoi(text) : 0;
     if (fd >= 0) close(fd);
     // Opened while the helper lives: becomes readable at its end.
     const long pidfd = helper > 0 ? syscall(434 /* pidfd_open */, helper, 0) : -1;
@@ -272,7 +272,7 @@ FT_TEST(failpoint_stop_helper_dies_with_its_process) {
     EXPECT(WIFSIGNALED(status));
     // The helper holds no end of the pipe, so this is the end of file even while it is being killed.
     char byte;
-    EXPECT_EQ(read(pipe_ends[0], &byte, 1), 0);
+    EXPECT_EQ(::read(pipe_ends[0], &byte, 1), 0);
     close(pipe_ends[0]);
     pollfd wait{static_cast<int>(pidfd), POLLIN, 0};
     EXPECT_EQ(poll(&wait, 1, 20000), 1);

@@ -12,8 +12,6 @@ Rig::Setup replay(bool one_host = true) {
     s.one_host = one_host;
     return s;
 }
-const std::vector<int> kThree = {0, 1, 2};
-
 }  // namespace
 
 FT_TEST(replay_serves_what_is_complete_and_waits_for_the_rest) {

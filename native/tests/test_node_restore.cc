@@ -7,8 +7,6 @@ namespace ftcomm::unit {
 
 namespace {
 
-const std::vector<int> kThree = {0, 1, 2};
-
 Rig::Setup apart() {
     Rig::Setup s;
     s.replay = true;

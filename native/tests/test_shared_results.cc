@@ -22,8 +22,6 @@ std::unique_ptr<FileLog> open_as(const pairlog::Folder& folder, int slot) {
     return log;
 }
 
-const std::vector<int> kThree = {0, 1, 2};
-
 struct Sums {
     explicit Sums(Rig& rig) : rig_(rig) {}
     RequestPtr post(int slot) {

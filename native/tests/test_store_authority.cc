@@ -68,8 +68,8 @@ struct FakeStore {
     }
 };
 
-struct Rig {
-    Rig() : loop(engine) {
+struct StoreRig {
+    StoreRig() : loop(engine) {
         REQUIRE(loop.start().ok());
         REQUIRE(StoreAuthority::write_boot(store.functions(), "j", 0xabc).ok());
         authority = std::make_unique<StoreAuthority>(store.functions(), "j", loop, [this](CellReply r) {
@@ -79,7 +79,7 @@ struct Rig {
         });
         REQUIRE(authority->start().ok());
     }
-    ~Rig() {
+    ~StoreRig() {
         EXPECT(authority->stop(60'000'000'000));
         loop.stop();
     }
@@ -115,7 +115,7 @@ struct Rig {
 }  // namespace
 
 FT_TEST(store_authority_cells) {
-    Rig rig;
+    StoreRig rig;
     auto r = rig.read("j/view");
     EXPECT_EQ(r.result, CellResult::Value);
     EXPECT(r.value.empty());
@@ -138,7 +138,7 @@ FT_TEST(store_authority_cells) {
 }
 
 FT_TEST(store_authority_failures) {
-    Rig rig;
+    StoreRig rig;
     rig.store.failing = 1;
     EXPECT_EQ(rig.read("j/view").result, CellResult::Value);  // one retry
     rig.store.swap_then_fail = true;
@@ -151,7 +151,7 @@ FT_TEST(store_authority_failures) {
 
 // A store that was restarted empty is not the store (M3).
 FT_TEST(store_authority_blank_store) {
-    Rig rig;
+    StoreRig rig;
     EXPECT_EQ(rig.swap("j/view", "", "one").result, CellResult::Swapped);
     {
         std::lock_guard guard(rig.store.mutex);

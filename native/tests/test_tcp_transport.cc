@@ -142,7 +142,7 @@ FT_TEST(tcp_transport_replacement) {
         survivor.tcp.detach(1);
     }
     // The voted-out incarnation keeps trying and is told so.
-    EXPECT(old->wait([&] { return old->tcp.why(0).find("not part of the job any more") != std::string::npos; }));
+    EXPECT(old->told(0, "not part of the job any more"));
     // The survivor does not know where the replacement listens: it hears it from the replacement itself.
     Rank replacement(config(1, 2, 1));
     replacement.start({job.blobs[0], {}});

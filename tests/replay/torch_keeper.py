@@ -47,7 +47,8 @@ class TorchKeeper(Keeper):
             rank=context.rank,
             world_size=group.size,
             pg_options=group.options_of(context.rank) if self._backend == "ftcomm" else None,
-            timeout=timedelta(seconds=group.options.operation_timeout),
+            # Of the start, which a busy machine may delay; operations have that of the options.
+            timeout=timedelta(seconds=max(60.0, group.options.operation_timeout)),
         )
         if self._backend == "ftcomm":
             tell_of_admission(groups.job_of(groups.backend_of()), context)

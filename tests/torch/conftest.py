@@ -70,7 +70,8 @@ class World:
                 rank=context.rank,
                 world_size=group.size,
                 pg_options=group.options,
-                timeout=timedelta(seconds=group.options.operation_timeout),
+                # Of the start, which a busy machine may delay; operations have that of the options.
+                timeout=timedelta(seconds=max(60.0, group.options.operation_timeout)),
             )
             value = fn(context)
             dist.destroy_process_group()

@@ -27,7 +27,7 @@ namespace {
 constexpr std::uint32_t kWindow = 16;  // sums under way from one delegate to one owner: bounds what an owner may have to keep
 constexpr std::uint32_t kAnnounce = 4;  // segments
 
-struct Entry {  // payload of GroupEnter
+struct GroupEntry {  // payload of GroupEnter
     std::uint64_t input = 0, result = 0;  // addresses of segment 0
     std::uint64_t ticket_at = 0, ticket = 0;
     std::uint64_t group = 0;  // the lowest job slot among those that share memory with this rank, itself included
@@ -48,7 +48,7 @@ public:
     void start() override {
         FT_CHECK(op_.shape.kind == OpKind::AllReduce, "%s by groups", op_.shape.text().c_str());
         ticket_.issue();
-        Entry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number(), 0};
+        GroupEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number(), 0};
         auto lowest = slot_at(env_.position);
         for (int i = 0; i < env_.size(); ++i)
             if (i != env_.position && env_.memory->shares_memory(slot_at(i))) lowest = std::min(lowest, slot_at(i));
@@ -63,7 +63,7 @@ public:
         const int at = env_.position_of(from);
         if (at < 0) return;
         if (h.kind == FrameKind::GroupEnter) {
-            Entry entry;
+            GroupEntry entry;
             FT_CHECK(payload.size() == sizeof entry, "rank %d enters with %zu bytes", from, payload.size());
             std::memcpy(&entry, payload.data(), sizeof entry);
             enter(at, entry);
@@ -101,7 +101,7 @@ public:
 
 private:
     struct Peer {
-        Entry entry;
+        GroupEntry entry;
         bool entered = false;
         std::size_t group = 0;
         std::vector<std::uint32_t> segments;  // of a rank of the own group: those to be read there, in the plan's order
@@ -118,7 +118,7 @@ private:
     };
 
     static std::uint64_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
-    static ByteView bytes_of(const Entry& entry) { return std::as_bytes(std::span(&entry, 1)); }
+    static ByteView bytes_of(const GroupEntry& entry) { return std::as_bytes(std::span(&entry, 1)); }
     int slot_at(int position) const { return env_.slot_of(env_.rank_at(position)); }
     const SegmentRun& plan_of(std::uint32_t s) const { return plan_[run_of_[s]]; }
     const std::vector<int>& fellows() const { return groups_[own_]; }
@@ -132,7 +132,7 @@ private:
         return *env_.scratch;
     }
 
-    void enter(int at, const Entry& entry) {
+    void enter(int at, const GroupEntry& entry) {
         auto& peer = peers_[static_cast<std::size_t>(at)];
         FT_CHECK(!peer.entered, "position %d enters twice", at);
         peer.entry = entry;

@@ -18,9 +18,9 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kBatch = 2;  // segments a read: a system call costs as much as the copy of 10 KiB
-constexpr std::uint32_t kAnnounce = 8;  // segments: frames are few, and the others do not wait for the whole of a share
+constexpr std::uint32_t kAnnounceShares = 8;  // segments: frames are few, and the others do not wait for the whole of a share
 
-struct Entry {  // payload of PullEnter
+struct PullEntry {  // payload of PullEnter
     std::uint64_t input = 0, result = 0;  // addresses of segment 0; of ranks that have no such buffer, never used
     std::uint64_t ticket_at = 0, ticket = 0;
 };
@@ -55,7 +55,7 @@ public:
         }
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
         ticket_.issue();
-        Entry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
+        PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
         // reduce_scatter: result(0) is another rank's block; nobody reads results there.
         FT_POINT("pull.enter");
         for (int i = 1; i < env_.size(); ++i)
@@ -71,8 +71,8 @@ public:
         auto& peer = peers_[static_cast<std::size_t>(at)];
         switch (h.kind) {
             case FrameKind::PullEnter:
-                FT_CHECK(payload.size() == sizeof(Entry) && !peer.entered, "rank %d enters with %zu bytes", from, payload.size());
-                std::memcpy(&peer.entry, payload.data(), sizeof(Entry));
+                FT_CHECK(payload.size() == sizeof(PullEntry) && !peer.entered, "rank %d enters with %zu bytes", from, payload.size());
+                std::memcpy(&peer.entry, payload.data(), sizeof(PullEntry));
                 peer.entered = true;
                 ++entered_;
                 check_data();  // there may be nothing to do here
@@ -112,7 +112,7 @@ private:
         const SegmentRun* run;
     };
     struct Peer {
-        Entry entry;
+        PullEntry entry;
         bool entered = false;
         std::vector<Item> segments;  // that it owns or holds, in the plan's order
         std::uint32_t ready = 0;  // so many of them are final there
@@ -120,7 +120,7 @@ private:
     };
 
     static std::uint64_t address(const void* p) { return reinterpret_cast<std::uintptr_t>(p); }
-    static ByteView bytes_of(const Entry& entry) { return std::as_bytes(std::span(&entry, 1)); }
+    static ByteView bytes_of(const PullEntry& entry) { return std::as_bytes(std::span(&entry, 1)); }
     int slot_at(int position) const { return env_.slot_of(env_.rank_at(position)); }
     std::uint64_t offset(std::uint32_t s) const { return op_.grid.offset(s) * size_of(op_.desc.dtype); }
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
@@ -151,7 +151,7 @@ private:
             me.next += n;
             remaining_ -= n;
         }
-        if (me.next < me.segments.size() && me.next - me.ready < kAnnounce) return;
+        if (me.next < me.segments.size() && me.next - me.ready < kAnnounceShares) return;
         me.ready = me.next;
         if (item.run->mode == SegmentMode::Reduce && !op_.shape.shares_finals()) return;
         auto h = env_.header(FrameKind::PullReady, op_);

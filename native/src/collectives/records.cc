@@ -174,12 +174,12 @@ const OpPlan* Decision::plan_for(std::uint64_t seq) const {
 }
 
 namespace {
-constexpr std::uint32_t kMagic = 0x64635446;  // "FTcd"
+constexpr std::uint32_t kDecisionMagic = 0x64635446;  // "FTcd"
 }
 
 Bytes Decision::encode() const {
     ByteWriter w;
-    w.put(kMagic)
+    w.put(kDecisionMagic)
         .put(attempt)
         .put(nonce)
         .put(epoch)
@@ -207,7 +207,7 @@ Bytes Decision::encode() const {
 
 std::optional<Decision> Decision::decode(ByteView data) {
     ByteReader r(data);
-    if (r.get<std::uint32_t>() != kMagic) return std::nullopt;
+    if (r.get<std::uint32_t>() != kDecisionMagic) return std::nullopt;
     Decision d;
     d.attempt = r.get<std::uint32_t>();
     d.nonce = r.get<std::uint64_t>();

@@ -13,7 +13,7 @@ namespace ftcomm {
 
 namespace {
 
-constexpr int kWindow = 8;  // own segments under way at a time
+constexpr int kRingWindow = 8;  // own segments under way at a time
 
 class RingRun final : public Run {
 public:
@@ -92,7 +92,7 @@ private:
     }
 
     void inject() {
-        while (gate_ && next_mine_ < mine_.size() && in_flight_ < kWindow) {
+        while (gate_ && next_mine_ < mine_.size() && in_flight_ < kRingWindow) {
             const auto s = mine_[next_mine_++];
             ++in_flight_;
             const auto& r = plan_of(s);

@@ -3,12 +3,12 @@
 namespace ftcomm {
 
 namespace {
-constexpr std::uint32_t kMagic = 0x77765446;  // "FTvw"
+constexpr std::uint32_t kViewMagic = 0x77765446;  // "FTvw"
 }
 
 Bytes JobView::encode() const {
     ByteWriter w;
-    w.put(kMagic).text(job).put(epoch).put(boot).put(parent).put(nonce);
+    w.put(kViewMagic).text(job).put(epoch).put(boot).put(parent).put(nonce);
     w.put(static_cast<std::uint32_t>(members.size()));
     for (const auto& m : members) {
         w.put(m.incarnation);
@@ -27,7 +27,7 @@ Bytes JobView::encode() const {
 
 std::optional<JobView> JobView::decode(ByteView data) {
     ByteReader r(data);
-    if (r.get<std::uint32_t>() != kMagic) return std::nullopt;
+    if (r.get<std::uint32_t>() != kViewMagic) return std::nullopt;
     JobView v;
     v.job = r.text();
     v.epoch = r.get<std::uint64_t>();

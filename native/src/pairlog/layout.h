@@ -54,6 +54,7 @@ struct RecordHeader {
 static_assert(sizeof(RecordHeader) == 64 && std::is_trivially_copyable_v<RecordHeader>);
 
 using Word = std::atomic<std::uint64_t>;
+inline constexpr auto kRelaxed = std::memory_order_relaxed;
 static_assert(Word::is_always_lock_free);
 
 // One page per stream. Each word is written by one side only; a cache line for each side.

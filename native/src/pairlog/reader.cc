@@ -14,7 +14,6 @@
 namespace ftcomm::pairlog {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kAcquire = std::memory_order_acquire;
 constexpr std::size_t kIdle = 64;
 constexpr int kAttempts = 100;   // each one a collect that came between

@@ -16,7 +16,6 @@
 namespace ftcomm::pairlog {
 namespace {
 
-constexpr auto kRelaxed = std::memory_order_relaxed;
 constexpr auto kRelease = std::memory_order_release;
 constexpr std::uint64_t kLongest = 128ull << 30;   // a segment notes places in 32 bits
 constexpr std::uint64_t kChunk = 128u << 10;   // a reader copies one while the next one is written

@@ -16,7 +16,7 @@
 namespace ftcomm {
 namespace {
 
-constexpr Time kBetweenTries = 1'000'000;
+constexpr Time kBetweenJoinTries = 1'000'000;
 
 }  // namespace
 
@@ -102,7 +102,7 @@ Status Job::join_segment() {
             continue;
         }
         // They died; or the name is bound and does not listen yet, which is one system call. Only that is no event.
-        if (handoff::wait_ready(stop_event_, POLLIN, IoLoop::now() + kBetweenTries, stop_event_) != 0)
+        if (handoff::wait_ready(stop_event_, POLLIN, IoLoop::now() + kBetweenJoinTries, stop_event_) != 0)
             return Status::error(Code::Closed, "the job was closed while it started");
     }
 }

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr int kAttempts = 64;
-constexpr Time kBetweenTries = 1'000'000;
+constexpr Time kBetweenLockTries = 1'000'000;
 constexpr std::size_t kNameLength = 16;
 constexpr const char* kRemoved = ".removed-";
 
@@ -105,7 +105,7 @@ Status use_run(const std::string& path, Time deadline, int stop_fd, pairlog::Fd*
         } else if (deadline != 0 && IoLoop::now() >= deadline) {
             return Status::error(Code::Timeout, "a process that removes the logs of earlier runs has stopped in " + path +
                                                     ": end it, it has the file \"" + pairlog::UseLock::kName + "\" there open");
-        } else if (handoff::wait_ready(stop_fd, POLLIN, IoLoop::now() + kBetweenTries, stop_fd) != 0) {
+        } else if (handoff::wait_ready(stop_fd, POLLIN, IoLoop::now() + kBetweenLockTries, stop_fd) != 0) {
             return Status::error(Code::Closed, "the job was closed while it started");
         }
     }

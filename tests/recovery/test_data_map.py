@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import multiprocessing
 import pickle
 import random
 from collections.abc import Iterator
@@ -292,6 +293,38 @@ class FailsOnce(cases.Noisy):
         if i == 6 and get_worker_info() is not None:
             raise KeyError("no such file")
         return super().__getitem__(i)
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_were_started_before_the_state_came_load_from_there_on(source: Any, persistent: bool) -> None:
+    one = source(cases.Noisy(40))
+    one.draw([0, 1])
+    one.commit([0, 1])
+    state, wanted = one.state_dict(), rest(one)
+    dataset = cases.Noisy(40)
+    other = source(dataset, persistent_workers=persistent, **WORKERS[2])
+    other.warm()
+    there = {child.pid for child in multiprocessing.active_children()}
+    assert len(there) == 2
+    other.load_state_dict(state)
+    shares = rest(other)
+    assert all(map(same, shares, wanted))
+    assert len(shares) == len(wanted)
+    assert {pid for share in shares for pid in cases.pids(share)} == there
+    assert dataset.asked == []
+    other.next_epoch()
+    assert ({pid for share in rest(other) for pid in cases.pids(share)} == there) is persistent
+    other.close()
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_that_never_got_to_load_are_ended(source: Any, persistent: bool) -> None:
+    one = source(cases.Noisy(40), persistent_workers=persistent, **WORKERS[2])
+    one.warm()
+    assert len(multiprocessing.active_children()) == 2
+    one.close()
+    assert not multiprocessing.active_children()
 
 
 def test_after_an_error_in_a_worker_the_step_can_be_drawn_again(source: Any) -> None:

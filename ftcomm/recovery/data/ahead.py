@@ -39,13 +39,18 @@ class Ahead:
         self._iterator: Any = None
         # With one of its own: DataLoader draws a seed for the workers, from the global one if there is none.
         self._generator = torch.Generator()
+        self._no_batches = False
+        # To DataLoader they are persistent always: only those can be started before it is known what they are to load.
+        workers = dict(settings.workers)
+        self._persistent = workers.pop("persistent_workers")
         self._loader = torch.utils.data.DataLoader(
             dataset,
             batch_sampler=_Sampler(self),
             collate_fn=settings.collate,
             worker_init_fn=WorkerInit(settings.worker_init_fn),
             generator=self._generator,
-            **settings.workers,
+            persistent_workers=True,
+            **workers,
         )
 
     def expect(self, alive: Sequence[int]) -> None:
@@ -58,11 +63,20 @@ class Ahead:
         """A step did not go as planned: other samples wait now."""
         self._plan = None
 
+    def warm(self) -> None:
+        """Starts the workers, with nothing to load yet."""
+        self._no_batches = True
+        self._iterate()
+        self._no_batches = False
+
+    def _iterate(self) -> Any:
+        self._generator.manual_seed(mixed(self._shares.seed, self._shares.epoch, self._rank))
+        return iter(self._loader)
+
     def take(self, step: int, indexes: list[int]) -> tuple[bool, Any]:
         """(True, the batch) if just these indexes were loaded for this step; waits for the workers then."""
         if self._iterator is None:
-            self._generator.manual_seed(mixed(self._shares.seed, self._shares.epoch, self._rank))
-            self._iterator = iter(self._loader)
+            self._iterator = self._iterate()
         while self._under_way and self._under_way[0][0] < step:
             self._under_way.popleft()
             # Nobody wants that batch: an error of the dataset in it is of no concern, and one of the workers comes again.
@@ -75,15 +89,16 @@ class Ahead:
 
     def restart(self) -> None:
         """At another epoch or step than the one after the last; what is under way is thrown away."""
-        if self._iterator is not None and not self._loader.persistent_workers:
+        if self._iterator is not None and not self._persistent:
             self._iterator._shutdown_workers()
+            self._loader._iterator = None
         self._iterator = None
         self._under_way.clear()
         self._plan = None
 
     def close(self) -> None:
         if self._iterator is None:
-            self._iterator = self._loader._iterator  # of persistent workers after restart()
+            self._iterator = self._loader._iterator  # of persistent workers after restart(), or warm() only
         if self._iterator is not None:
             self._iterator._shutdown_workers()
         self._iterator = self._loader._iterator = None
@@ -91,6 +106,8 @@ class Ahead:
 
     def planned(self) -> Iterator[list[tuple[int, int]]]:
         """The indexes of each step from the present one on; DataLoader asks for the next when it hands one to a worker."""
+        if self._no_batches:
+            return
         self._under_way.clear()
         self._plan = None
         step = self._shares.step

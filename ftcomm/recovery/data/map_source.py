@@ -72,6 +72,10 @@ class MapSource(Source):
     def __len__(self) -> int:
         return self.shares.steps
 
+    def warm(self) -> None:
+        if self._ahead is not None:
+            self._ahead.warm()
+
     def draw(self, alive: Sequence[int]) -> Share | None:
         if self._closed:
             raise Closed("The data source was closed: nothing can be drawn from it.")

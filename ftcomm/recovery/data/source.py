@@ -41,6 +41,9 @@ class Source(ABC):
     epoch: int
     step: int
 
+    def warm(self) -> None:  # noqa: B027 - most have nothing to prepare
+        """Starts worker processes before it is known where to go on, so that nobody has to wait for that later."""
+
     @abstractmethod
     def draw(self, alive: Sequence[int]) -> Share | None:
         """This rank's share of the present step; None: the epoch is over.

@@ -243,7 +243,10 @@ class Engine:
 
     def _resume(self) -> None:
         if not self._alone and self._job.joining:
-            return  # it gets the survivors' state
+            # It gets the survivors' state, and they wait from when it asks: what takes long comes before.
+            assert self._state.source is not None
+            self._state.source.warm()
+            return
         if self._state.resume(self._folder) and self.rank == 0:
             print(f"ftcomm: goes on from the checkpoint of step {self.progress.step}", file=sys.stderr, flush=True)
 

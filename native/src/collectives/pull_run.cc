@@ -71,7 +71,8 @@ public:
         auto& peer = peers_[static_cast<std::size_t>(at)];
         switch (h.kind) {
             case FrameKind::PullEnter:
-                FT_CHECK(payload.size() == sizeof(PullEntry) && !peer.entered, "rank %d enters with %zu bytes", from, payload.size());
+                FT_CHECK(payload.size() == sizeof(PullEntry) && !peer.entered, "rank %d enters with %zu bytes", from,
+                         payload.size());
                 std::memcpy(&peer.entry, payload.data(), sizeof(PullEntry));
                 peer.entered = true;
                 ++entered_;

@@ -8,9 +8,9 @@ the kernel has to free at its death. Times are of one clock of the machine (CLOC
 
 - *next step*: from the kill until every survivor has committed its next step, less the run's median step (``lossy`` and
   ``rollback``: survivors do not wait for the replacement);
-- *joining*: from when the replacement asks to come in, its model built, until it has committed its first step, less a median
-  step; *transfer* of it is the time in which the state comes over;
-- *start*: from the kill until the replacement asks: ftrun, the interpreter, the imports, the model.
+- *joining*: from when the replacement asks to come in, its model built and its loader's workers started, until it has committed
+  its first step, less a median step; *transfer* of it is the time in which the state comes over;
+- *start*: from the kill until the replacement asks: ftrun, the interpreter, the imports, the model, the loader's workers.
 
 "healthy" is the throughput of undisturbed steps over that of the same loop without an engine (``plain``: DDP with
 ``ftcomm.torch.lossy_hook``), in runs of their own, in turn, medians of ``--rounds``.
@@ -71,7 +71,6 @@ def worker(args: argparse.Namespace) -> None:
             dist.all_reduce(stop, op=dist.ReduceOp.MAX)
             return bool(stop.item())
 
-        say("asks")
         if args.worker == "plain":
             ddp.register_comm_hook(None, ftcomm.torch.lossy_hook)
             sampler: Any = torch.utils.data.DistributedSampler(data)
@@ -133,13 +132,14 @@ class Run:
     def all_train(self, steps: int) -> bool:
         return all(len(self.times(rank, "step")) >= steps for rank in range(self.ranks))
 
-    def transfer(self, rank: int) -> float:
+    def event(self, rank: int, name: str) -> dict[str, Any]:
+        """The first one of this name that the rank's latest process has told."""
         for path in (self.folder / "events").glob(f"events-{rank}-{self.incarnation[rank]}.jsonl"):
             for line in path.read_text().splitlines():
-                event = json.loads(line)
-                if event["event"] == "rejoined":
-                    return float(event["seconds"])
-        return float("nan")
+                event: dict[str, Any] = json.loads(line)
+                if event["event"] == name:
+                    return event
+        raise SystemExit(f"rank {rank} has told of no {name!r}")
 
     def end(self) -> None:
         (self.folder / "stop").touch()
@@ -174,11 +174,13 @@ def killed(args: argparse.Namespace, strategy: str) -> dict[str, list[float]]:
             run.incarnation[victim] += 1
             run.wait(lambda: run.all_train(3))
             after = [min(t for t, _ in run.times(rank, "step") if t > at + step) for rank in others]
-            asks, first = run.times(victim, "asks")[0][0], run.times(victim, "step")[0][0]
+            # Events have the time of day.
+            asks = run.event(victim, "asking")["time"] + time.monotonic() - time.time()
+            first = run.times(victim, "step")[0][0]
             found["next step"].append(max(after) - at - step)
             found["start"].append(asks - at)
             found["joining"].append(first - asks - step)
-            found["transfer"].append(run.transfer(victim))
+            found["transfer"].append(float(run.event(victim, "rejoined")["seconds"]))
     finally:
         run.end()
     return found

@@ -246,6 +246,7 @@ class Engine:
             # It gets the survivors' state, and they wait from when it asks: what takes long comes before.
             assert self._state.source is not None
             self._state.source.warm()
+            self._job.emit("asking")
             return
         if self._state.resume(self._folder) and self.rank == 0:
             print(f"ftcomm: goes on from the checkpoint of step {self.progress.step}", file=sys.stderr, flush=True)

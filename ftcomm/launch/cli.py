@@ -113,6 +113,8 @@ def main(argv: list[str] | None = None) -> int:
         if pair_log is not None:
             pair_log.remove()
         signals.close()
+        for line in narrator.ledger.close():
+            narrator.say(line)
         merged = folder.merge()
         if merged is not None:
             narrator.say(f"events: {_shown(str(merged))}")

@@ -53,6 +53,9 @@ class Lane:
     state: State | None = None
     since: float = 0.0
     step: int | None = None
+    began: float = 0.0  # the step
+    dropped: int = 0  # steps that were begun and are done again
+    lost: float = 0.0  # seconds in them
     # Under the policy replay:
     unheard: bool = False  # its worker was started and has given no sign yet
     started: float = 0.0
@@ -98,7 +101,9 @@ class Timeline:
         return REPLAY_TEXTS.get(state, state.value) if self.policy == "replay" else state.value
 
 
-class _Reader:
+class LaneReader:
+    """Hears the events of a run, in the order of time as far as it is known, and keeps what each rank was doing."""
+
     def __init__(self, ranks: Iterable[int]) -> None:
         self.lanes = {rank: Lane(rank) for rank in sorted(ranks)}
         self.failures: list[Failure] = []
@@ -118,9 +123,14 @@ class _Reader:
             case "spawn" if lane is not None:
                 self._spawn(lane, event)
             case "step" if lane is not None:
-                lane.step = event.get("step", lane.step)
+                lane.step, lane.began = event.get("step", lane.step), time
                 self.unrepaired.pop(lane.rank, None)
                 lane.enter(State.TRAINING, time)
+            case "step-dropped" if lane is not None:
+                lane.dropped += 1
+                lane.lost += max(0.0, time - lane.began)
+            case "awaiting" if lane is not None:
+                lane.enter(State.WAITING, time)
             case "fault" if lane is not None and event.get("do") in ("kill", "exit"):
                 at = f" in {event['at']}" if event.get("at") else ""
                 self._death(lane, time, known=True, text=f"killed{at}")
@@ -165,7 +175,7 @@ class _Reader:
                 if not self._somebody_is_missing():
                     self._go_on(lane, time)
             case "repaired" | "step":
-                lane.step = event.get("step", lane.step)
+                lane.step, lane.began = event.get("step", lane.step), time
                 self._go_on(lane, time)
             case "caught-up":
                 if lane.state is State.REPLAYING:
@@ -257,6 +267,12 @@ class _Reader:
         step = f" at step {event['step']}" if "step" in event else ""
         lane.marks.append(Mark(event["time"], f"back{step}"))
 
+    def finish(self, start: float, end: float) -> Timeline:
+        """The run is over; nothing can be heard any more."""
+        for lane in self.lanes.values():
+            lane.enter(None, end)
+        return Timeline(list(self.lanes.values()), self.failures, start, end, self.policy)
+
 
 def read_timeline(events: Iterable[Event]) -> Timeline:
     """What each rank was doing, from a run's events. ValueError if they tell of no rank."""
@@ -266,10 +282,7 @@ def read_timeline(events: Iterable[Event]) -> Timeline:
         raise ValueError(
             "the file tells of no rank; it should be the events.jsonl of a run folder (ftrun --events DIR)"
         )
-    reader = _Reader(ranks)
+    reader = LaneReader(ranks)
     for event in ordered:
         reader.read(event)
-    end = ordered[-1]["time"]
-    for lane in reader.lanes.values():
-        lane.enter(None, end)
-    return Timeline(list(reader.lanes.values()), reader.failures, ordered[0]["time"], end, reader.policy)
+    return reader.finish(ordered[0]["time"], ordered[-1]["time"])

@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from ftcomm.job import missed_fault
 from ftcomm.launch.folder import Event
+from ftcomm.launch.summary import Ledger
 
 Key = tuple[Any, ...]
 
@@ -18,6 +19,7 @@ class Narrator:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out if out is not None else sys.stderr
+        self.ledger = Ledger()
         self._start = time.time()
         self._world = 0
         self._replay = False
@@ -47,6 +49,9 @@ class Narrator:
             "rejoined": self._rejoined,
             "caught-up": self._caught_up,
             "left": self._left,
+            "step-dropped": self._step_dropped,
+            "awaiting": self._awaiting,
+            "replicas-equal": self._replicas_equal,
         }
 
     def begin(self, world_size: int) -> None:
@@ -54,6 +59,7 @@ class Narrator:
 
     def hear(self, event: Event) -> None:
         """Tells it, if it is worth a line. A worker's event that lacks what it should have is not told."""
+        self.ledger.hear(event)
         tell = self._heard.get(event["event"])
         if tell is None:
             return
@@ -218,6 +224,26 @@ class Narrator:
         self._once(
             ("left", event["rank"], event["incarnation"]), f"rank {event['rank']} left{step}, as told", event["time"]
         )
+
+    def _step_dropped(self, event: Event) -> None:
+        missing = event["missing"]
+        why = (
+            f"{_ranks(missing)} {'have' if len(missing) > 1 else 'has'} no part in it"
+            if missing
+            else "somebody died in it"
+        )
+        # More than once, if several die one after another.
+        key = ("dropped", event["step"], tuple(missing), tuple(sorted(self._incarnation.items())))
+        self._once(key, f"step {event['step']} is done again: {why}", event["time"])
+
+    def _awaiting(self, event: Event) -> None:
+        missing = event["missing"]
+        key = ("awaiting", event["step"], tuple(missing))
+        self._once(key, f"step {event['step']} begins when {_ranks(missing)} will be there again", event["time"])
+
+    def _replicas_equal(self, event: Event) -> None:
+        text = f"replicas are equal before step {event['step']}: {event['tensors']} tensors, bit for bit"
+        self._once(("equal", event["step"], tuple(event["joined"])), text, event["time"])
 
 
 def _list(ranks: Iterable[int]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ftcomm.launch.folder import read_events
 from ftcomm.launch.lanes import Failure, Lane, State, Timeline, read_timeline
+from ftcomm.launch.summary import summary
 
 COLORS = {
     State.STARTING: "#c9d3e0",
@@ -41,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"ftcomm timeline: {error}; drawing needs matplotlib: pip install matplotlib", file=sys.stderr)
         return 1
     print(f"wrote {args.output}")
+    for line in summary(timeline):
+        print(line)
     return 0
 
 

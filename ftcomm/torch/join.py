@@ -177,6 +177,7 @@ def _who_waits(point: _Point, complete_within: float | None) -> tuple[bool, tupl
             )
         if deadline is None or not missing:
             return any(what == _WAITS for what in said), there
+        point.job.emit("awaiting", step=point.step, missing=missing)
 
 
 def _wait_for(point: _Point, missing: list[int], deadline: float) -> bool:

@@ -239,7 +239,8 @@ class Engine:
             assert self._gradients is not None
             self._gradients.look_at_buckets()
             self.progress.joined += len(here.joined)
-            check_replicas(join.everybody(self.model), self.model, [self.optimizer])
+            tensors = check_replicas(join.everybody(self.model), self.model, [self.optimizer])
+            self._job.emit("replicas-equal", step=here.step, tensors=tensors, joined=list(here.joined))
 
     def _resume(self) -> None:
         if not self._alone and self._job.joining:

@@ -32,8 +32,15 @@ class Progress:
             setattr(self, field.name, int(state[field.name]))
 
     def words(self) -> str:
-        parts = [f"{self.step} steps"]
-        parts += [f"{self.joined} replacements"] * bool(self.joined)
-        parts += [f"{self.dropped} steps done again"] * bool(self.dropped)
-        parts += [f"{self.lossy} steps without somebody's gradients"] * bool(self.lossy)
-        return ", ".join(parts)
+        counts = {
+            "step": self.step,
+            "replacement": self.joined,
+            "step done again": self.dropped,
+            "step without somebody's gradients": self.lossy,
+        }
+        return ", ".join(_counted(n, what) for what, n in counts.items() if n or what == "step")
+
+
+def _counted(n: int, what: str) -> str:
+    noun, space, rest = what.partition(" ")
+    return f"{n} {noun}{'s' * (n != 1)}{space}{rest}"

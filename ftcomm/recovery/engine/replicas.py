@@ -13,8 +13,8 @@ from ftcomm.torch.state import TrainingState
 __all__ = ["check_replicas"]
 
 
-def check_replicas(everybody: Any, model: Any, optimizers: list[Any]) -> None:
-    """Collective, of all living ranks of the job.
+def check_replicas(everybody: Any, model: Any, optimizers: list[Any]) -> int:
+    """Collective, of all living ranks of the job. Returns the number of tensors that were compared.
 
     Raises:
         Mismatch: on all ranks; names the first tensor that differs and the ranks that differ from the lowest one.
@@ -39,6 +39,7 @@ def check_replicas(everybody: Any, model: Any, optimizers: list[Any]) -> None:
                 ranks=odd,
                 operation="check of replicas",
             )
+    return len(named)
 
 
 def _named(model: Any, optimizers: list[Any]) -> list[tuple[str, Any]]:

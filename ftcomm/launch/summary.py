@@ -1,0 +1,78 @@
+"""What the failures of a run have cost, in words: the last lines that ftrun says, and ``ftcomm timeline``."""
+
+from __future__ import annotations
+
+import contextlib
+
+from ftcomm.launch.folder import Event
+from ftcomm.launch.lanes import LaneReader, State, Timeline
+
+__all__ = ["Ledger", "summary"]
+
+CAUSES = {
+    State.GONE: "nobody in a dead rank's place",
+    State.WAITING: "waiting for others",
+    State.RECOVERING: "noticing, voting, repairing, handing over",
+    State.REPLAYING: "applying logs",
+}
+
+
+class Ledger:
+    """Adds up while the run goes on: memory for its failures, not for its steps."""
+
+    def __init__(self) -> None:
+        self._reader: LaneReader | None = None
+        self._start = self._end = 0.0
+
+    def hear(self, event: Event) -> None:
+        if event["event"] == "job":
+            self._reader = LaneReader(event.get("ranks", ()))
+            self._start = event["time"]
+        if self._reader is not None:
+            self._end = max(self._end, event["time"])
+            # The narrator says which event it was that can't be read.
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._reader.read(event)
+
+    def close(self) -> list[str]:
+        """The lines, none if nobody has failed. Nothing can be heard afterwards."""
+        if self._reader is None:
+            return []
+        timeline = self._reader.finish(self._start, self._end)
+        self._reader = None
+        return summary(timeline)
+
+
+def summary(timeline: Timeline) -> list[str]:
+    """Failures and the time that each cause has taken from the ranks, largest first; no lines without a failure."""
+    if not timeline.failures:
+        return []
+    seconds = dict.fromkeys(CAUSES, 0.0)
+    total = 0.0
+    for lane in timeline.lanes:
+        for span in lane.spans:
+            total += span.end - span.start
+            if span.state in seconds:
+                seconds[span.state] += span.end - span.start
+    causes = {CAUSES[state]: spent for state, spent in seconds.items()}
+    causes["steps that are done again"] = sum(lane.lost for lane in timeline.lanes)
+    spent = sum(causes.values())
+    count = len(timeline.failures)
+    dropped = max(lane.dropped for lane in timeline.lanes)
+    lines = [
+        f"{count} failure{'s' * (count > 1)}"
+        + (f", {dropped} step{'s' * (dropped > 1)} done again" if dropped else "")
+        + f": {_time(spent)} of {_time(total)} of all ranks together went to recovery"
+    ]
+    lines += [
+        f"  {_time(time):>10}  {what}" for what, time in sorted(causes.items(), key=lambda item: -item[1]) if time > 0
+    ]
+    return lines
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 600:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 36000 else f"{seconds / 3600:.3g} h"

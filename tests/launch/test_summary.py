@@ -1,0 +1,89 @@
+"""What the failures of a run have cost, in words."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+
+import pytest
+from launch.story import DEATH, START, replay_story, story
+
+from ftcomm.launch.folder import Event, write_events
+from ftcomm.launch.lanes import read_timeline
+from ftcomm.launch.narrator import Narrator
+from ftcomm.launch.summary import Ledger, summary
+from ftcomm.launch.timeline import main
+
+
+def engine_story() -> list[Event]:
+    """As :func:`story`, with an engine that drops a step, 0.1 s after its begin, and waits for the replacement."""
+    events = [event for event in story() if not (event["event"] == "step" and START + 17.3 > event["time"] > DEATH)]
+    for rank in (0, 1, 3):
+        told = {"rank": rank, "incarnation": 0, "step": 20, "missing": [2]}
+        events.append({"time": DEATH + 0.1, "event": "step-dropped", **told})
+        events.append({"time": DEATH + 0.2, "event": "awaiting", **told})
+    return events
+
+
+def lines(events: list[Event]) -> dict[str, str]:
+    """Each cause's time."""
+    return dict(line.strip().split("  ")[::-1] for line in summary(read_timeline(events))[1:])
+
+
+def test_each_cause_with_the_time_of_all_ranks() -> None:
+    first = summary(read_timeline(engine_story()))[0]
+    assert first.startswith("1 failure, 1 step done again: 20.9 s of 84 s")
+    spent = lines(engine_story())
+    assert spent["waiting for others"] == "15.4 s"  # three ranks from 12.2 to 17.3, the newcomer from 16.9 to 17
+    assert spent["nobody in a dead rank's place"] == "4.9 s"  # from 12 to 16.9
+    assert spent["steps that are done again"] == "300 ms"  # three ranks, 0.1 s after the begin of step 20
+    assert next(iter(spent)) == "waiting for others"  # the largest first
+
+
+def test_a_run_without_failures_has_no_lines() -> None:
+    calm = [event for event in story() if event["event"] in ("job", "spawn", "step") and not event.get("incarnation")]
+    assert summary(read_timeline(calm)) == []
+    assert Ledger().close() == []
+
+
+def test_logs_that_are_applied_are_a_cause_under_replay() -> None:
+    assert "applying logs" in lines(replay_story())
+
+
+@pytest.mark.parametrize("told", [engine_story, replay_story])
+def test_added_up_while_it_goes_on_it_is_the_same(told: object) -> None:
+    events = sorted(told(), key=lambda event: event["time"])  # type: ignore[operator]
+    ledger = Ledger()
+    for event in events:
+        ledger.hear(event)
+        if random.random() < 0.1:
+            ledger.hear({"time": event["time"], "event": "step-dropped", "rank": [], "incarnation": "x"})
+    assert ledger.close() == summary(read_timeline(events))
+    assert ledger.close() == []
+
+
+def test_ftrun_tells_what_the_engine_does() -> None:
+    out = io.StringIO()
+    narrator = Narrator(out)
+    narrator.begin(4)
+    events = engine_story()
+    for rank in range(4):
+        events.append(
+            {"time": START + 17.4, "event": "replicas-equal", "rank": rank, "step": 20, "tensors": 9, "joined": [2]}
+        )
+    for event in sorted(events, key=lambda event: event["time"]):
+        narrator.hear(event)
+    said = [line.split("| ")[1] for line in out.getvalue().splitlines()]
+    for text in (
+        "step 20 is done again: rank 2 has no part in it",
+        "step 20 begins when rank 2 will be there again",
+        "replicas are equal before step 20: 9 tensors, bit for bit",
+    ):
+        assert said.count(text) == 1
+
+
+def test_the_command_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_events(tmp_path / "events.jsonl", engine_story())
+    assert main([str(tmp_path / "events.jsonl"), "-o", str(tmp_path / "run.svg")]) == 0
+    assert "1 failure, 1 step done again" in capsys.readouterr().out

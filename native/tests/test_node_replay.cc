@@ -142,6 +142,66 @@ FT_TEST(replay_that_sends_something_else_is_told) {
     EXPECT_EQ(sent->status.code, Code::ReplayDiverged);
 }
 
+// A process that goes through what is in its log without computing it.
+FT_TEST(replay_hollow_sends_stay_inside) {
+    for (bool resumed : {false, true}) {
+        Rig rig(2, replay());
+        rig.comm({0, 1}, Rig::kComm, Policy::Replay);
+        std::int64_t out = 5, in = 0;
+        const auto send = [&](std::int64_t tag, std::uint64_t bytes = 8) {
+            return rig.node(0).send(rig.now(), Rig::kComm, &out, bytes, 1, tag);
+        };
+        if (resumed) {
+            const auto requests = {rig.node(0).comm_resume(rig.now(), Rig::kComm, ""),
+                                   rig.node(1).comm_resume(rig.now(), Rig::kComm, "")};
+            rig.settle();
+            for (const auto& request : requests) REQUIRE(request->done && request->status.ok());
+        }
+        for (int n = 0; n < 3; ++n) send(3);
+        rig.node(1).send(rig.now(), Rig::kComm, &out, 8, 0, 4);
+        rig.replace(0, 1, {0, 1});
+        auto ahead = rig.node(0).comm_ahead(Rig::kComm);
+        REQUIRE(ahead.has_value());
+        if (resumed) {
+            EXPECT_EQ(ahead->receives_left[1], 0u);  // before it has said where it goes on
+            const auto again = rig.node(0).comm_resume(rig.now(), Rig::kComm, "");
+            rig.settle();
+            REQUIRE(again->done && again->status.ok());
+            ahead = rig.node(0).comm_ahead(Rig::kComm);
+        }
+        EXPECT_EQ(ahead->sends_left[1], 3u);
+        EXPECT_EQ(ahead->receives_left[1], 1u);
+        EXPECT(rig.node(0).comm_hollow(Rig::kComm, true));
+        out = 6;
+        EXPECT(send(3)->status.ok());
+        EXPECT_EQ(send(3, 4)->status.code, Code::ReplayDiverged);  // of another size
+        EXPECT_EQ(send(2)->status.code, Code::ReplayDiverged);     // with another tag
+        rig.node(0).comm_hollow(Rig::kComm, false);
+        EXPECT_EQ(send(3)->status.code, Code::ReplayDiverged);  // compared whole again
+        rig.node(0).comm_hollow(Rig::kComm, true);
+        EXPECT(send(3)->status.ok());
+        EXPECT(send(3)->status.ok());
+        EXPECT_EQ(rig.node(0).comm_ahead(Rig::kComm)->sends_left[1], 0u);
+        const auto fourth = send(3);
+        REQUIRE(fourth->done);
+        EXPECT_EQ(fourth->status.code, Code::Invalid);
+        EXPECT(fourth->status.message.find("message #4 to rank 1") != std::string::npos);
+        rig.settle();
+        for (int n = 0; n < 3; ++n) {
+            const auto got = rig.node(1).recv(rig.now(), Rig::kComm, &in, 8, 0, 3);
+            REQUIRE(got->done);
+            EXPECT_EQ(in, 5);
+        }
+        const auto nothing = rig.node(1).recv(rig.now(), Rig::kComm, &in, 8, 0, 3);
+        rig.settle();
+        EXPECT(!nothing->done);
+        rig.node(0).comm_hollow(Rig::kComm, false);
+        EXPECT(send(3)->status.ok());  // it has lost none of its numbers
+        rig.settle();
+        EXPECT(nothing->done && in == 6);
+    }
+}
+
 // Rank 1 completed an operation that rank 0 has not, and died. Its replacement has only the log of it, and is on the way from 2 to 0.
 FT_TEST(replay_hands_on_what_it_has_in_its_log_only) {
     Rig rig(3, replay());

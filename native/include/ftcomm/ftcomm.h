@@ -128,6 +128,10 @@ FT_API uint64_t ft_comm_seq(ft_job* job, ft_comm comm);
 FT_API int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
 /* What the log says of messages that are sent from now on. micro_batch < 0: the nth message to each rank is of micro-batch n, from 0. */
 FT_API int ft_comm_log_position(ft_job* job, ft_comm comm, uint64_t iteration, int64_t micro_batch);
+/* hollow: while it is on, this rank sends again what its log has without the content: compared by tag and size; another send is refused.
+ * ahead: JSON, by rank: {"operations": n, "sent": [], "received": [], "sends_left": [], "receives_left": []}; *needed as below. */
+FT_API int ft_comm_hollow(ft_job* job, ft_comm comm, int on);
+FT_API int ft_comm_ahead(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);
 FT_API int ft_job_flush_log(ft_job* job);             /* what is logged late is in the log when it returns */
 FT_API int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
 FT_API int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);
@@ -175,6 +179,7 @@ FT_API int ft_request_chunk(ft_request* request, int32_t index, uint64_t* offset
 FT_API const char* ft_last_error(void);                /* JSON of this thread's last error, "" if none */
 FT_API size_t ft_dtype_size(int32_t dtype);
 FT_API int ft_reduce_supported(int32_t dtype, int32_t op);
+FT_API uint32_t ft_crc32c(const void* data, uint64_t bytes, uint32_t seed);  /* seed: the checksum of what came before, or 0 */
 FT_API const char* ft_version(void);
 FT_API const char* ft_build_info(void);                /* JSON: compiler, CPU features, transports */
 FT_API const char* ft_fault_points(void);              /* JSON: [{"name":..., "where":...}] */

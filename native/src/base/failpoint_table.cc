@@ -67,7 +67,8 @@ static constexpr PointInfo kPoints[] = {
     {"join.admit", "A survivor at its join point is about to send its vote on the replacements that wait."},
     {"join.before", "The leader of a join point is about to record who is admitted."},
     {"join.after", "The admission is recorded and this rank has the new view; its communicators have not moved yet."},
-    {"join.transfer.source", "A survivor is about to send a piece of the training state to a replacement."},
+    {"join.transfer.source",
+     "A survivor is about to send a piece of the training state to a replacement (corrupt: a bit of it is flipped)."},
     {"join.transfer.joiner", "A replacement has received a piece of the training state."},
     {"leave.send", "This rank is about to tell the others that it leaves as planned."},
 

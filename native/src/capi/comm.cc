@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/failpoint.h"
+#include "base/json.h"
 #include "capi/handle.h"
 #include "runtime/json.h"
 
@@ -134,6 +135,29 @@ int ft_comm_log_position(ft_job* job, ft_comm comm, uint64_t iteration, int64_t 
         std::optional<std::uint32_t> given;
         if (micro_batch >= 0) given = static_cast<std::uint32_t>(std::min<int64_t>(micro_batch, ~std::uint32_t{0}));
         node.comm_log_position(comm, iteration, given);
+        return int{FT_OK};
+    });
+}
+
+int ft_comm_hollow(ft_job* job, ft_comm comm, int on) {
+    return with_node(job, [&](Node& node) {
+        return node.comm_hollow(comm, on != 0) ? int{FT_OK} : fail(Code::Invalid, "only under the policy replay");
+    });
+}
+
+int ft_comm_ahead(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed) {
+    return with_node(job, [&](Node& node) {
+        const auto ahead = node.comm_ahead(comm);
+        if (!ahead) return fail(Code::Invalid, "only under the policy replay");
+        const auto text = JsonObject()
+                              .add("operations", ahead->operations)
+                              .raw("sent", json_value(ahead->sent))
+                              .raw("received", json_value(ahead->received))
+                              .raw("sends_left", json_value(ahead->sends_left))
+                              .raw("receives_left", json_value(ahead->receives_left))
+                              .text();
+        *needed = text.size();
+        if (text.size() < cap) std::memcpy(out, text.c_str(), text.size() + 1);
         return int{FT_OK};
     });
 }

@@ -1,6 +1,7 @@
 // What belongs to no job: build, data types, failpoints.
 #include <string>
 
+#include "base/crc32c.h"
 #include "base/dtype.h"
 #include "base/failpoint.h"
 #include "base/host_info.h"
@@ -23,6 +24,8 @@ int ft_reduce_supported(int32_t dtype, int32_t op) {
     return dtype >= 0 && dtype < kDTypes && op >= 0 && op < kReduceOps &&
            reduce_supported(static_cast<DType>(dtype), static_cast<ReduceOp>(op));
 }
+
+uint32_t ft_crc32c(const void* data, uint64_t bytes, uint32_t seed) { return crc32c(data, bytes, seed); }
 
 const char* ft_version(void) { return FTCOMM_VERSION; }
 

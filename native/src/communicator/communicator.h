@@ -70,6 +70,8 @@ public:
     void set_log_position(std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {
         if (pairs_ != nullptr) pairs_->set_position(iteration, micro_batch);
     }
+    // The program's own messages; collectives compute as ever (LoggedRing has streams of its own). Null: not under this policy.
+    LoggedPairs* messages() { return pairs_.get(); }
 
     // Queries.
     // Nothing is under way that began before the join point.

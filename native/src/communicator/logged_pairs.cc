@@ -71,6 +71,10 @@ LoggedPairs::LoggedPairs(Core& core, const CommSpec& spec, int rank, Channel cha
 
 void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_t bytes, int dst, std::int64_t tag,
                        Time deadline) {
+    if (hollow_ && (is_direct(dst) || !was_sent(dst))) {
+        core_.finish(request, no_content(dst));
+        return;
+    }
     if (is_direct(dst)) {
         ++peer(dst).sent;
         direct_->send(request, data, bytes, dst, tag, deadline);
@@ -171,8 +175,30 @@ Status LoggedPairs::log(const RequestPtr& request, ByteView payload, int dst, st
     return log_.append_held(to(dst), tag, 0, payload, [&core = core_, request] { core.finish(request, {}); });
 }
 
+Status LoggedPairs::no_content(int dst) const {
+    auto s =
+        Status::error(Code::Invalid, "message #" + std::to_string(peer(dst).sent + 1) + " to rank " + std::to_string(dst) +
+                                         " of communicator " + spec_.name +
+                                         " is not in the log, and was not computed: it is not sent. Do this step again for real");
+    s.ranks = {dst};
+    return s;
+}
+
+LoggedPairs::Ahead LoggedPairs::ahead() {
+    Ahead out;
+    for (int r = 0; r < static_cast<int>(peers_.size()); ++r) {
+        look(r);
+        const auto& p = peer(r);
+        const auto last = is_direct(r) ? 0 : log_.last(to(r));  // of its group nothing is in the log
+        out.sends.push_back(last > p.sent ? last - p.sent : 0);
+        out.receives.push_back(is_direct(r) ? 0 : p.waiting.size());
+    }
+    return out;
+}
+
 // What differs is an error of the program, or of the machine: nothing is overwritten, and the receiver is not told.
 Status LoggedPairs::compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const {
+    if (hollow_ && record.tag == tag && record.payload.size() == data.size()) return {};
     const auto crc = crc32c(data.data(), data.size());
     if (record.tag == tag && record.payload.size() == data.size() && record.crc == crc) return {};
     const auto text = [](std::int64_t t, std::size_t bytes, std::uint32_t sum) {

@@ -84,6 +84,14 @@ public:
     void on_resume_point();  // this process is the first to be there
     void collect(const Position& position);  // L3: by each end's own position at its checkpoint
     std::uint64_t replayed() const { return replayed_; }  // sends that were in the log already
+    // While it is on, the program does not compute what it sends: it goes through the sends of a process before it, whose messages are
+    // there. A send that is in the log is compared by tag and size only; one that is not has no content, and is refused.
+    void set_hollow(bool on) { hollow_ = on; }
+    // By rank, what the log has and this process has not done again yet: its own sends, and what came for it.
+    struct Ahead {
+        std::vector<std::uint64_t> sends, receives;
+    };
+    Ahead ahead();
     // That a rank was given answers which are in its log only: before the resume point; since the newest mark where it was.
     struct Heard {
         bool early = false;
@@ -173,6 +181,7 @@ private:
     Status log_shown(ByteView payload, int dst, std::int64_t tag);
     Status log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held);
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
+    Status no_content(int dst) const;
     void mark(int rank);
     void want(int rank);
     bool stream(int rank, int pieces);
@@ -214,6 +223,7 @@ private:
     Heard told_;  // what the others are to know of this rank
     std::vector<Heard> heard_;  // by rank
     std::uint64_t replayed_ = 0;
+    bool hollow_ = false;
     std::uint64_t iteration_ = 0;
     std::optional<std::uint32_t> micro_batch_ = 0;
     Status broken_;  // the log cannot be read on

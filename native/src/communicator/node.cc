@@ -174,6 +174,22 @@ void Node::comm_log_position(CommId comm, std::uint64_t iteration, std::optional
     if (auto* c = impl_->find(comm)) c->set_log_position(iteration, micro_batch);
 }
 
+bool Node::comm_hollow(CommId comm, bool on) {
+    auto* c = impl_->find(comm);
+    if (c == nullptr || c->messages() == nullptr) return false;
+    c->messages()->set_hollow(on);
+    return true;
+}
+
+std::optional<Node::Ahead> Node::comm_ahead(CommId comm) {
+    auto* c = impl_->find(comm);
+    if (c == nullptr || c->messages() == nullptr) return std::nullopt;
+    auto left = c->messages()->ahead();
+    auto done = c->messages()->position();
+    return Ahead{c->next_seq() - 1, std::move(done.sent), std::move(done.received), std::move(left.sends),
+                 std::move(left.receives)};
+}
+
 Status Node::flush_log(Time now) {
     Input input(*impl_, now);
     return impl_->late.flush();

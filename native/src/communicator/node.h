@@ -144,6 +144,13 @@ public:
     std::vector<std::string> comm_checkpoints(CommId comm) const;
     // Of the messages that this rank sends from now on; see LoggedPairs. Does nothing under other policies than replay.
     void comm_log_position(CommId comm, std::uint64_t iteration, std::optional<std::uint32_t> micro_batch);
+    // A process that does again what is in its log, without computing it: see LoggedPairs. False, nullopt: not under the policy replay.
+    bool comm_hollow(CommId comm, bool on);
+    struct Ahead {  // by rank: messages that this process has sent and received, and those that the log still has for it
+        std::uint64_t operations = 0;  // posted so far
+        std::vector<std::uint64_t> sent, received, sends_left, receives_left;
+    };
+    std::optional<Ahead> comm_ahead(CommId comm);
     Status flush_log(Time now);  // what is logged late is in the log when it returns
     std::uint64_t late_records() const;
     // Membership of the process. join_wait: a replacement; done when admitted. admit: survivors, collectively (M13): all

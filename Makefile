@@ -40,7 +40,7 @@ $(STAMPS)/torch-$(TORCH): $(STAMPS)/venv
 $(STAMPS)/package-$(TORCH): $(STAMPS)/torch-$(TORCH) pyproject.toml CMakeLists.txt $(NATIVE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	    $(BIN)/python -m pip install --quiet --no-build-isolation -C cmake.define.FTCOMM_TESTS=ON \
-	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) --editable '.[test,plot,mpi,store]'
+	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) --editable '.[test,plot,mpi,store,progress]'
 	@touch $@
 
 test: setup native-test

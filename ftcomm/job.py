@@ -43,6 +43,7 @@ class Job:
         rank, world_size, incarnation: this process's slot; incarnation 0 is the first process of a slot.
         options: the job's :class:`Options`.
         joining: True for a replacement, until a join point admits it.
+        needed: the others can't go on without this rank: if an exception ends the process that is a death, and no goodbye.
         store: the store that it met the others through, or None.
     """
 
@@ -58,7 +59,7 @@ class Job:
     ) -> None:
         ffi, C = lib()
         self.name, self.rank, self.world_size, self.incarnation = name, rank, world_size, incarnation
-        self.options, self.store, self.joining = options, store, False
+        self.options, self.store, self.joining, self.needed = options, store, False, False
         generation, finished = generation_from_environment() if options.policy == "replay" else (0, ())
         self.instance = f"{name}~{generation}" if generation else name
         self.finished = frozenset(finished)
@@ -255,6 +256,10 @@ class Job:
     def leave_at_exit(self) -> None:
         """:meth:`leave`, or :meth:`close` for a process that fails under ``replay``."""
         if self.options.policy != "replay":
+            if self.needed and self._handle is not None and exit_code.failed():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(1)  # of an uncaught exception; without a log even close() is a goodbye
             self.leave()
             return
         self._end_with_group()  # the event may still be on its way

@@ -266,6 +266,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             return
         self._kill_at = time.monotonic() + self._shutdown_timeout
         self._log("interrupted", signal=sig.name, patience=self._shutdown_timeout)
+        if sig == signal.SIGTERM:
+            self._setting.folder.preempted()
         self._context.signal_all(sig)
 
     def _kill(self, why: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
+
+from ftcomm.launch import preempt
 
 Event = dict[str, Any]
 
@@ -68,6 +71,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self._read: dict[str, int] = {}  # file name -> how far it has been read
         self._ranks: set[int] = set()
+        self._node = 0
         self._own_name = "ftrun.jsonl"
         self._own: Any = None
         libc = ctypes.CDLL(None, use_errno=True)
@@ -81,7 +85,8 @@ class RunFolder:
 
     def begin(self, ranks: Iterable[int], node: int, nodes: int) -> None:
         """Before the workers start: what an earlier run left of these ranks goes."""
-        self._ranks = set(ranks)
+        self._ranks, self._node = set(ranks), node
+        preempt.remove_notices(self.path)
         self.merged_name = "events.jsonl" if node == 0 else f"events-node{node}.jsonl"
         self._own_name = f"ftrun-{node}.jsonl"
         for entry in list(self.path.iterdir()):
@@ -90,6 +95,11 @@ class RunFolder:
             if mine or (worker and nodes == 1):
                 entry.unlink(missing_ok=True)
         self._own = open(self.path / self._own_name, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
+
+    def preempted(self) -> None:
+        """Workers that get SIGTERM from now on find out that it is for all of this node's."""
+        with contextlib.suppress(OSError):  # a full disk: they leave one by one
+            preempt.leave_notice(self.path, self._node, self._ranks)
 
     def log(self, name: str, **fields: Any) -> Event:
         """ftrun's own event."""

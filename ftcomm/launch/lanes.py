@@ -16,6 +16,7 @@ class State(Enum):
     TRAINING = "training"
     WAITING = "waiting for a newcomer, or as one to come in"
     REPLAYING = "applying the log"
+    HELPING = "computing for a replacement"
     RECOVERING = "recovering: vote, repair; a newcomer: getting the state"
     GONE = "gone; later, its replacement is starting"
 
@@ -60,6 +61,7 @@ class Lane:
     unheard: bool = False  # its worker was started and has given no sign yet
     started: float = 0.0
     frozen: set[object] = field(default_factory=set)  # its communicators that wait for a decision
+    helped: set[object] = field(default_factory=set)  # slots for whose replacements it computes
 
     def enter(self, state: State | None, time: float) -> None:
         """From ``time`` on the slot is in ``state`` (None: its worker has ended well)."""
@@ -111,6 +113,7 @@ class LaneReader:
         self.unrepaired: dict[int, list[Failure]] = {}  # by survivor: what it noticed in the step that it is in
         self.incarnation: dict[int, int] = {}
         self.policy: str | None = None
+        self.interrupted = False  # ftrun was told to end: who ends now has not failed
 
     def read(self, event: Event) -> None:
         rank, time = event.get("rank"), event["time"]
@@ -120,6 +123,8 @@ class LaneReader:
         match event["event"]:
             case "job":
                 self.policy = event.get("policy")
+            case "interrupted":
+                self.interrupted = True
             case "spawn" if lane is not None:
                 self._spawn(lane, event)
             case "step" if lane is not None:
@@ -135,7 +140,7 @@ class LaneReader:
                 at = f" in {event['at']}" if event.get("at") else ""
                 self._death(lane, time, known=True, text=f"killed{at}")
             case "exit" if lane is not None:
-                if event.get("code") == 0:
+                if event.get("code") == 0 or self.interrupted:
                     lane.enter(None, time)
                     if self.policy == "replay":
                         self._all_go_on(time)
@@ -183,7 +188,18 @@ class LaneReader:
                     lane.enter(State.WAITING, time)  # for others that have not, if any
                     lane.marks.append(Mark(time, "caught up"))
                     self._all_go_on(time)
-            case "exit" if event.get("code") != 0 and "waiting" not in event:
+            case "helping":
+                lane.helped.add(event.get("slot"))
+                lane.enter(State.HELPING, time)
+            case "helped":
+                lane.helped.discard(event.get("slot"))
+                if lane.state is State.HELPING and not lane.helped:
+                    lane.enter(State.WAITING, time)  # the replacement may still have a step to do
+                    if not self._somebody_is_missing():
+                        self._go_on(lane, time)
+            case "parallel-replay":
+                pass
+            case "exit" if event.get("code") != 0 and "waiting" not in event and not self.interrupted:
                 lane.enter(State.GONE, time)  # ftrun's doing
                 lane.marks = [mark for mark in lane.marks if mark.time != lane.started]
             case "joined" | "join-waiting" | "rejoined":
@@ -239,7 +255,7 @@ class LaneReader:
         victim = self.lanes.get(event.get("slot", -1))
         if victim is None or victim is lane or event.get("evidence") == "left":
             return
-        alive = victim.state in (State.TRAINING, State.WAITING, State.RECOVERING, State.REPLAYING)
+        alive = victim.state in (State.TRAINING, State.WAITING, State.RECOVERING, State.REPLAYING, State.HELPING)
         latest = self.incarnation.get(victim.rank, 0)
         if alive and event.get("slot_incarnation", latest) >= latest:
             self._death(victim, event["time"], known=False, text=SILENT)

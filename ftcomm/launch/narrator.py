@@ -48,6 +48,7 @@ class Narrator:
             "joined": self._joined,
             "rejoined": self._rejoined,
             "caught-up": self._caught_up,
+            "parallel-replay": self._parallel_replay,
             "left": self._left,
             "step-dropped": self._step_dropped,
             "awaiting": self._awaiting,
@@ -218,6 +219,12 @@ class Narrator:
         self._once(
             ("caught-up", rank, event["incarnation"]), f"rank {rank} has caught up: {event['text']}", event["time"]
         )
+
+    def _parallel_replay(self, event: Event) -> None:
+        shares = {int(rank): count for rank, count in event["helpers"].items() if count}
+        steps = f"{event['steps']} step{'s' * (event['steps'] != 1)} again"
+        done = f"{sum(shares.values())} of {event['micro_batches']} micro-batches were computed by {_ranks(sorted(shares))}"
+        self.say(f"rank {event['rank']} has done {steps}: {done if shares else 'nobody has helped'}", event["time"])
 
     def _left(self, event: Event) -> None:
         step = f" before step {event['step']}" if "step" in event else ""

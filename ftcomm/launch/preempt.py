@@ -1,36 +1,51 @@
 """SIGTERM as a preemption notice: the worker finishes its step and leaves at the next join point.
 
-``ftcomm.torch.join_point`` asks :func:`requested` once a step. The handler is installed by the first such question and not
+``ftcomm.torch.join_point`` asks :func:`told` once a step. The handler is installed by the first such question and not
 earlier: a script without a join point would otherwise ignore SIGTERM for good.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import signal
 import threading
+from collections.abc import Collection, Iterator
+from pathlib import Path
 from types import FrameType
 
 _requested = False
-_installed = False
+_interrupts = False
+
+
+class Preempted(BaseException):
+    """SIGTERM came within :func:`interrupting`."""
 
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> None:
-    global _requested
+    global _requested, _interrupts
     _requested = True
+    if _interrupts:
+        _interrupts = False  # once
+        raise Preempted
 
 
 def install() -> bool:
     """Take SIGTERM as a notice from now on; False where the script has its own handler or this is not the main thread."""
-    global _installed
-    if _installed:
+    present = signal.getsignal(signal.SIGTERM)  # and no variable of ours: a forked process may have set it back
+    if present is _on_sigterm:
         return True
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    if present is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
         return False
     signal.signal(signal.SIGTERM, _on_sigterm)
-    _installed = True
     return True
+
+
+def uninstall() -> None:
+    """Nobody will ask any more: SIGTERM ends the process as ever."""
+    if signal.getsignal(signal.SIGTERM) is _on_sigterm and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def requested() -> bool:
@@ -43,3 +58,62 @@ def request() -> None:
     """What a SIGTERM does, for scripts with a handler of their own."""
     global _requested
     _requested = True
+
+
+def told(rank: int) -> frozenset[int]:
+    """Who is to leave, as far as this process knows: itself once SIGTERM came; all workers of its ftrun if that got it."""
+    return notice() | {rank} if requested() else frozenset()
+
+
+def notice() -> frozenset[int]:
+    """Workers that this one's ftrun has passed SIGTERM on to, as it came to itself."""
+    with contextlib.suppress(OSError, ValueError):
+        return frozenset(json.loads(_notice(folder(), _node()).read_text()))
+    return frozenset()
+
+
+@contextlib.contextmanager
+def interrupting() -> Iterator[None]:
+    """Within it SIGTERM raises :class:`Preempted`, also if it came before: for waits that nobody else ends."""
+    global _interrupts
+    _interrupts = True
+    try:
+        if requested():
+            raise Preempted
+        yield
+    finally:
+        _interrupts = False
+
+
+def leave_notice(where: Path, node: int, ranks: Collection[int]) -> None:
+    """ftrun's part, before it passes SIGTERM on: each of its workers that hears it tells the others that all of them are to go.
+
+    Else those that hear it one step earlier would leave earlier, and the others would train that step without them.
+    """
+    write_whole(_notice(where, node), json.dumps(sorted(ranks)))
+
+
+def remove_notices(where: Path) -> None:
+    """Of an earlier run in the same folder."""
+    for path in where.glob("preempted-*"):
+        path.unlink(missing_ok=True)
+
+
+def folder() -> Path:
+    """The run folder, of a worker."""
+    return Path(os.environ.get("FTCOMM_EVENTS", ""))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A reader sees all of it or no file."""
+    scratch = path.with_suffix(".part")
+    scratch.write_text(text)
+    os.replace(scratch, path)
+
+
+def _notice(where: Path, node: int) -> Path:
+    return where / f"preempted-{node}.json"
+
+
+def _node() -> int:
+    return int(os.environ.get("GROUP_RANK", "0"))

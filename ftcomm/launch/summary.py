@@ -14,6 +14,7 @@ CAUSES = {
     State.WAITING: "waiting for others",
     State.RECOVERING: "noticing, voting, repairing, handing over",
     State.REPLAYING: "applying logs",
+    State.HELPING: "computing for replacements",
 }
 
 

@@ -17,6 +17,7 @@ COLORS = {
     State.TRAINING: "#5aa469",
     State.WAITING: "#efc050",
     State.REPLAYING: "#7b5ea7",
+    State.HELPING: "#b9a3d6",
     State.RECOVERING: "#d1495b",
     State.GONE: "#3b3b3b",
 }

@@ -19,7 +19,7 @@ from ftcomm.rendezvous import incarnation_from_environment, job_name, start_job
 from ftcomm.request import Outcome
 from ftcomm.torch._extension import load
 
-__all__ = ["backend_of", "communicator", "create", "job_of", "outcome"]
+__all__ = ["backend_of", "communicator", "create", "job_of", "others_open", "outcome"]
 
 _POLICIES = {"raise": 0, "lossy": 1, "replay": 2}
 
@@ -188,6 +188,13 @@ def communicator(group: Any = None) -> Communicator:
     backend = backend_of(group)
     policy = next(name for name, code in _POLICIES.items() if code == backend.policy)
     return Communicator(job_of(backend), backend.comm_id, backend.comm_name, backend.slots, policy)
+
+
+def others_open() -> list[str]:
+    """Names of this process's groups besides the default one."""
+    default = backend_of()
+    with _lock:
+        return [backend.comm_name for backend in _groups.values() if backend is not default and not backend.closed]
 
 
 def outcome(work: Any) -> Outcome:

@@ -1,54 +1,67 @@
-"""What a replacement needs to go on: model, optimizer and the user's extra state, as metadata and blocks of bytes."""
+"""What a replacement needs to go on: model, optimizer and the user's extra state, as a header and tensors."""
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ftcomm.errors import ConfigError
+from ftcomm.torch.shards import Part, Shards, is_sharded, local
 
-__all__ = ["TrainingState", "blocks"]
+__all__ = ["TrainingState"]
 
-DIRECT = 1 << 20  # tensors from this size on travel from and to their own memory
-PACKED = 8 << 20  # smaller ones together, in blocks of this size
+_EQUAL = (
+    "parameter ",
+    "optimizers ",
+)  # names of what is equal on all replicas; buffers need not be, and extra state is the script's
 
 
 class _Slot:
-    """Stands for tensor number ``index`` in a pickled structure."""
+    """Stands for tensor number ``index`` in a pickled structure, or for the DTensor that it is a part of."""
 
-    def __init__(self, index: int) -> None:
-        self.index = index
+    def __init__(self, index: int, part: Part | None = None) -> None:
+        self.index, self.part = index, part
 
 
 class TrainingState:
     """Collects (on a survivor) or receives (on a replacement) the state of a replicated training run.
 
     Args:
-        model: a Module or DistributedDataParallel whose parameters are whole on every rank.
+        model: a Module or DistributedDataParallel whose parameters are whole on every rank, or sharded as ``shards`` says.
         optimizer: an Optimizer, a sequence of them, or None.
         extra: what else is equal on all ranks; values with ``state_dict`` and ``load_state_dict`` (schedulers, scalers) are
             restored in place, others are returned by the join point.
+        shards: of the model; its parts come from a rank that holds the same ones.
+
+    Attributes, once it was packed or its header has come:
+        tensors: what is to be moved.
+        names: of the tensors.
+        digest: of names, shapes, types and the step, not of values: ranks with the same one may each give some of the tensors.
     """
 
-    def __init__(self, model: Any, optimizer: Any, extra: dict[str, Any] | None) -> None:
+    def __init__(self, model: Any, optimizer: Any, extra: dict[str, Any] | None, shards: Shards | None = None) -> None:
+        self._shards = shards
         self.module = getattr(model, "module", model) if hasattr(model, "reducer") else model
         self.optimizers: list[Any] = (
             [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         )
         self.extra = extra or {}
         self.tensors: list[torch.Tensor] = []
+        self.names: list[str] = []
+        self.digest = 0
         self._check()
 
     def _check(self) -> None:
-        for name, parameter in self.module.named_parameters():
-            if type(parameter.data).__name__ == "DTensor":
+        for name, parameter in self.module.named_parameters() if self._shards is None else ():
+            if is_sharded(parameter):
                 raise ConfigError(
-                    f"join_point moves the state of replicas, but parameter {name!r} is sharded (FSDP2 or DTensor): its dead "
-                    "rank held the only copy of a part. Use checkpoints for sharded models."
+                    f"join_point moves the state of replicas, but parameter {name!r} is sharded (FSDP2 or DTensor): a dead "
+                    "rank's part is on some of the others only. Use ftcomm.recovery.Engine, or checkpoints."
                 )
         sharding = sys.modules.get("torch.distributed.optim")  # importing it takes longer than many a recovery
         if sharding and any(isinstance(one, sharding.ZeroRedundancyOptimizer) for one in self.optimizers):
@@ -58,40 +71,50 @@ class TrainingState:
             )
 
     def model_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        named = [(f"parameter {name}", p.data) for name, p in self.module.named_parameters()]
-        return named + [(f"buffer {name}", b.data) for name, b in self.module.named_buffers()]
+        named = [(f"parameter {name}", local(p.data)) for name, p in self.module.named_parameters()]
+        return named + [(f"buffer {name}", local(b.data)) for name, b in self.module.named_buffers()]
 
     # -- on a survivor -------------------------------------------------------------------------------------------
 
     def pack(self, more: dict[str, Any]) -> bytes:
-        """The metadata; ``tensors`` are then what the blocks carry."""
+        """The header: all but ``tensors``. ``more`` has the step."""
         model = self.model_tensors()
-        self.tensors = [tensor for _, tensor in model]
+        self.names, self.tensors = [name for name, _ in model], [tensor for _, tensor in model]
         layout = [(name, tuple(t.shape), t.dtype) for name, t in model]
-        rest = {
+        values = {
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "extra": {name: value.state_dict() if _stateful(value) else value for name, value in self.extra.items()},
             "more": more,
         }
-        return pickle.dumps({"model": layout, "rest": self._outline(rest), "tensors": self._shapes(len(model))})
+        rest = {name: self._outline(value, name) for name, value in values.items()}
+        shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in zip(self.names, self.tensors, strict=True)]
+        digest = hashlib.blake2b(repr((more["step"], shapes)).encode(), digest_size=8).digest()
+        self.digest = int.from_bytes(digest, "little", signed=True)
+        return pickle.dumps({"model": layout, "rest": rest, "tensors": self._shapes(len(model))})
 
-    def _outline(self, value: Any) -> Any:
+    def _outline(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
-            self.tensors.append(value.detach())
-            return _Slot(len(self.tensors) - 1)
+            part = self._shards.part(value) if self._shards is not None and is_sharded(value) else None
+            self.tensors.append(local(value))
+            self.names.append(name)
+            return _Slot(len(self.tensors) - 1, part)
         if isinstance(value, dict):
-            return {key: self._outline(item) for key, item in value.items()}
+            return {key: self._outline(item, f"{name} {key}") for key, item in value.items()}
         if type(value) in (list, tuple):
-            return type(value)(self._outline(item) for item in value)
+            return type(value)(self._outline(item, f"{name} {number}") for number, item in enumerate(value))
         return value
 
-    def _shapes(self, first: int) -> list[tuple[tuple[int, ...], torch.dtype, str]]:
-        return [(tuple(t.shape), t.dtype, t.device.type) for t in self.tensors[first:]]
+    def _shapes(self, first: int) -> list[tuple[str, tuple[int, ...], torch.dtype, str]]:
+        rest = zip(self.names[first:], self.tensors[first:], strict=True)
+        return [(name, tuple(t.shape), t.dtype, t.device.type) for name, t in rest]
 
     # -- on a replacement ----------------------------------------------------------------------------------------
 
     def expect(self, header: bytes) -> None:
-        """Reads the metadata and makes room: the model's own memory, new tensors for the rest."""
+        """Reads it and makes room: the model's own memory, new tensors for the rest.
+
+        The memory of a header before this one serves again where it fits: with the same digest, what has come stays.
+        """
         self._received = pickle.loads(header)
         model = self.model_tensors()
         own = [(name, tuple(t.shape), t.dtype) for name, t in model]
@@ -107,11 +130,15 @@ class TrainingState:
                 f"{len(own)}: it must run the same script with the same settings."
             )
         device = own and model[0][1].device
-        rest = [
-            torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device)
-            for shape, dtype, kind in self._received["tensors"]
-        ]
+        before = dict(zip(self.names[len(own) :], self.tensors[len(own) :], strict=True))
+        rest = []
+        for name, shape, dtype, kind in self._received["tensors"]:
+            tensor = before.get(name)
+            if tensor is None or (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
+                tensor = torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device)
+            rest.append(tensor)
         self.tensors = [tensor for _, tensor in model] + rest
+        self.names = [name for name, _ in model] + [name for name, *_ in self._received["tensors"]]
 
     def load(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Puts what came into the optimizers and stateful extras; returns the other extras, and what pack() was given."""
@@ -128,12 +155,18 @@ class TrainingState:
 
     def _inline(self, value: Any) -> Any:
         if isinstance(value, _Slot):
-            return self.tensors[value.index]
+            held = self.tensors[value.index]
+            return held if value.part is None or self._shards is None else self._shards.whole(value.part, held)
         if isinstance(value, dict):
             return {key: self._inline(item) for key, item in value.items()}
         if type(value) in (list, tuple):
             return type(value)(self._inline(item) for item in value)
         return value
+
+    @property
+    def own(self) -> frozenset[int]:
+        """Numbers of the tensors that may differ from rank to rank: all of them have to come from one."""
+        return frozenset(n for n, name in enumerate(self.names) if not name.startswith(_EQUAL))
 
     @property
     def nbytes(self) -> int:
@@ -142,51 +175,3 @@ class TrainingState:
 
 def _stateful(value: Any) -> bool:
     return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def blocks(tensors: list[torch.Tensor], receiving: bool) -> Iterator[torch.Tensor]:
-    """The tensors' bytes as CPU tensors to send or to receive into, the same sequence on both sides.
-
-    A large CPU tensor is its own block; others are packed. On the receiving side, a packed block is put into its tensors when
-    the next one is asked for.
-    """
-    group: list[torch.Tensor] = []
-    size = 0
-    for tensor in tensors:
-        nbytes = tensor.numel() * tensor.element_size()
-        if nbytes == 0:
-            continue
-        if nbytes < DIRECT:
-            if size + nbytes > PACKED:
-                yield from _packed(group, size, receiving)
-                group, size = [], 0
-            group.append(tensor)
-            size += nbytes
-        elif tensor.device.type == "cpu" and tensor.is_contiguous():
-            yield _bytes(tensor)
-        else:
-            yield from _packed([tensor], nbytes, receiving)
-    if group:
-        yield from _packed(group, size, receiving)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().reshape(-1).view(torch.uint8)
-
-
-def _packed(group: list[torch.Tensor], size: int, receiving: bool) -> Iterator[torch.Tensor]:
-    if not group:
-        return
-    if not receiving:
-        yield torch.cat([_bytes(tensor.cpu().contiguous()) for tensor in group])
-        return
-    block = torch.empty(size, dtype=torch.uint8)
-    yield block
-    at = 0
-    with torch.no_grad():
-        for tensor in group:
-            nbytes = tensor.numel() * tensor.element_size()
-            # A piece may lie at any byte: only a copy of it can be seen as another type.
-            piece = block[at : at + nbytes].clone().view(tensor.dtype).reshape(tensor.shape)
-            tensor.copy_(piece)
-            at += nbytes

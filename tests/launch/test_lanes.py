@@ -104,6 +104,19 @@ def test_replay_who_has_caught_up_waits_for_who_has_not() -> None:
     ]
 
 
+def test_replay_who_computes_for_a_replacement() -> None:
+    """From its first micro-batch to its last one; of two replacements, to the last one's last."""
+    death = REPLAY_DEATHS[0]
+    words = [("helping", 2, 4.5), ("helping", 9, 4.6), ("helped", 2, 5.5), ("helped", 9, 5.6)]
+    more = [{"time": death + at, "event": name, "rank": 3, "incarnation": 0, "slot": slot} for name, slot, at in words]
+    lane = read_timeline(sorted([*replay_story(), *more], key=lambda event: event["time"])).lanes[3]
+    assert [(span.state, span.start, span.end) for span in lane.spans[2:5]] == [
+        (State.WAITING, death + 0.002, death + 4.5),
+        (State.HELPING, death + 4.5, death + 5.6),
+        (State.WAITING, death + 5.6, death + 6),
+    ]
+
+
 def test_replay_what_ftrun_ended_is_no_failure() -> None:
     events = [{k: v for k, v in event.items() if k != "waiting"} for event in replay_story()]
     assert len(read_timeline(replay_story()).failures) == 5

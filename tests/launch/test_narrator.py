@@ -54,6 +54,17 @@ def test_the_story_under_replay() -> None:
     ]
 
 
+def test_steps_that_were_done_again_together() -> None:
+    def line(**helpers: int) -> list[str]:
+        shares = {"steps": 9, "micro_batches": 54, "helpers": {name[1:]: count for name, count in helpers.items()}}
+        return told([{"time": 1.0, "event": "parallel-replay", "rank": 1, "incarnation": 1, **shares}])
+
+    assert line(r0=18, r2=18, r3=0) == [
+        "rank 1 has done 9 steps again: 36 of 54 micro-batches were computed by ranks 0, 2"
+    ]
+    assert line(r0=0) == ["rank 1 has done 9 steps again: nobody has helped"]
+
+
 def test_a_policy_that_only_the_script_knows_is_not_claimed() -> None:
     assert told([{"time": 1.0, "event": "job", "world_size": 4, "ranks": [0, 1, 2, 3], "policy": None}]) == [
         "4 workers"

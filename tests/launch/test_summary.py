@@ -47,6 +47,17 @@ def test_a_run_without_failures_has_no_lines() -> None:
     assert Ledger().close() == []
 
 
+def test_who_ends_as_ftrun_was_told_to_has_not_failed() -> None:
+    ended = [event for event in story() if event["event"] in ("job", "spawn", "step") and not event.get("incarnation")]
+    last = max(event["time"] for event in ended)
+    ended.append({"time": last + 1, "event": "interrupted", "source": "ftrun", "signal": "SIGTERM"})
+    for rank in range(4):
+        ended.append(
+            {"time": last + 2, "event": "exit", "source": "ftrun", "rank": rank, "incarnation": 0, "code": -15}
+        )
+    assert summary(read_timeline(ended)) == []
+
+
 def test_logs_that_are_applied_are_a_cause_under_replay() -> None:
     assert "applying logs" in lines(replay_story())
 

@@ -191,6 +191,9 @@ def facts(**more: Any) -> Facts:
         (facts(policy="raise"), "checkpoint"),
         (facts(policy="raise", checkpoints=False), "checkpoint"),
         (facts(world_size=1, policy=None), "checkpoint"),
+        (facts(replicas=False, sharded=True, twins=True), "replication"),
+        (facts(replicas=False, sharded=True, twins=True, replaced=False), "checkpoint"),
+        (facts(replicas=False, sharded=True), "checkpoint"),
     ],
 )
 def test_auto(found: Facts, name: str) -> None:
@@ -204,6 +207,9 @@ def test_auto(found: Facts, name: str) -> None:
     [
         ("replication", facts(policy="raise"), "--policy lossy"),
         ("checkpoint", facts(checkpoints=False), "checkpoint_dir"),
+        ("lossy", facts(sharded=True, twins=True), "the model is sharded"),
+        ("rollback", facts(sharded=True, twins=True), "the model is sharded"),
+        ("replication", facts(sharded=True), "only copy of its shards"),
         ("luck", facts(), "none of auto, replication"),
         ("replay", facts(), "--policy replay"),
         ("parallel-replay", facts(), "--policy replay"),

@@ -21,7 +21,7 @@ import torch_store as torch_store_process
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
-from torch_keeper import TorchKeeper
+from torch_keeper import Keep, TorchKeeper, kept
 
 STAGES = 4
 WIDTH = 24
@@ -40,7 +40,6 @@ POINTS = [
 SCHEDULES = {"1F1B": pipelining.Schedule1F1B, "GPipe": pipelining.ScheduleGPipe}
 
 Result = tuple[list[float], str, list[float]]
-Keep = Callable[..., TorchKeeper]
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +49,7 @@ def torch_store() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def keep(ranks: harness.Ranks, torch_store: tuple[str, int]) -> Iterator[Keep]:
-    """Makes a TorchKeeper; what is left of it goes after the test."""
-    made: list[TorchKeeper] = []
-
-    def make(program: Any, size: int = STAGES, **options: Any) -> TorchKeeper:
-        made.append(TorchKeeper(ranks, torch_store, size, program, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.close()
+    yield from kept(ranks, torch_store, STAGES)
 
 
 _known: dict[tuple[str, int], list[Result]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ import ftcomm.torch
 from ftcomm.torch import groups
 
 Program = Callable[[Context], Any]
+Keep = Callable[..., "TorchKeeper"]
 
 
 class TorchKeeper(Keeper):
@@ -55,3 +56,16 @@ class TorchKeeper(Keeper):
         value = self._program(None, context)
         dist.destroy_process_group()
         return value
+
+
+def kept(ranks: Ranks, store: tuple[str, int], usual_size: int) -> Iterator[Keep]:
+    """For a fixture: makes a TorchKeeper; what is left of it goes after the test."""
+    made: list[TorchKeeper] = []
+
+    def make(program: Any, size: int = usual_size, **options: Any) -> TorchKeeper:
+        made.append(TorchKeeper(ranks, store, size, program, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ftcomm
 import ftcomm.recovery
 import ftcomm.torch
-from ftcomm.recovery.engine import engine as engine_module
+from ftcomm.recovery.engine import replicated
 from ftcomm.recovery.engine.restorable import Restorable
 from ftcomm.torch import groups
 
@@ -193,7 +193,7 @@ def test_a_death_in_the_check_of_replicas(world: Any) -> None:
             if step == 2 and self.first(1):
                 self.context.die()
             if self.first(2):
-                check = engine_module.check_replicas
+                check = replicated.check_replicas
 
                 def dies(everybody: Any, *more: Any) -> None:
                     gather = everybody.all_gather
@@ -201,7 +201,7 @@ def test_a_death_in_the_check_of_replicas(world: Any) -> None:
                     check(everybody, *more)
                     everybody.all_gather = gather
 
-                engine_module.check_replicas = dies
+                replicated.check_replicas = dies
             return x
 
     exact(world, Checked, died=2)
@@ -228,7 +228,7 @@ def test_a_newcomer_hands_the_state_on(world: Any) -> None:
             with torch.no_grad():
                 model.weight += 1
 
-    group = world.start(3, training, policy="lossy", faults="rank=0.0,at=join.transfer.source:2,do=kill")
+    group = world.start(3, training, policy="lossy", faults="rank=0.0,at=join.transfer.source:3,do=kill")
     group.wait_ended(1)
     group.wait_ended(2)
     world.replace(group, 1)
@@ -434,7 +434,7 @@ def test_a_parameter_that_only_the_dead_has_used(world: Any) -> None:
 
         def forward(self, step: int, x: Any, y: Any) -> None:
             if step == 3 and self.first(1):
-                gradients = self.made._gradients
+                gradients = self.made._kind._gradients
                 average = gradients.all_reduce
 
                 def dies(bucket: Any) -> None:

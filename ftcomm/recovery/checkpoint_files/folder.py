@@ -120,6 +120,19 @@ class CheckpointFolder:
                 return entry.step, state
         return None
 
+    def load(self, step: int) -> dict[Any, Any] | None:
+        """State of this step's checkpoint; None if it is not there or, with a RuntimeWarning, damaged.
+
+        Raises:
+            SystemFailure: as :meth:`newest`.
+        """
+        self._check_open()
+        self._join()
+        for entry in self._entries():
+            if entry.step == step and (state := self._read(entry)) is not None:
+                return state
+        return None
+
     def steps(self) -> list[int]:
         """Steps of the files whose names are right, ascending. What is in them was not looked at."""
         self._check_open()

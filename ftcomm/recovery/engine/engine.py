@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -12,24 +13,23 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ftcomm.errors import ConfigError
+from ftcomm.launch import preempt
 from ftcomm.recovery._numbers import count, number
-from ftcomm.recovery.checkpoint_files import CheckpointFolder
-from ftcomm.recovery.data import make_source
-from ftcomm.recovery.engine.gradients import Gradients
+from ftcomm.recovery.engine.bar import Bar
+from ftcomm.recovery.engine.kind import Kind, Setup
 from ftcomm.recovery.engine.progress import Progress
-from ftcomm.recovery.engine.replicas import check_replicas
-from ftcomm.recovery.engine.restorable import Restorable, reseed
-from ftcomm.recovery.engine.saved import RunState
-from ftcomm.recovery.engine.step import Step
+from ftcomm.recovery.engine.replicated import Replicated
+from ftcomm.recovery.engine.restorable import reseed
+from ftcomm.recovery.engine.staged import Staged
 from ftcomm.recovery.strategies import Facts, choose
-from ftcomm.torch import join
 from ftcomm.torch.groups import communicator
+from ftcomm.torch.shards import Shards, sharded
 
 __all__ = ["Engine"]
 
 
 class Engine:
-    """Carries a data-parallel training run over the deaths of its ranks.
+    """Carries a training run over the deaths of its ranks.
 
     >>> engine = ftcomm.recovery.Engine(ddp, optimizer, checkpoint_dir="ckpt")
     >>> for step, batch in engine.steps(loader):
@@ -39,13 +39,18 @@ class Engine:
 
     A step is all or nothing on every survivor: an update begins when all gradients of all ranks are known to be in the averages
     (with strategy ``lossy``: of all who live), and is finished by all then. Else nothing of the step stays, and ``steps`` gives
-    the same batch again. Strategies are described in ``docs/engine.md``. One engine for one model; from the thread that made it.
+    the same batch again. With strategy ``replay``, which is for the stages of a pipeline as well, every step is committed: who
+    dies in one is replaced, and does it again out of the logs. Strategies are described in ``docs/engine.md``. One engine for one
+    model; from the thread that made it.
 
     Args:
-        model: a DistributedDataParallel without a communication hook over ``backend="ftcomm"``; any module if there is one rank.
+        model: over ``backend="ftcomm"`` a DistributedDataParallel without a communication hook, or a module that
+            ``fully_shard()`` was applied to; any module if there is one rank, or under the policy ``replay`` (there the module,
+            or ModuleList, that this rank's stages were made of).
         optimizer: its optimizer, which makes one step in each step of the engine.
-        strategy: ``auto``, ``replication``, ``rollback``, ``lossy`` or ``checkpoint``.
-        checkpoint_dir: folder for checkpoints, the same for all ranks of a host; None: none are made.
+        strategy: ``auto``, ``replication``, ``rollback``, ``lossy``, ``replay``, ``parallel-replay`` or ``checkpoint``.
+        checkpoint_dir: folder for checkpoints, the same for all ranks of a host; None: none are made. With ``replay`` each rank
+            has a folder ``stage-<rank>`` in it.
         checkpoint_every: steps between them.
         keep: how many are kept.
         scheduler, scaler: of the optimizer; or several schedulers. They are stepped in the body, by the script.
@@ -54,6 +59,7 @@ class Engine:
         seed: the global generators of Python, NumPy and torch are set at the begin of each step, from it, the step and the
             rank, so that a replacement draws what its predecessor would have. None: they are left alone.
         patience: seconds that survivors wait for a replacement (``replication``).
+        schedule: of the pipeline (torch.distributed.pipelining), for ``parallel-replay``; with one stage on each rank.
         keep_batch: survivors take the samples of a dead rank in the same step (``rollback``, ``lossy``); else at the end of the
             epoch.
 
@@ -82,6 +88,7 @@ class Engine:
         seed: int | None = 0,
         patience: float = 300.0,
         keep_batch: bool = False,
+        schedule: Any = None,
     ) -> None:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
@@ -91,54 +98,47 @@ class Engine:
         count("checkpoint_every", checkpoint_every, "steps")
         number("patience", patience, "seconds")
         self.model, self.optimizer = model, optimizer
-        self._seed, self._patience, self._keep_batch, self._every = seed, patience, keep_batch, checkpoint_every
-        self._alone = not dist.is_initialized() or dist.get_world_size() == 1
-        self._gradients: Gradients | None = None
-        self.rank = 0
-        self._slots: tuple[int, ...] = (0,)
-        policy = None
-        if dist.is_initialized():
-            comm = communicator(getattr(model, "process_group", None))
-            self._job = comm.job
-            self.rank, self._slots, policy = self._job.rank, tuple(comm.slots), comm.policy
-        replicas = isinstance(model, DistributedDataParallel)
-        if not self._alone:
-            self._check_model(replicas)
+        comm = communicator(getattr(model, "process_group", None)) if dist.is_initialized() else None
+        shards = Shards(model, comm.size) if comm is not None and comm.policy != "replay" and sharded(model) else None
         self.strategy, self.reason = choose(
             Facts(
-                world_size=len(self._slots),
-                policy=policy,
-                replicas=replicas,
+                world_size=1 if comm is None else comm.size,
+                policy=None if comm is None else comm.policy,
+                replicas=isinstance(model, DistributedDataParallel),
                 replaced=int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
                 checkpoints=checkpoint_dir is not None,
+                sharded=shards is not None,
+                twins=shards is not None and shards.replicated,
             ),
             strategy,
         )
-        sync_buffers = False
-        if not self._alone:
-            self._gradients = Gradients(model)
-            # Every rank gets rank 0's buffers before the update, and not, as DDP has it, at the next forward pass: then they are
-            # equal at each step's end, and no death can take the only ones along.
-            sync_buffers, model.broadcast_buffers = model.broadcast_buffers, False
+        if schedule is None and self.strategy.name == "parallel-replay":
+            raise ConfigError(
+                "strategy='parallel-replay' needs the pipeline's schedule, whose micro-batches are shared out: "
+                "Engine(layers, optimizer, strategy='parallel-replay', schedule=schedule)."
+            )
         several = isinstance(scheduler, Sequence)
-        schedulers = [] if scheduler is None else list(scheduler) if several else [scheduler]
-        restorable = Restorable(model.module if replicas else model, [optimizer], schedulers, scaler)
-        self._state = RunState(model, self._alone, optimizer, schedulers, scaler, extra)
-        self._step = Step(model, self._gradients, restorable, self.strategy, sync_buffers)
-        self._folder = None if checkpoint_dir is None else CheckpointFolder(checkpoint_dir, keep)
+        setup = Setup(
+            model=model,
+            optimizer=optimizer,
+            schedulers=[] if scheduler is None else list(scheduler) if several else [scheduler],
+            scaler=scaler,
+            extra=extra,
+            checkpoint_dir=checkpoint_dir,
+            keep=keep,
+            every=checkpoint_every,
+            seed=seed,
+            patience=patience,
+            keep_batch=keep_batch,
+            schedule=schedule if self.strategy.name == "parallel-replay" else None,
+        )
+        replayed = self.strategy.policy == "replay"
+        self._kind: Kind = Staged(setup) if replayed else Replicated(setup, self.strategy, comm)
+        self._seed, self._state, self._folder, self._step = seed, self._kind.state, self._kind.folder, self._kind.step
+        self.rank = self._kind.rank
         self._hook = optimizer.register_step_pre_hook(self._step.before_update)
-        self._alive: tuple[int, ...] = self._slots
         if self.rank == 0:
             print(f"ftcomm: strategy {self.strategy.name}: {self.reason}", file=sys.stderr, flush=True)
-
-    def _check_model(self, replicas: bool) -> None:
-        if not replicas:
-            raise ConfigError(
-                f"Engine needs a DistributedDataParallel where there are several ranks, not {type(self.model).__name__}: it has "
-                "to know whose gradients are in the averages. Wrap the model; sharded models (FSDP2) are not supported yet."
-            )
-        if self._slots != tuple(range(len(self._slots))) or len(self._slots) != self._job.world_size:
-            raise ConfigError("Engine needs a DistributedDataParallel over all ranks of the job, in their order.")
 
     @property
     def step_number(self) -> int:
@@ -165,93 +165,68 @@ class Engine:
         """Steps, replacements and what was done again so far, the same on all ranks."""
         return self._state.progress
 
-    def steps(self, loader: Iterable[Any], epochs: int = 1) -> Iterator[tuple[int, Any]]:
+    def steps(self, loader: Iterable[Any], epochs: int = 1, *, bar: bool | None = None) -> Iterator[tuple[int, Any]]:
         """Steps and their batches until ``epochs`` epochs are over, counted from the begin of the run.
 
         Goes on where the newest checkpoint, or the survivors, are. Gives a step again that was dropped. What it does with the
         loader is in ``docs/data.md``. Collective: each rank goes through the same steps.
+
+        Args:
+            bar: a progress bar, by tqdm, of the lowest rank. None: if stderr is a terminal and tqdm is installed.
         """
         if self._state.source is not None:
             raise ConfigError(
                 "engine.steps() was called before. Give it the number of epochs: engine.steps(loader, epochs=10)."
             )
-        source = make_source(loader, self.rank, len(self._slots), keep_batch=self._keep_batch, seed=self._seed)
-        self._state.source = source
+        shown = Bar(bar)
+        source = self._state.source = self._kind.source(loader)
         try:
-            self._resume()
-            while True:
-                self._meet()
-                share = self._draw(epochs)
-                if share is None:
-                    break
-                self._step.offer(self._alive, share.samples * len(self._alive) / share.total)
-                if self._seed is not None:  # here, and not in step(): the body may draw before it
-                    reseed(self._seed, self.progress.step, self.rank)
-                yield self.progress.step, share.batch
-                if not self._step.stepped:
-                    raise ConfigError("The loop's body has to be inside `with engine.step():`.")
-                self._after_step()
-            self._save(wait=True)
+            with self._kind.around():
+                yield from self._steps(epochs, shown)
+            preempt.uninstall()  # who leaves in the loop keeps it: the signal may still be on its way
         finally:
+            shown.close()
             source.close()
             self._hook.remove()
             if self._folder is not None:
                 self._folder.close()
-        if self.rank == min(self._alive):
+        if self.rank == min(self._kind.alive):
             print(f"ftcomm: {self.progress.words()}", file=sys.stderr, flush=True)
 
-    def step(self) -> Step:
+    def _steps(self, epochs: int, bar: Bar) -> Iterator[tuple[int, Any]]:
+        kind = self._kind
+        kind.resume()
+        while True:
+            kind.meet()
+            share = self._draw(epochs)
+            if share is None:
+                break
+            kind.offer(share)
+            if self._seed is not None:  # here, and not in step(): the body may draw before it
+                reseed(self._seed, self.progress.step, self.rank)
+            yield self.progress.step, share.batch
+            if not self._step.stepped:
+                raise ConfigError("The loop's body has to be inside `with engine.step():`.")
+            contributed = kind.settle()
+            if contributed is None:
+                continue
+            source: Any = self._state.source
+            source.commit(contributed)
+            self.progress.step += 1
+            self.progress.lossy += bool({*kind.alive} - contributed)
+            kind.committed()
+            if self.rank == min(kind.alive):
+                bar.show(self.progress, source, epochs)
+        kind.finish()
+
+    def step(self) -> AbstractContextManager[None]:
         """A context manager around forward pass, backward pass and update: all or nothing on every survivor."""
         return self._step
 
     def _draw(self, epochs: int) -> Any:
         source: Any = self._state.source
         while source.epoch < epochs:
-            if (share := source.draw(self._alive)) is not None:
+            if (share := source.draw(self._kind.alive)) is not None:
                 return share
             source.next_epoch()
         return None
-
-    def _after_step(self) -> None:
-        progress, step = self.progress, self._step
-        if step.dropped:
-            progress.dropped += 1
-            if not self._alone:
-                self._job.emit("step-dropped", step=progress.step, missing=sorted(step.missing))
-                join.set_step(self.model, progress.step)
-            return
-        source: Any = self._state.source
-        source.commit(step.contributed)
-        progress.step += 1
-        progress.lossy += bool({*self._alive} - step.contributed)
-        if progress.step % self._every == 0:
-            self._save(wait=False)
-
-    def _meet(self) -> None:
-        """A step is about to begin: who is there?"""
-        if self._alone:
-            return
-        patience = self._patience if self.strategy.waits else None
-        here = join.enter(self.model, self.optimizer, self._state.named(), patience)
-        self._alive = here.alive
-        self._state.take(here.extra)
-        if here.joined:
-            assert self._gradients is not None
-            self._gradients.look_at_buckets()
-            self.progress.joined += len(here.joined)
-            tensors = check_replicas(join.everybody(self.model), self.model, [self.optimizer])
-            self._job.emit("replicas-equal", step=here.step, tensors=tensors, joined=list(here.joined))
-
-    def _resume(self) -> None:
-        if not self._alone and self._job.joining:
-            # It gets the survivors' state, and they wait from when it asks: what takes long comes before.
-            assert self._state.source is not None
-            self._state.source.warm()
-            self._job.emit("asking")
-            return
-        if self._state.resume(self._folder) and self.rank == 0:
-            print(f"ftcomm: goes on from the checkpoint of step {self.progress.step}", file=sys.stderr, flush=True)
-
-    def _save(self, wait: bool) -> None:
-        if self._folder is not None and self.rank == min(self._alive):
-            self._state.save(self._folder, wait)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from ftcomm.errors import ConfigError
-from ftcomm.torch import reducer
+from ftcomm.torch import join, reducer
 from ftcomm.torch._extension import load
 from ftcomm.torch.groups import backend_of, outcome
 
@@ -34,6 +34,10 @@ class Gradients:
         self.weight = 1.0  # of this rank's gradients in the coming step
         self._works: list[Any] = []
         self._ddp, self._look = ddp, True
+        self.module, self.inside = ddp.module, False
+        # Every rank gets rank 0's buffers before the update, and not, as DDP has it, at the next forward pass: then they are
+        # equal at each step's end, and no death can take the only ones along.
+        self.shares_buffers, ddp.broadcast_buffers = ddp.broadcast_buffers, False
         ddp.register_comm_hook(self, _hook)
 
     def begin(self, weight: float) -> None:
@@ -41,11 +45,26 @@ class Gradients:
         self.weight = weight
         self._works.clear()
 
-    def look_at_buckets(self) -> None:
+    def joined(self) -> None:
         """DDP has a new reducer. It orders its buckets by its first iteration, and keeps to that from the second on."""
         self._look = True
 
-    def learn_buckets(self) -> None:
+    def drop(self, raised: bool) -> None:
+        """The step is dropped. ``raised``: by an operation that failed, maybe in the middle of a backward pass, on all ranks."""
+        if raised:
+            reducer.renew(self._ddp)
+            self._look = True
+
+    def unanswered(self, wanted: set[int]) -> set[int]:
+        """Who has not answered DDP's question which parameters were used: it comes after the gradients, and has no outcome.
+
+        Collective. Who takes part in an operation after it has answered.
+        """
+        if not self._ddp.find_unused_parameters:
+            return set()
+        return wanted - {*join.everybody(self._ddp).all_reduce(torch.zeros(1), "max").contributors}
+
+    def finish(self) -> None:
         """Collective, as the last of the first step with a new reducer: its buckets of the second step, for a replacement.
 
         DDP would order them in the next forward pass. Who dies between would have the others begin with a first iteration again,

@@ -8,18 +8,21 @@ from typing import Any
 import torch
 
 from ftcomm.errors import Mismatch, PeerFailure
+from ftcomm.torch.shards import Shards, local
 from ftcomm.torch.state import TrainingState
 
 __all__ = ["check_replicas"]
 
 
-def check_replicas(everybody: Any, model: Any, optimizers: list[Any]) -> int:
-    """Collective, of all living ranks of the job. Returns the number of tensors that were compared.
+def check_replicas(everybody: Any, model: Any, optimizers: list[Any], shards: Shards | None = None) -> int:
+    """Collective, of all living ranks of the job. With ``shards`` those are compared that hold the same ones.
+
+    Returns the number of tensors that were compared.
 
     Raises:
         Mismatch: on all ranks; names the first tensor that differs and the ranks that differ from the lowest one.
     """
-    named = _named(model, optimizers)
+    named = _named(model, optimizers, shards)
     mine = torch.tensor([_digest(tensor) for _, tensor in named], dtype=torch.int64)
     digests = torch.zeros(everybody.size, mine.numel(), dtype=torch.int64)
     while True:
@@ -28,22 +31,24 @@ def check_replicas(everybody: Any, model: Any, optimizers: list[Any]) -> int:
             break
         except PeerFailure:  # on all ranks: somebody has died in it, and is not in the next one
             continue
-    lowest = digests[min(there)]
+    groups = [there] if shards is None else {shards.twins(rank): None for rank in there}
     for index, (name, _) in enumerate(named):
-        odd = [rank for rank in there if digests[rank][index] != lowest[index]]
-        if odd:
-            raise Mismatch(
-                f"After the recovery {name} on rank {', '.join(map(str, odd))} differs from rank {min(there)}'s: the replicas "
-                "were not equal before, or something in the script changes them apart from each other. Start again from a "
-                "checkpoint.",
-                ranks=odd,
-                operation="check of replicas",
-            )
+        for group in groups:
+            twins = [rank for rank in group if rank in there]
+            odd = [rank for rank in twins if digests[rank][index] != digests[twins[0]][index]]
+            if odd:
+                raise Mismatch(
+                    f"After the recovery {name} on rank {', '.join(map(str, odd))} differs from rank {twins[0]}'s: the replicas "
+                    "were not equal before, or something in the script changes them apart from each other. Start again from a "
+                    "checkpoint.",
+                    ranks=odd,
+                    operation="check of replicas",
+                )
     return len(named)
 
 
-def _named(model: Any, optimizers: list[Any]) -> list[tuple[str, Any]]:
-    state = TrainingState(model, optimizers, None)
+def _named(model: Any, optimizers: list[Any], shards: Shards | None) -> list[tuple[str, Any]]:
+    state = TrainingState(model, optimizers, None, shards)
     named = list(state.model_tensors())
     for number, optimizer in enumerate(optimizers):
         for index, values in sorted(optimizer.state_dict()["state"].items()):
@@ -53,5 +58,5 @@ def _named(model: Any, optimizers: list[Any]) -> list[tuple[str, Any]]:
 
 
 def _digest(tensor: Any) -> int:
-    data = tensor.detach().cpu().contiguous()
+    data = local(tensor).cpu().contiguous()
     return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy()) if data.numel() else 0

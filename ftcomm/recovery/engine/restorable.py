@@ -24,6 +24,11 @@ class Restorable:
         self._module, self._optimizers, self._schedulers, self._scaler = module, optimizers, schedulers, scaler
         self._buffers: list[tuple[Any, Any]] = []  # each with a copy
 
+    @property
+    def scaled(self) -> bool:
+        """Whether there is a gradient scaler."""
+        return self._scaler is not None
+
     def save(self) -> None:
         """As it is now, at the begin of a step."""
         buffers = list(self._module.buffers())

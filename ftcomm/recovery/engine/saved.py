@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 
-from ftcomm.errors import ConfigError, SystemFailure
+from ftcomm.errors import ConfigError, PeerFailure, SystemFailure
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
+from ftcomm.recovery.engine.gathered import Gathered
 from ftcomm.recovery.engine.progress import Progress
 from ftcomm.torch import join, reducer
+from ftcomm.torch.point import point_of
+from ftcomm.torch.shards import Shards, sharded
 
 __all__ = ["RunState"]
 
@@ -20,6 +23,7 @@ class RunState:
 
     Attributes:
         progress: of the run.
+        gathered: of a sharded model: all ranks have to save() together; None: one of them does.
         source: of the batches, when there is one.
         extra: the script's own, as given, or as it came from the survivors or a checkpoint.
     """
@@ -28,6 +32,13 @@ class RunState:
         self._model, self._alone, self._optimizer = model, alone, optimizer
         self._module = model.module if hasattr(model, "reducer") else model
         self._schedulers, self._scaler = schedulers, scaler
+        self.gathered: Gathered | None = None
+        if sharded(model) and alone:
+            self.gathered = Gathered(model, optimizer, Shards(model, 1), 0, None)
+        elif sharded(model):
+            point = point_of(model)
+            assert point.shards is not None
+            self.gathered = Gathered(model, optimizer, point.shards, point.job.rank, point.group)
         self.progress = Progress()
         self.source: Any = None
         self.extra: dict[str, Any] = dict(extra or {})
@@ -44,21 +55,29 @@ class RunState:
         """What came for :meth:`named`; the objects have loaded theirs."""
         self.extra = {name.removeprefix("extra "): value for name, value in state.items() if name.startswith("extra ")}
 
-    def save(self, folder: CheckpointFolder, wait: bool) -> None:
+    def save(self, folder: CheckpointFolder, wait: bool, alive: tuple[int, ...]) -> None:
         """``{"model": state_dict, "optimizer": state_dict, "state": {name: state_dict or value}, "buckets": DDP's}``
 
         Raises:
-            SystemFailure: it could not be written, with ``wait``. Else that is a warning: training goes on, and so do the older
-                checkpoints.
+            SystemFailure, PeerFailure: it could not be written, or gathered, with ``wait``. Else that is a warning: training goes
+                on, and so do the older checkpoints.
         """
+        try:
+            parts = self._parts(alive)
+        except PeerFailure as failure:
+            if wait:
+                raise
+            warnings.warn(f"Training goes on without this checkpoint: {failure}", RuntimeWarning, stacklevel=2)
+            return
+        if parts is None:
+            return  # another rank writes it
         named = self.named()
         state = {
-            "model": self._module.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
+            **parts,
             "state": {
                 name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in named.items()
             },
-            "buckets": None if self._alone else reducer.layout_of(self._model),
+            "buckets": None if self._alone or self.gathered is not None else reducer.layout_of(self._model),
         }
         try:
             folder.wait()
@@ -73,6 +92,11 @@ class RunState:
                 raise
             warnings.warn(f"Training goes on without this checkpoint: {error}", RuntimeWarning, stacklevel=2)
 
+    def _parts(self, alive: tuple[int, ...]) -> dict[str, Any] | None:
+        if self.gathered is not None:
+            return self.gathered.gather(alive)
+        return {"model": self._module.state_dict(), "optimizer": self._optimizer.state_dict()}
+
     def resume(self, folder: CheckpointFolder | None) -> bool:
         """Collective: from the newest checkpoint that a rank can read; the others get it from those. False: there is none."""
         found = folder.newest() if folder is not None else None
@@ -84,26 +108,30 @@ class RunState:
         if newest < 0:
             return False
         if found is not None and step == newest:
-            self._load(found[1])
+            self.load(found[1])
         if not self._alone:
             self.take(join.share(self._model, self._optimizer, self.named(), step == newest).extra)
             join.set_step(self._model, self.progress.step)
         return True
 
-    def _load(self, saved: dict[str, Any]) -> None:
+    def load(self, saved: dict[str, Any]) -> None:
+        """Takes what :meth:`save` has written."""
         named = self.named()
         if {*saved["state"]} != {*named}:
             odd = ", ".join(sorted({*saved["state"]} ^ {*named}))
             raise ConfigError(
                 f"The checkpoint and this script do not have the same state ({odd}): it is of another run."
             )
-        self._module.load_state_dict(saved["model"])
-        self._optimizer.load_state_dict(saved["optimizer"])
+        if self.gathered is not None:
+            self.gathered.load(saved)
+        else:
+            self._module.load_state_dict(saved["model"])
+            self._optimizer.load_state_dict(saved["optimizer"])
         for name, value in saved["state"].items():
             if hasattr(named[name], "load_state_dict"):
                 named[name].load_state_dict(value)
             else:
                 named[name] = value
         self.take(named)
-        if not self._alone:
+        if not self._alone and self.gathered is None:
             reducer.set_layout(self._model, saved["buckets"])

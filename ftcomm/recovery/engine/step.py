@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import warnings
 from types import TracebackType
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.recovery.engine.buffers import share_buffers
 from ftcomm.recovery.engine.gradients import Gradients
 from ftcomm.recovery.engine.restorable import Restorable
 from ftcomm.recovery.strategies import Strategy
-from ftcomm.torch import join, reducer
+from ftcomm.torch import join
+from ftcomm.torch.shards import local
+
+if TYPE_CHECKING:  # importing FSDP2 takes longer than many a recovery
+    from ftcomm.recovery.engine.sharded import ShardedGradients
 
 __all__ = ["Step"]
 
@@ -25,11 +28,10 @@ class Step:
     """The context manager around forward pass, backward pass and update of one batch after another.
 
     Args:
-        model: a DistributedDataParallel, or with ``gradients`` None a module that one rank has alone.
+        model: a DistributedDataParallel or sharded, or with ``gradients`` None a module that one rank has alone.
         gradients: of the model.
         restorable: what is put back when a step is dropped.
         strategy: decides whether it is.
-        sync_buffers: all get the lowest rank's buffers before the update.
 
     Attributes:
         alive: job ranks that began the step.
@@ -41,13 +43,13 @@ class Step:
     """
 
     def __init__(
-        self, model: Any, gradients: Gradients | None, restorable: Restorable, strategy: Strategy, sync_buffers: bool
+        self, model: Any, gradients: Gradients | ShardedGradients | None, restorable: Restorable, strategy: Strategy
     ) -> None:
         self._model, self._gradients, self._restorable, self._strategy = model, gradients, restorable, strategy
-        self._sync_buffers = sync_buffers
         self.alive: tuple[int, ...] = ()
         self.contributed: frozenset[int] = frozenset()
         self.missing: set[int] = set()
+        self._warned = False
         self.inside = self.dropped = self._settled = False
         self.stepped = True  # before the first batch
 
@@ -67,13 +69,23 @@ class Step:
             )
         self.inside, self._settled, self.dropped, self.stepped, self.missing = True, False, False, True, set()
         self._restorable.save()
+        if self._gradients is not None:
+            self._gradients.inside = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         try:
+            return self._leave(error)
+        finally:
+            if self._gradients is not None:
+                self._gradients.inside = False
+
+    def _leave(self, error: BaseException | None) -> bool:
+        try:
             if error is None and not self._settled:
                 self._settle()  # no update was made, for instance as the scaler has skipped it
+                self._warn_of_left_gradients()
         except _Dropped as dropped:
             error = dropped
         finally:
@@ -82,11 +94,26 @@ class Step:
             return False
         if not isinstance(error, _Dropped) and (self._settled or not self._of_a_death(error)):
             return False
+        if self._gradients is not None:
+            self._gradients.drop(raised=not isinstance(error, _Dropped))
         self._restorable.restore()
-        if not isinstance(error, _Dropped):
-            self._new_reducer()  # it may be in the middle of a backward pass, on all ranks
         self.dropped = True
         return True
+
+    def _warn_of_left_gradients(self) -> None:
+        """Are they to be added to the next step's? That would not survive a death, or be in a checkpoint."""
+        if self._warned or self._restorable.scaled:  # a scaler skips updates
+            return
+        parameters = self._model.parameters()
+        if any(p.grad is not None and bool(local(p.grad).any()) for p in parameters):
+            self._warned = True
+            warnings.warn(
+                "A step has made no update and leaves gradients. If the next step's are to be added to them: put all "
+                "micro-batches of an update into one engine.step(), with no_sync() for all but the last, as these gradients are "
+                "lost with a death. If the next step begins with zero_grad() all is well; call it at this step's end.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
 
     def before_update(self, _: Any, args: tuple[Any, ...], more: dict[str, Any]) -> None:
         """The optimizer's hook: an update begins only when all survivors know that it will be finished by all."""
@@ -120,28 +147,26 @@ class Step:
         self.contributed = found if found is not None else frozenset(self.alive)
         wanted = {*join.expected(self._model)} if self._strategy.waits else {*self.alive}
         missing = wanted - self.contributed
-        if self._strategy.drops and self._model.find_unused_parameters:
-            # DDP's question which parameters were used comes after the gradients, and has no outcome to look at. Who takes part
-            # in an operation after it has answered.
-            missing |= wanted - {*join.everybody(self._model).all_reduce(torch.zeros(1), "max").contributors}
+        if self._strategy.drops:
+            missing |= self._gradients.unanswered(wanted)
         if self._strategy.drops and missing:
             self._drop(missing)
-        if self._sync_buffers:
-            self._share_buffers()
+        if self._gradients.shares_buffers:
+            self._share_buffers(self._gradients.module)
         try:
-            self._gradients.learn_buckets()
+            self._gradients.finish()
         except Exception as error:
             if not self._of_a_death(error):
                 raise
-            self._new_reducer()
+            self._gradients.drop(raised=True)
             self._drop(set())
         self._settled = True
 
-    def _share_buffers(self) -> None:
+    def _share_buffers(self, module: Any) -> None:
         roots = sorted(self.contributed)
         while True:
             try:
-                share_buffers(join.everybody(self._model), self._model.module, roots[0])
+                share_buffers(join.everybody(self._model), module, roots[0])
                 return
             except PeerFailure as failure:
                 if self._strategy.drops:
@@ -156,8 +181,3 @@ class Step:
         """An operation of the script failed, on all ranks, as somebody died in it."""
         cause = error if isinstance(error, PeerFailure) else error.__cause__
         return self._strategy.policy == "lossy" and isinstance(cause, PeerFailure)
-
-    def _new_reducer(self) -> None:
-        if self._gradients is not None:
-            reducer.renew(self._model)
-            self._gradients.look_at_buckets()

@@ -17,6 +17,8 @@ class Facts:
         replicas: every rank holds the whole model (DistributedDataParallel).
         replaced: the launcher starts another process for one that died.
         checkpoints: there is a folder for them.
+        sharded: each rank holds a part of the model (FSDP2).
+        twins: and another rank holds the same part (HSDP).
     """
 
     world_size: int
@@ -24,6 +26,8 @@ class Facts:
     replicas: bool
     replaced: bool
     checkpoints: bool
+    sharded: bool = False
+    twins: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,15 +39,27 @@ class Strategy:
         policy: what the group needs to have; None: any.
         drops: a step to which a rank did not contribute is not committed: nothing of it stays, and it is done again.
         waits: no step begins before each dead rank has a replacement.
+        shards: it is for sharded models as well.
     """
 
     name: str
     policy: str | None
     drops: bool
     waits: bool
+    shards: bool = False
 
     def misfit(self, facts: Facts) -> str | None:
         """Why it can't be used here and what to do, or None."""
+        if facts.sharded and not self.shards:
+            return (
+                "the model is sharded, and without a rank's shards the others can't go on. Use replication (fully_shard "
+                "over a mesh of replicas and shards) or checkpoint."
+            )
+        if facts.sharded and not facts.twins:
+            return (
+                "each rank holds the only copy of its shards, so a replacement can't get them. Give fully_shard() a mesh of "
+                "replicas and shards (docs/engine.md), or use checkpoint."
+            )
         if self.policy is not None and facts.world_size > 1 and facts.policy != self.policy:
             return (
                 f"it needs a process group with policy {self.policy!r}, and this one has {facts.policy!r}. "

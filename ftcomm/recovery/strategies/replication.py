@@ -9,4 +9,4 @@ from __future__ import annotations
 
 from ftcomm.recovery.strategies.base import Strategy
 
-REPLICATION = Strategy("replication", policy="lossy", drops=True, waits=True)
+REPLICATION = Strategy("replication", policy="lossy", drops=True, waits=True, shards=True)

@@ -1,0 +1,150 @@
+"""A replacement's side: connections to the ranks that help it, and what each of them computes.
+
+Nobody is waited for who has something to hide: a helper that refuses, dies or takes much longer than this process itself is left
+out, and its micro-batches are computed here.
+"""
+
+from __future__ import annotations
+
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing import AuthenticationError
+from typing import Any
+
+from torch import nn
+
+from ftcomm.job import Job
+from ftcomm.recovery.engine.parallel.message import Packed, pack, receive, send
+from ftcomm.recovery.engine.parallel.service import Address, Line, find, machine
+from ftcomm.recovery.engine.parallel.work import Done, Item, compute, parts, settings
+
+__all__ = ["Helper", "Helpers"]
+
+CONNECTING = 2.0  # seconds: the first step waits so long for who is about to answer
+SLACK, SLOWER = 1.0, 5.0  # a helper has a second more than five times what its work would take here
+
+
+class Helper(threading.Thread):
+    """One rank that may help. Its thread sends and receives, so that all helpers and this process work at the same time.
+
+    Attributes:
+        settled: ready, or out.
+        ready: can be asked.
+        micro_batches: it has computed.
+        why: it is out.
+    """
+
+    def __init__(self, rank: int, address: Address, greeting: dict[str, Any]) -> None:
+        super().__init__(name=f"ftcomm-helper-{rank}", daemon=True)
+        self.rank, self.ready, self.micro_batches, self.why = rank, False, 0, ""
+        self.settled = threading.Event()
+        self._address, self._greeting = address, greeting
+        self._line: Line | None = None
+        self._left = threading.Event()
+        self._asked: queue.SimpleQueue[tuple[Packed, list[Item]] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
+        self._silent = False
+
+    def run(self) -> None:
+        try:
+            self._connect()
+            while self.ready and (asked := self._asked.get()) is not None and self._line is not None:
+                packed, items = asked
+                send(self._line.socket, (packed.structure, packed.tensors, items))
+                for _ in items:
+                    answer = receive(self._line.socket)
+                    if isinstance(answer, str):
+                        self.why = answer
+                        return
+                    self._answers.put(answer)
+                    self.micro_batches += 1
+        except (
+            OSError,
+            EOFError,
+            AuthenticationError,
+            AssertionError,
+        ) as error:  # the last: something else listens there
+            self.why = self.why or f"{type(error).__name__}: {error}"
+        finally:
+            self.ready = False
+            self.settled.set()
+            self._answers.put(None)
+            if self._line is not None:
+                self._line.close()
+
+    def _connect(self) -> None:
+        host = "127.0.0.1" if self._address["machine"] == machine() else self._address["host"]
+        self._line = Line(socket.create_connection((host, self._address["port"]), CONNECTING))
+        if self._left.is_set():
+            return
+        self._line.prove(bytes.fromhex(self._address["secret"]), first=False)
+        send(self._line.socket, self._greeting)
+        self.why = receive(self._line.socket)
+        self.ready = not self.why
+        self.settled.set()
+
+    def ask(self, packed: Packed, items: list[Item]) -> None:
+        self._asked.put((packed, items))
+
+    def answer(self, patience: float) -> Done | None:
+        """The next micro-batch; None: it is out."""
+        if self._silent:
+            return None
+        try:
+            found = self._answers.get(timeout=patience)
+        except queue.Empty:
+            self.leave("it took too long")
+            found = None
+        self._silent = found is None
+        return found
+
+    def leave(self, why: str = "") -> None:
+        self.ready, self.why = False, self.why or why
+        self._left.set()
+        self._asked.put(None)
+        if self._line is not None:
+            self._line.cut()
+
+
+class Helpers:
+    """All of them, twice as many as can have something to do: some may refuse."""
+
+    def __init__(self, job: Job, micro_batches: int) -> None:
+        self._greeting = {"rank": job.rank, "settings": settings()}
+        self.all: list[Helper] = []
+        # Each replacement begins with its neighbour, so that two do not ask the same ones of many.
+        others = sorted((rank for rank in job.alive() if rank != job.rank), key=lambda rank: (rank < job.rank, rank))
+        for rank in others:
+            if len(self.all) < 2 * (micro_batches - 1) and (address := find(job, rank)) is not None:
+                self.all.append(Helper(rank, address, self._greeting))
+                self.all[-1].start()
+        self._first = True
+
+    def compute(self, module: nn.Module, loss_of: Callable[..., Any] | None, items: Sequence[Item]) -> list[Done]:
+        """Each takes a block, this process the first one."""
+        if self._first:
+            self._first, until = False, time.monotonic() + CONNECTING
+            for helper in self.all:
+                helper.settled.wait(max(0.0, until - time.monotonic()))
+        helpers = [helper for helper in self.all if helper.ready][: len(items) - 1]
+        mine, *theirs = parts(len(items), len(helpers) + 1)
+        packed = pack((module, loss_of)) if helpers else Packed(b"", [])
+        for helper, block in zip(helpers, theirs, strict=True):
+            helper.ask(packed, [items[n] for n in block])
+        begin = time.monotonic()
+        done = [compute(module, loss_of, items[n]) for n in mine]
+        patience = SLACK + SLOWER * (time.monotonic() - begin)
+        for helper, block in zip(helpers, theirs, strict=True):
+            for n in block:
+                found = helper.answer(patience)
+                done.append(compute(module, loss_of, items[n]) if found is None else found)
+        return done
+
+    def close(self) -> None:
+        for helper in self.all:
+            helper.leave()
+        for helper in self.all:
+            helper.join()

@@ -1,0 +1,136 @@
+"""Replicas under the policy lossy, or one rank alone: survivors go on, and replacements get their state."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ftcomm.errors import ConfigError
+from ftcomm.launch import preempt
+from ftcomm.recovery.checkpoint_files import CheckpointFolder
+from ftcomm.recovery.data import Share, Source, make_source
+from ftcomm.recovery.engine.gradients import Gradients
+from ftcomm.recovery.engine.kind import Kind, Setup
+from ftcomm.recovery.engine.replicas import check_replicas
+from ftcomm.recovery.engine.restorable import Restorable
+from ftcomm.recovery.engine.saved import RunState
+from ftcomm.recovery.engine.step import Step
+from ftcomm.recovery.strategies import Strategy
+from ftcomm.torch import join
+from ftcomm.torch.shards import sharded
+
+__all__ = ["Replicated"]
+
+
+class Replicated(Kind):
+    """The model's communicator is ``comm``; None without a process group.
+
+    Raises:
+        ConfigError: the model can't be used so.
+    """
+
+    step: Step
+
+    def __init__(self, setup: Setup, strategy: Strategy, comm: Any) -> None:
+        model, self._optimizer = setup.model, setup.optimizer
+        self._model, self._setup, self._strategy = model, setup, strategy
+        self._alone = not dist.is_initialized() or dist.get_world_size() == 1
+        self._job: Any = getattr(comm, "job", None)
+        self.rank = 0 if self._job is None else self._job.rank
+        self._slots: tuple[int, ...] = (0,) if comm is None else tuple(comm.slots)
+        self._gradients: Any = None
+        if not self._alone:
+            self._check_model()
+            if sharded(model):
+                # Brings FSDP2, which other models do not need.
+                from ftcomm.recovery.engine.sharded import ShardedGradients
+
+                self._gradients = ShardedGradients(model, strategy.drops)
+            else:
+                self._gradients = Gradients(model)
+        module = model.module if isinstance(model, DistributedDataParallel) else model
+        restorable = Restorable(module, [setup.optimizer], setup.schedulers, setup.scaler)
+        self.state = RunState(model, self._alone, setup.optimizer, setup.schedulers, setup.scaler, setup.extra)
+        self.step = Step(model, self._gradients, restorable, strategy)
+        self.folder = None if setup.checkpoint_dir is None else CheckpointFolder(setup.checkpoint_dir, setup.keep)
+        self.alive = self._slots
+
+    def _check_model(self) -> None:
+        if not isinstance(self._model, DistributedDataParallel) and not sharded(self._model):
+            raise ConfigError(
+                "Engine needs a DistributedDataParallel, or a model that fully_shard() was applied to, where there are several "
+                f"ranks, not {type(self._model).__name__}: it has to know whose gradients are in the averages. Wrap the model. "
+                "Stages of a pipeline run with ftrun --policy replay."
+            )
+        if self._slots != tuple(range(len(self._slots))) or len(self._slots) != self._job.world_size:
+            raise ConfigError("Engine needs a model over all ranks of the job, in their order.")
+
+    def source(self, loader: Iterable[Any]) -> Source:
+        how = self._setup
+        return make_source(loader, self.rank, len(self._slots), keep_batch=how.keep_batch, seed=how.seed)
+
+    def resume(self) -> None:
+        if not self._alone and self._job.joining:
+            # It gets the survivors' state, and they wait from when it asks: what takes long comes before.
+            assert self.state.source is not None
+            self.state.source.warm()
+            self._job.emit("asking")
+            return
+        if self.state.resume(self.folder) and self.rank == 0:
+            step = self.state.progress.step
+            print(f"ftcomm: goes on from the checkpoint of step {step}", file=sys.stderr, flush=True)
+
+    def meet(self) -> None:
+        if self._alone:
+            if preempt.requested():
+                self._last_words(self.alive)
+                sys.exit(0)
+            return
+        patience = self._setup.patience if self._strategy.waits else None
+        here = join.enter(self._model, self._optimizer, self.state.named(), patience, self._last_words)
+        self.alive = here.alive
+        self.state.take(here.extra)
+        if here.joined:
+            self._gradients.joined()
+            self.state.progress.joined += len(here.joined)
+            tensors = check_replicas(
+                join.everybody(self._model), self._model, [self._optimizer], join.shards(self._model)
+            )
+            self._job.emit("replicas-equal", step=here.step, tensors=tensors, joined=list(here.joined))
+
+    def offer(self, share: Share) -> None:
+        self.step.offer(self.alive, share.samples * len(self.alive) / share.total)
+
+    def settle(self) -> frozenset[int] | None:
+        step, progress = self.step, self.state.progress
+        if not step.dropped:
+            return step.contributed
+        progress.dropped += 1
+        if not self._alone:
+            self._job.emit("step-dropped", step=progress.step, missing=sorted(step.missing))
+            join.set_step(self._model, progress.step)
+        return None
+
+    def committed(self) -> None:
+        if self.state.progress.step % self._setup.every == 0:
+            self._save(wait=False)
+
+    def finish(self) -> None:
+        self._save(wait=True)
+
+    def _last_words(self, there: tuple[int, ...]) -> None:
+        """SIGTERM, and nobody is left afterwards who has this step's state."""
+        self.alive = there
+        self._save(wait=True)
+        if self.rank == min(there):
+            step = self.state.progress.step
+            kept = "its state is in a checkpoint" if self.folder is not None else "lost, as there is no checkpoint_dir"
+            print(f"ftcomm: SIGTERM: all leave before step {step}; {kept}", file=sys.stderr, flush=True)
+
+    def _save(self, wait: bool) -> None:
+        if self.folder is not None and (self.rank == min(self.alive) or self.state.gathered is not None):
+            self.state.save(self.folder, wait, self.alive)

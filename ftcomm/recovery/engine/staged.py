@@ -1,0 +1,247 @@
+"""Ranks under the policy replay, such as stages of a pipeline: who dies is replaced and does its steps again out of the logs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ftcomm.errors import ConfigError, SystemFailure, Unsupported
+from ftcomm.recovery.checkpoint_files import CheckpointFolder
+from ftcomm.recovery.data import Share, Source, make_source
+from ftcomm.recovery.data.map_source import MapSource
+from ftcomm.recovery.determinism import deterministic
+from ftcomm.recovery.engine.kind import Kind, Setup
+from ftcomm.recovery.engine.logged_step import LoggedStep
+from ftcomm.recovery.engine.saved import RunState
+from ftcomm.recovery.engine.stopping import Stopping
+from ftcomm.torch.groups import communicator, others_open
+from ftcomm.torch.shards import sharded
+
+__all__ = ["Staged"]
+
+
+class Staged(Kind):
+    """Each rank has its own state, and a folder of its own for it.
+
+    A process runs the first step of the run before it looks for a checkpoint, in every incarnation: in it a schedule tells the
+    stages' shapes around, which belongs to what each process does again (see ``Communicator.resume``). In a job's first process
+    that step counts; where there is a checkpoint, that is loaded over what the step has done.
+
+    Raises:
+        ConfigError, Unsupported: the model, ``keep`` or ``seed`` can't be used so.
+    """
+
+    step: LoggedStep
+
+    def __init__(self, setup: Setup) -> None:
+        _check(setup)
+        self._setup, self._model = setup, setup.model
+        self._comm = communicator()
+        self.rank = self._comm.job.rank
+        # Replicas of a module draw different samples; all others the whole batch: the first stage needs inputs, the last targets.
+        replicas = isinstance(self._model, DistributedDataParallel)
+        group = communicator(self._model.process_group) if replicas else None
+        self._share, shares = (0, 1) if group is None else (group.rank, group.size)
+        self.alive = tuple(range(shares))
+        self.state = RunState(self._model, True, setup.optimizer, setup.schedulers, setup.scaler, setup.extra)
+        self.step = LoggedStep()
+        self._parallel: Any = None
+        if setup.schedule is not None:
+            from ftcomm.recovery.engine.parallel import ParallelReplay  # which imports torch's pipelines: half a second
+
+            self._parallel = ParallelReplay(setup.schedule, self._model, self._comm)
+        self.folder = None
+        if setup.checkpoint_dir is not None:
+            self.folder = CheckpointFolder(os.path.join(setup.checkpoint_dir, f"stage-{self.rank}"), setup.keep)
+        self._first = True  # the first step of this process is still to come
+        self._saved = -1
+        self._stopping: Stopping | None = None
+
+    def source(self, loader: Iterable[Any]) -> Source:
+        source = make_source(loader, self._share, len(self.alive), keep_batch=False, seed=self._setup.seed)
+        if isinstance(source, MapSource) and len(self.alive) == 1:
+            shares = source.shares
+            if not shares.drop_last and (rest := shares.samples % shares.batch_size):
+                source.close()
+                raise ConfigError(
+                    f"The last batch of an epoch would have {rest} samples, not {shares.batch_size}, and the stages of a "
+                    "pipeline have told each other their shapes in the first step. Give the DataLoader drop_last=True, or a "
+                    f"batch_size that divides {shares.samples}."
+                )
+        return source
+
+    @contextlib.contextmanager
+    def around(self) -> Iterator[None]:
+        if self.folder is not None:
+            self._stopping = Stopping(self.rank, self._comm.job.world_size)
+        try:
+            with deterministic(), contextlib.nullcontext() if self._parallel is None else self._parallel.around():
+                yield
+        finally:
+            if self._stopping is not None:
+                self._stopping.close()
+
+    def resume(self) -> None:
+        self._check_groups()  # and the first step comes before the checkpoint
+
+    def meet(self) -> None:
+        """Nobody is ever missing: whoever sends or receives something waits for the replacement. But all may be told to leave."""
+        step = self.state.progress.step
+        if self._first or self._stopping is None or not self._stopping.before(step):
+            return
+        if self._saved != step:
+            self._save(last=True)
+        if self.rank == 0:
+            self._say(f"SIGTERM: all leave before step {step}; its state is in a checkpoint")
+        self._comm.job.emit("left", step=step)
+        sys.exit(0)
+
+    def offer(self, share: Share) -> None:
+        self._comm.log_position(self.state.progress.step)
+        self.step.offer()
+
+    def settle(self) -> frozenset[int] | None:
+        return frozenset(self.alive)
+
+    def committed(self) -> None:
+        if self.folder is None:
+            return
+        if self._first:
+            self._first = False
+            self._build_buckets()
+            if self._go_on():
+                return
+        if self.state.progress.step % self._setup.every == 0:
+            if not self.step.updated and self._setup.scaler is None:
+                raise ConfigError(
+                    f"Step {self.state.progress.step} is followed by a checkpoint, and has made no update: gradients are in no "
+                    "checkpoint. Make checkpoint_every a multiple of the steps of an update, or the micro-batches more."
+                )
+            self._save(last=False)
+
+    def finish(self) -> None:
+        if self.folder is not None and not self._first and self._saved != self.state.progress.step:
+            self._save(last=True)
+
+    # -- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _build_buckets(self) -> None:
+        """DDP orders its buckets by its first iteration, collectively, in the forward pass of the next one. A replacement's next
+        one comes after its checkpoint, where the others have no such thing: so all do it here."""
+        for module in self._model.modules():
+            if isinstance(module, DistributedDataParallel) and module.reducer._rebuild_buckets():
+                module._has_rebuilt_buckets = True
+
+    def _go_on(self) -> bool:
+        """From the checkpoint that the log says is the newest; in a new log, from the newest that all have."""
+        tag, saved = self._comm.resume_from(self._read)
+        if tag is None:
+            saved = self._agree()
+        if saved is None:
+            return False
+        self.state.load(saved)
+        for parameter in self._model.parameters():
+            parameter.grad = None  # of the first step
+        self._saved = self.state.progress.step
+        if self.rank == 0 or tag is not None:
+            self._say(f"goes on from the checkpoint of step {self._saved}")
+        return True
+
+    def _read(self, tag: Any) -> dict[str, Any]:
+        assert self.folder is not None
+        saved = self.folder.load(int(tag))
+        if saved is None:
+            raise SystemFailure(f"The checkpoint of step {tag} of stage {self.rank} is missing or damaged.")
+        return saved
+
+    def _agree(self) -> dict[str, Any] | None:
+        """Collective: the newest checkpoint that all have whole. A replacement hears from the log what was agreed on then."""
+        assert self.folder is not None
+        steps, most_seen = self.folder.steps(), -1
+        while True:
+            mine, saved = -1, None
+            while steps and saved is None:
+                mine, saved = steps[-1], self.folder.load(steps.pop())
+            told = torch.tensor([mine if saved is not None else -1, 0])
+            told[1] = -told[0]
+            self._comm.all_reduce(told, "min")
+            least, most = int(told[0]), -int(told[1])
+            most_seen = max(most_seen, most)
+            if least == most:
+                break
+            if self.rank == 0:
+                self._say(f"not all stages have the checkpoint of step {most} whole; trying the one before")
+            steps = [step for step in self.folder.steps() if step <= least]
+        if least < 0:
+            if self.rank == 0 and most_seen >= 0:
+                self._say("there is no checkpoint that all stages have whole: begins with the first step")
+            return None
+        return saved if mine == least and saved is not None else self._read(least)
+
+    def _save(self, last: bool) -> None:
+        """All write theirs, and then it is the one from which replacements go on; if one can't, it is not."""
+        assert self.folder is not None
+        self._check_groups()
+        failed = None
+        try:
+            self.state.save(self.folder, True, self.alive)
+        except SystemFailure as error:
+            failed = error
+        all_saved = torch.tensor([int(failed is None)])
+        self._comm.all_reduce(all_saved, "min")
+        if int(all_saved):
+            self._saved = self.state.progress.step
+            self._comm.commit_checkpoint(self._saved)
+        elif failed is not None and last:
+            raise failed
+        elif failed is not None:
+            warnings.warn(f"Training goes on without this checkpoint: {failed}", RuntimeWarning, stacklevel=2)
+
+    def _check_groups(self) -> None:
+        """A checkpoint is of one communicator's log: a replacement would be fed from another one's begin."""
+        if self.folder is not None and (names := others_open()):
+            raise ConfigError(
+                f"There are other process groups than the default one ({', '.join(names)}), and a checkpoint of a replayed job "
+                "is of the default group only: a replacement would hear again in the others what was said before its checkpoint. "
+                "Leave checkpoint_dir out (a replacement does all steps again), or do without new_group and DeviceMesh."
+            )
+
+    def _say(self, text: str) -> None:
+        who = "" if self.rank == 0 else f"rank {self.rank}: "
+        print(f"ftcomm: {who}{text}", file=sys.stderr, flush=True)
+
+
+def _check(setup: Setup) -> None:
+    model = setup.model
+    if hasattr(model, "submod"):
+        raise ConfigError(
+            f"Engine needs what the stage was made of, not the {type(model).__name__}: PipelineStage(layers, ...) and "
+            "Engine(layers, optimizer). With several stages on a rank: Engine(nn.ModuleList([...]), optimizer)."
+        )
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"Engine needs a module, not {type(model).__name__}.")
+    # By the name of the class: importing FSDP takes longer than many a recovery.
+    if sharded(model) or any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise Unsupported(
+            "Sharded models (FSDP) are not supported under the policy 'replay'. Use DistributedDataParallel, or a pipeline."
+        )
+    if setup.checkpoint_dir is None:
+        return
+    if setup.keep < 2:
+        raise ConfigError(
+            "keep=1 is too few under the policy 'replay': while a rank dies between writing a checkpoint and its commit, its "
+            "replacement needs the one before. Set keep=2 or more."
+        )
+    if setup.seed is None:
+        raise ConfigError(
+            "seed=None leaves the random generators alone, and a replacement that goes on from a checkpoint would draw other "
+            "numbers than its predecessor. Give a seed, or leave checkpoint_dir out."
+        )

@@ -1,0 +1,77 @@
+"""A model's join point on this rank: whom it knows of, and over which communicators it asks."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ftcomm.communicator import Communicator, communicator_id
+from ftcomm.job import Job
+from ftcomm.torch.groups import backend_of, job_of
+from ftcomm.torch.shards import Shards, sharded
+
+__all__ = ["DOUBTS", "GOES", "HAS", "LEFT", "NEEDS", "WAITS", "Point", "expect", "flag_left", "point_of"]
+
+# Of a rank that has left and is back, the later one counts. DOUBTS: needs the state, and another source is to lead.
+LEFT, HAS, WAITS, NEEDS, DOUBTS, GOES = 1, 2, 3, 4, 5, 6
+
+
+@dataclass
+class Point:
+    """A model's join point on this rank."""
+
+    job: Job
+    everybody: Communicator  # of its own, so that it works whatever the policy and state of the script's groups
+    group: Communicator  # the model's: who holds replicas
+    flags: Any  # one for each rank, and whether somebody's patience is at its end
+    shards: Shards | None  # None: the ranks are replicas
+    step: int = 0
+    expected: tuple[int, ...] = ()  # job ranks that have not said goodbye, the same on all ranks
+    left: set[int] = field(default_factory=set)  # as far as this rank knows
+    news: threading.Event = field(default_factory=threading.Event)  # who is there, or waits, has changed
+
+    def hear(self, event: dict[str, Any]) -> None:
+        if event["event"] == "removed" and event.get("evidence") == "left":
+            self.left.add(event["slot"])
+        if event["event"] in ("removed", "view", "join-waiting", "stale", "authority-lost"):
+            self.news.set()
+
+
+_points: weakref.WeakKeyDictionary[Any, Point] = weakref.WeakKeyDictionary()
+
+
+def point_of(model: Any) -> Point:
+    point = _points.get(model)
+    if point is None:
+        point = _points[model] = _make_point(model)
+    return point
+
+
+def _make_point(model: Any) -> Point:
+    backend = backend_of(getattr(model, "process_group", None))
+    job = job_of(backend)
+    policy = ("raise", "lossy", "replay")[backend.policy]
+    shards = Shards(model, job.world_size) if sharded(model) else None
+    backend.stand_in = shards is None  # the ranks are replicas: see lossy_hook
+    number = communicator_id(job.name, "join_point", backend.comm_id)
+    everybody = Communicator.create(job, "join point", id=number, policy="lossy")
+    group = Communicator(job, backend.comm_id, backend.comm_name, backend.slots, policy)
+    flags = torch.zeros(job.world_size + 1, dtype=torch.uint8)
+    point = Point(job, everybody, group, flags, shards, expected=tuple(range(job.world_size)))
+    job.add_listener(point.hear)
+    return point
+
+
+def flag_left(point: Point) -> None:
+    for rank in point.left:
+        point.flags[rank] = LEFT
+
+
+def expect(point: Point, said: list[int], there: tuple[int, ...]) -> None:
+    """Who has left is known to all that take part in one all-reduce, as soon as one of them has heard it."""
+    point.left |= {rank for rank, what in enumerate(said) if what == LEFT and rank not in there}
+    point.expected = tuple(rank for rank, what in enumerate(said) if what != LEFT or rank in there)

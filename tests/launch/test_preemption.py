@@ -1,0 +1,190 @@
+"""SIGTERM to ftrun: all leave at the same step, with its state in a checkpoint, and nothing waits for a timeout."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import torch
+from launch.running import Ftrun, Start
+from torch.utils.data import DataLoader, TensorDataset
+
+import ftcomm.recovery
+
+SCRIPT = """
+import hashlib, os, signal
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+import ftcomm.recovery
+
+torch.set_num_threads(1)
+dist.init_process_group("ftcomm")
+rank, again = dist.get_rank(), os.environ["FTCOMM_INCARNATION"] != "0"
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(1200, 8), torch.randn(1200, 1))
+model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1)))
+optimizer = torch.optim.AdamW(model.parameters())
+folder = os.environ["FOLDER"]
+engine = ftcomm.recovery.Engine(model, optimizer, os.environ.get("STRATEGY", "replication"), checkpoint_dir=folder or None,
+                                checkpoint_every=100000)
+
+def say(text):
+    os.write(1, (text + "\\n").encode())
+
+def before(step): pass
+BEFORE
+for step, (x, y) in engine.steps(DataLoader(data, 2, shuffle=True), epochs=2):
+    before(step)
+    with engine.step():
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if rank == 0 and engine.committed:
+        say(f"step {step}")
+if rank == 0:
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()[:16]
+    say(f"weights {digest} of {engine.step_number} steps")
+dist.destroy_process_group()
+"""
+
+
+def script(before: str = "") -> str:
+    return SCRIPT.replace("BEFORE", before)
+
+
+def steps_of(out: str) -> list[int]:
+    return [int(step) for step in re.findall(r"^step (\d+)$", out, re.MULTILINE)]
+
+
+def test_no_step_is_lost_and_none_is_trained_by_some_only(start: Start, tmp_path: Path) -> None:
+    flags = ("--nproc-per-node", "2", "--policy", "lossy")
+    code, undisturbed, err = start(script(), *flags, FOLDER=str(tmp_path / "other")).finish()
+    assert code == 0, err
+
+    run = start(script(), *flags, FOLDER=str(tmp_path / "folder"))
+    first = run.read_lines(20)
+    run.send(signal.SIGTERM)
+    code, out, err = run.finish()
+    assert code == 143, err
+    (left,) = re.findall(r"SIGTERM: all leave before step (\d+); its state is in a checkpoint", err)
+    done = steps_of("\n".join(first) + "\n" + out)
+    assert done == [*range(int(left))]
+    assert "killed" not in err, err
+    assert set(re.findall(r"rank \d left before step (\d+)", err)) <= {left}, err
+
+    code, out, err = start(script(), *flags, FOLDER=str(tmp_path / "folder")).finish()
+    assert code == 0, err
+    assert f"goes on from the checkpoint of step {left}" in err
+    assert done + steps_of(out) == steps_of(undisturbed)
+    assert out.splitlines()[-1] == undisturbed.splitlines()[-1]
+
+
+def test_who_waits_for_a_replacement_leaves(start: Start, tmp_path: Path) -> None:
+    never = """
+if again:
+    say("again")
+    signal.pause()
+"""
+    run = start(
+        script(never),
+        "--nproc-per-node",
+        "3",
+        "--policy",
+        "lossy",
+        "--faults",
+        "rank=1,at=step:10,do=kill",
+        FOLDER=str(tmp_path / "f"),
+    )
+    while run.read_lines(1) != ["again"]:
+        pass
+    run.send(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 143, err
+    assert "SIGTERM: all leave before step 10; its state is in a checkpoint" in err
+    assert "did not end in time" not in err
+
+
+def test_a_newcomer_whom_nobody_lets_in_leaves(start: Start) -> None:
+    """The survivor is in the middle of a step, which it drops as rank 1 has no part in it, and leaves."""
+    asking = """
+if again:
+    engine._kind._job.add_listener(lambda event: event["event"] == "asking" and say("asking"))
+def before(step):
+    if step == 10:
+        signal.pause()
+"""
+    run = start(
+        script(asking),
+        "--nproc-per-node",
+        "2",
+        "--policy",
+        "lossy",
+        "--faults",
+        "rank=1,at=step:10,do=kill",
+        FOLDER="",
+        STRATEGY="rollback",
+    )
+    while run.read_lines(1) != ["asking"]:
+        pass
+    run.send(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 143, err
+    assert "SIGTERM: all leave before step 10; lost, as there is no checkpoint_dir" in err
+    assert "did not end in time" not in err
+
+
+def test_stages_of_a_pipeline_stop_at_the_same_step(start: Start, tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+
+    def run(folder: str) -> Ftrun:
+        arguments = [
+            "pipeline_engine.py",
+            "--epochs",
+            "2",
+            "--samples",
+            "320",
+            "--every",
+            "1000",
+            "--checkpoints",
+            str(tmp_path / folder),
+        ]
+        text = f"""
+        import runpy, sys
+        sys.path.insert(0, {str(examples)!r})
+        sys.argv = {arguments!r}
+        runpy.run_path({str(examples / "pipeline_engine.py")!r}, run_name="__main__")
+        """
+        return start(text, "--nproc-per-node", "2", "--policy", "replay")
+
+    code, undisturbed, err = run("other").finish()
+    assert code == 0, err
+    first = run("folder")
+    assert first.read_lines(1)[0].startswith("step    0")
+    first.send(signal.SIGTERM)
+    code, out, err = first.finish()
+    assert code == 143, err
+    (left,) = re.findall(r"SIGTERM: all leave before step (\d+); its state is in a checkpoint", err)
+    assert "did not end in time" not in err
+    assert len(set(re.findall(r"rank \d left before step (\d+)", err))) == 1, err
+    code, out, err = run("folder").finish()
+    assert code == 0, err
+    assert f"goes on from the checkpoint of step {left}" in err
+    assert out.splitlines()[-1] == undisturbed.splitlines()[-1]
+
+
+def test_after_the_loop_sigterm_ends_the_script_as_ever() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    engine = ftcomm.recovery.Engine(model, optimizer)
+    before = signal.getsignal(signal.SIGTERM)
+    for _, (x,) in engine.steps(DataLoader(TensorDataset(torch.ones(4, 2)), 2)):
+        assert signal.getsignal(signal.SIGTERM) is not before
+        with engine.step():
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert signal.getsignal(signal.SIGTERM) is before is signal.SIG_DFL

@@ -1,0 +1,197 @@
+"""The parts of parallel replay that need no job: values as bytes, the share of work and its sum, a helper's answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import Tensor, nn  # noqa: E402
+
+from ftcomm.recovery.engine.parallel.helpers import Helpers  # noqa: E402
+from ftcomm.recovery.engine.parallel.message import Packed, join, pack, split, unpack  # noqa: E402
+from ftcomm.recovery.engine.parallel.service import Service  # noqa: E402
+from ftcomm.recovery.engine.parallel.work import Item, add, compute, parts  # noqa: E402
+
+
+def again(value: Any) -> Any:
+    structure, tensors = pack(value)
+    return unpack(Packed(structure, split(*join(tensors))))
+
+
+def strided(kind: str) -> Tensor:
+    whole = torch.arange(96.0).reshape(8, 12)
+    return {
+        "plain": whole,
+        "row": whole[3:5],  # begins in the middle of a cache line
+        "columns": whole[:, 1:5],
+        "transposed": whole.t(),
+        "expanded": whole[0, :1].expand(5, 7),
+        "nothing": whole[:0],
+        "number": torch.tensor(2.5),
+        "half": whole.bfloat16()[1:],
+        "whole numbers": whole.long(),
+        "flags": whole > 3,
+    }[kind]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["plain", "row", "columns", "transposed", "expanded", "nothing", "number", "half", "whole numbers", "flags"],
+)
+def test_tensors_arrive_as_they_are(kind: str) -> None:
+    sent = strided(kind)
+    _, got = again([torch.ones(3), sent])
+    assert got.dtype == sent.dtype
+    assert torch.equal(got, sent)
+    if sent.numel() > 1:
+        assert got.stride() == sent.stride()
+        assert got.data_ptr() % 64 == sent.data_ptr() % 64
+
+
+def test_a_module_arrives_as_it_is() -> None:
+    module = nn.Sequential(nn.Linear(5, 5), nn.BatchNorm1d(5), nn.Linear(5, 5))
+    module[2].weight = module[0].weight
+    module[0].bias.requires_grad_(False)
+    module[1].eval()
+    got = again(module)
+    assert got[2].weight is got[0].weight
+    assert not got[0].bias.requires_grad
+    assert not got[1].training
+    assert module[0].weight.data_ptr() != got[0].weight.data_ptr()
+    for name, value in module.state_dict().items():
+        assert torch.equal(got.state_dict()[name], value)
+
+
+def test_what_cannot_be_sent() -> None:
+    with pytest.raises(Exception, match="sparse"):
+        pack([torch.eye(3).to_sparse()])
+    with pytest.raises(Exception, match="lambda"):
+        pack(lambda: None)
+
+
+@pytest.mark.parametrize(("count", "hands", "sizes"), [(8, 4, [2, 2, 2, 2]), (7, 3, [3, 2, 2]), (2, 3, [1, 1, 0])])
+def test_parts(count: int, hands: int, sizes: list[int]) -> None:
+    found = parts(count, hands)
+    assert [len(part) for part in found] == sizes
+    assert [n for part in found for n in part] == list(range(count))
+
+
+def stage() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(7, 7), nn.Tanh(), nn.Linear(7, 7))
+
+
+def items(count: int) -> list[Item]:
+    torch.manual_seed(4)
+    return [Item((torch.randn(5, 7).mul(10.0 ** (n - 6)),), {}, (torch.randn(5, 7),)) for n in range(count)]
+
+
+def test_gradients_are_those_of_training() -> None:
+    """Of different sizes, so that another order of the sum would have other bits; and onto what is there."""
+    trained, shared = stage(), stage()
+    for _ in range(2):
+        for item in items(6):
+            trained(item.args[0]).backward(item.gradients[0])
+        add(shared, [compute(shared, None, item) for item in items(6)])
+    for one, other in zip(trained.parameters(), shared.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
+
+
+class FakeJob:
+    """What services and helpers need of a job."""
+
+    options = SimpleNamespace(secret=None)
+    instance = "fake"
+
+    def __init__(self, rank: int, values: dict[str, bytes]) -> None:
+        self.rank, self.incarnation = rank, 0
+        self.store = SimpleNamespace(get=values.get, set=values.__setitem__)
+        self.told: list[Any] = []
+
+    def alive(self) -> tuple[int, ...]:
+        return (0, 1, 2)
+
+    def emit(self, event: str, **more: Any) -> None:
+        self.told.append((event, *more.values()))
+
+
+@pytest.fixture
+def jobs() -> Iterator[list[FakeJob]]:
+    values: dict[str, bytes] = {}
+    before = {*threading.enumerate()}
+    yield [FakeJob(rank, values) for rank in range(3)]
+    assert {*threading.enumerate()} <= before
+
+
+def test_helpers_compute(jobs: list[FakeJob]) -> None:
+    services = [Service(job, lambda: False) for job in jobs[1:]]  # type: ignore[arg-type]
+    helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+    module = stage()
+    for factor in (1.0, 0.5):  # the parameters are those of the step
+        with torch.no_grad():
+            module[0].weight.mul_(factor)
+        done = helpers.compute(module, None, items(7))
+        for found, item in zip(done, items(7), strict=True):
+            for one, other in zip(found.gradients, compute(module, None, item).gradients, strict=True):
+                assert torch.equal(one, other)
+    assert [helper.micro_batches for helper in helpers.all] == [4, 4]
+    helpers.close()
+    for service in services:
+        service.close()
+    assert [[event[:3] for event in job.told] for job in jobs] == [[], *[[("helping", 0), ("helped", 0, 4)]] * 2]
+
+
+def test_helpers_that_refuse_or_go(jobs: list[FakeJob]) -> None:
+    busy = Service(jobs[1], lambda: True)  # type: ignore[arg-type]
+    gone = Service(jobs[2], lambda: False)  # type: ignore[arg-type]
+    helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+    module = stage()
+    assert len(helpers.compute(module, None, items(4))) == 4
+    gone.close()
+    done = helpers.compute(module, None, items(4))
+    for found, item in zip(done, items(4), strict=True):
+        assert torch.equal(found.gradients[0], compute(module, None, item).gradients[0])
+    assert "it does steps again itself" in helpers.all[0].why
+    assert [helper.micro_batches for helper in helpers.all] == [0, 2]
+    helpers.close()
+    busy.close()
+
+
+def test_other_settings_are_refused(jobs: list[FakeJob]) -> None:
+    service = Service(jobs[1], lambda: False)  # type: ignore[arg-type]
+    before = torch.get_default_dtype()
+    helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+    helpers.all[0].settled.wait()
+    helpers.close()
+    assert helpers.all[0].why == ""
+    torch.set_default_dtype(torch.float64)
+    try:
+        helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+    finally:
+        torch.set_default_dtype(before)
+    helpers.all[0].settled.wait()
+    assert "default dtype" in helpers.all[0].why
+    helpers.close()
+    service.close()
+
+
+def test_a_stranger_gets_nothing(jobs: list[FakeJob]) -> None:
+    """Who does not know the secret is let go, and the service goes on; a pickle of a stranger would be a program."""
+    service = Service(jobs[1], lambda: False)  # type: ignore[arg-type]
+    values = jobs[0].store.get("ftcomm/fake/parallel-replay/1")
+    jobs[0].store.set("ftcomm/fake/parallel-replay/1", values.replace(b'"secret": "', b'"secret": "00'))
+    helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+    helpers.all[0].settled.wait()
+    assert "AuthenticationError" in helpers.all[0].why
+    helpers.close()
+    jobs[0].store.set("ftcomm/fake/parallel-replay/1", values)
+    helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+    helpers.all[0].settled.wait()
+    assert helpers.all[0].ready
+    helpers.close()
+    service.close()

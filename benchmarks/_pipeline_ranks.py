@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _diary import Diary, process_number
 
 import ftcomm
 
@@ -43,21 +44,6 @@ class Plan:
 
     def __init__(self) -> None:
         self.__dict__.update(json.loads(os.environ["PIPELINE"]))
-
-
-class Diary:
-    def __init__(self, folder: Path, rank: int, process: int) -> None:
-        self._fd = os.open(folder / f"diary-{rank}-{process}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self._who = {"rank": rank, "process": process}
-
-    def note(self, what: str, when: int | None = None, **more: Any) -> None:
-        line = {**self._who, "what": what, "when": time.monotonic_ns() if when is None else when, **more}
-        os.write(self._fd, json.dumps(line).encode() + b"\n")
-
-
-def process_number() -> int:
-    """ftrun counts a slot's processes, torchrun how often it has restarted all."""
-    return int(os.environ.get("FTCOMM_INCARNATION") or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def wait_for_standbys(plan: Plan) -> None:

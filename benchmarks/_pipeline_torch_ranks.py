@@ -20,7 +20,8 @@ import ftcomm.torch
 
 # isort: split
 # Last, as its calls end what a standby imports beforehand.
-from _pipeline_ranks import Diary, Plan, digest_of, process_number, wait_for_standbys
+from _diary import Diary, process_number
+from _pipeline_ranks import Plan, digest_of, wait_for_standbys
 
 READY = time.monotonic_ns()
 

@@ -1,6 +1,7 @@
 """What a killed worker costs a training run with the recovery engine, and what the engine costs when nobody is killed.
 
     python benchmarks/engine_recovery.py [--kills 20] [--ranks 4] [--memory-mib 1024] [--workers 2] [--strategies ...]
+    python benchmarks/engine_recovery.py --strategies lossy torchft torchft-fast          beside torchft
 
 Each strategy is a run under ``ftrun``: DistributedDataParallel, an MLP on random data from a DataLoader with worker processes.
 The driver sends SIGKILL to one rank after another, each at a random moment when all train. Every rank holds ``--memory-mib`` that
@@ -12,6 +13,11 @@ the kernel has to free at its death. Times are of one clock of the machine (CLOC
   its first step, less a median step; *transfer* of it is the time in which the state comes over;
 - *start*: from the kill until the replacement asks: ftrun, the interpreter, the imports, the model, the loader's workers.
 
+torchft (where it can be imported) is used as in its own train_ddp.py, over gloo; a lighthouse takes a silent replica for dead
+after 5 s, its default, or after 500 ms (torchft-fast). In its *next step* is no wait for the replacement either, but often gloo's
+timeout of its example, 5 s: a survivor that has no link to the dead one learns of it by that. A strategy that does not come
+to its end is a row "failed", with the reason below the tables.
+
 "healthy" is the throughput of undisturbed steps over that of the same loop without an engine (``plain``: DDP with
 ``ftcomm.torch.lossy_hook``), in runs of their own, in turn, medians of ``--rounds``.
 """
@@ -19,6 +25,7 @@ the kernel has to free at its death. Times are of one clock of the machine (CLOC
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -26,14 +33,18 @@ import random
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import _torchft
+from _diary import process_number
+from _jobs import FTRUN, Broken, all_tidied, kill_all, one_thread, start, tail
+
 STRATEGIES = ["replication", "rollback", "lossy"]
+TORCHFT = _torchft.SETTINGS
 WIDTH, SAMPLES, BATCH = 512, 4096, 16
 
 
@@ -50,14 +61,14 @@ def worker(args: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    dist.init_process_group("ftcomm")
+    if args.worker not in TORCHFT:
+        dist.init_process_group("ftcomm")
     held = bytearray(args.memory_mib << 20)
     held[:: os.sysconf("SC_PAGESIZE")] = b"x" * len(held[:: os.sysconf("SC_PAGESIZE")])
-    rank, incarnation = dist.get_rank(), int(os.environ.get("FTCOMM_INCARNATION", "0"))
-    ddp = DistributedDataParallel(
-        nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
-    )
-    optimizer = torch.optim.AdamW(ddp.parameters())
+    rank, incarnation = _torchft.rank() if args.worker in TORCHFT else dist.get_rank(), process_number()
+    model = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
+    ddp: Any = model if args.worker in TORCHFT else DistributedDataParallel(model)
+    optimizer: Any = torch.optim.AdamW(ddp.parameters())
     data = TensorDataset(torch.randn(SAMPLES, 64), torch.randint(10, (SAMPLES,)))
     loader = DataLoader(data, batch_size=BATCH, num_workers=args.workers, persistent_workers=args.workers > 0)
     loss_of = nn.CrossEntropyLoss()
@@ -71,9 +82,28 @@ def worker(args: argparse.Namespace) -> None:
             dist.all_reduce(stop, op=dist.ReduceOp.MAX)
             return bool(stop.item())
 
+        if args.worker in TORCHFT:
+            say("asks")
+            peer = _torchft.Worker(model, optimizer)
+            sampler: Any = torch.utils.data.DistributedSampler(data, args.ranks, rank)
+            loader = DataLoader(
+                data, BATCH, sampler=sampler, num_workers=args.workers, persistent_workers=args.workers > 0
+            )
+            while peer.manager.current_step() < args.steps:
+                for x, y in loader:
+                    step = peer.manager.current_step()
+                    peer.optimizer.zero_grad()
+                    loss_of(peer.ddp(x), y).backward()
+                    peer.optimizer.step()
+                    if peer.manager.current_step() > step:
+                        say("step")
+                    if step + 1 >= args.steps:
+                        break
+            peer.manager.shutdown(wait=False)
+            return
         if args.worker == "plain":
             ddp.register_comm_hook(None, ftcomm.torch.lossy_hook)
-            sampler: Any = torch.utils.data.DistributedSampler(data)
+            sampler = torch.utils.data.DistributedSampler(data)
             loader = DataLoader(
                 data, BATCH, sampler=sampler, num_workers=args.workers, persistent_workers=args.workers > 0
             )
@@ -104,17 +134,18 @@ def worker(args: argparse.Namespace) -> None:
 
 class Run:
     def __init__(self, args: argparse.Namespace, name: str, steps: int) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="ftcomm-bench-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=args.within))
+        self.name = name
         self.ranks = args.ranks
         me = [__file__, "--worker", name, "--folder", str(self.folder), "--steps", str(steps)]
         me += ["--memory-mib", str(args.memory_mib), "--workers", str(args.workers)]
-        how = ["--nproc-per-node", str(args.ranks), "--max-restarts", "1000", "--policy", "lossy"]
-        with open(self.folder / "out", "w") as out:
-            self.process = subprocess.Popen(
-                [shutil.which("ftrun") or "ftrun", *how, "--events", str(self.folder / "events"), *me],
-                stdout=out,
-                stderr=out,
-            )
+        launcher = [*FTRUN, "--nproc-per-node", str(args.ranks), "--max-restarts", "1000", "--policy", "lossy"]
+        launcher += ["--events", str(self.folder / "events")]
+        self.peer = name in TORCHFT
+        if self.peer:
+            launcher = _torchft.launcher(args.ranks, TORCHFT[name])
+        me += ["--ranks", str(args.ranks)]
+        self.process = start([*launcher, *me], one_thread(self.folder), self.folder / "out")
         self.incarnation = [0] * args.ranks
 
     def times(self, rank: int, what: str) -> list[tuple[float, int]]:
@@ -125,12 +156,28 @@ class Run:
     def wait(self, reached: Any) -> None:
         until = time.monotonic() + 120
         while not reached():
-            if self.process.poll() is not None or time.monotonic() > until:
-                raise SystemExit((self.folder / "out").read_text()[-4000:])
+            ended = self.process.poll() is not None
+            if (ended and not reached()) or time.monotonic() > until:
+                why = "ended too early" if ended else "has not gone on within 120 s"
+                raise Broken(f"{self.name}: {why}\n{tail(self.folder / 'out')}")
+            for rank in range(self.ranks):
+                if (self.folder / f"times-{rank}-{self.incarnation[rank] + 1}").exists():
+                    raise Broken(f"{self.name}: rank {rank} died by itself\n{tail(self.folder / 'out')}")
             time.sleep(0.005)
 
     def all_train(self, steps: int) -> bool:
         return all(len(self.times(rank, "step")) >= steps for rank in range(self.ranks))
+
+    def all_went_on(self, ranks: list[int], since: float) -> bool:
+        return all(self.times(rank, "step")[-1][0] > since for rank in ranks)
+
+    def asked(self, rank: int) -> float:
+        if self.peer:
+            return self.times(rank, "asks")[0][0]
+        return float(self.event(rank, "asking")["time"]) + time.monotonic() - time.time()  # events have the time of day
+
+    def transfer(self, rank: int) -> float:
+        return float("nan") if self.peer else float(self.event(rank, "rejoined")["seconds"])
 
     def event(self, rank: int, name: str) -> dict[str, Any]:
         """The first one of this name that the rank's latest process has told."""
@@ -139,18 +186,21 @@ class Run:
                 event: dict[str, Any] = json.loads(line)
                 if event["event"] == name:
                     return event
-        raise SystemExit(f"rank {rank} has told of no {name!r}")
+        raise Broken(f"{self.name}: rank {rank} has told of no {name!r}")
 
     def end(self) -> None:
+        """After all that was wanted of it: ends well, but for torchft, whose workers nobody tells that they may stop."""
         (self.folder / "stop").touch()
-        try:
-            if self.process.wait(60) != 0:
-                raise SystemExit((self.folder / "out").read_text()[-4000:])
-        finally:
-            if self.process.poll() is None:
-                self.process.send_signal(signal.SIGINT)
-                self.process.wait(30)
-            shutil.rmtree(self.folder)
+        deadline = time.monotonic() + 60
+        while not self.peer and self.process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        if not self.peer and self.process.poll() != 0:
+            raise Broken(f"{self.name}: exit code {self.process.poll()} at the end\n{tail(self.folder / 'out')}")
+
+    def clear(self) -> None:
+        kill_all(self.folder)
+        self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def step_of(times: list[float]) -> float:
@@ -171,18 +221,20 @@ def killed(args: argparse.Namespace, strategy: str) -> dict[str, list[float]]:
             step = step_of([t for t, _ in before[-40:]])
             os.kill(pid, signal.SIGKILL)
             at = time.monotonic()
+            since = at + step
             run.incarnation[victim] += 1
-            run.wait(lambda: run.all_train(3))
-            after = [min(t for t, _ in run.times(rank, "step") if t > at + step) for rank in others]
-            # Events have the time of day.
-            asks = run.event(victim, "asking")["time"] + time.monotonic() - time.time()
-            first = run.times(victim, "step")[0][0]
+            # torchft's replacement may be ahead of survivors that still wait for a quorum.
+            on = functools.partial(run.all_went_on, others, since)
+            run.wait(lambda on=on: run.all_train(3) and on())
+            after = [min(t for t, _ in run.times(rank, "step") if t > since) for rank in others]
+            asks, first = run.asked(victim), run.times(victim, "step")[0][0]
             found["next step"].append(max(after) - at - step)
             found["start"].append(asks - at)
             found["joining"].append(first - asks - step)
-            found["transfer"].append(float(run.event(victim, "rejoined")["seconds"]))
-    finally:
+            found["transfer"].append(run.transfer(victim))
         run.end()
+    finally:
+        run.clear()
     return found
 
 
@@ -190,9 +242,11 @@ def healthy(args: argparse.Namespace, name: str) -> float:
     run = Run(args, name, 400)
     try:
         run.wait(lambda: run.all_train(380))
-        return step_of([t for t, _ in run.times(0, "step")][50:])
-    finally:
+        step = step_of([t for t, _ in run.times(0, "step")][50:])
         run.end()
+        return step
+    finally:
+        run.clear()
 
 
 def main() -> None:
@@ -202,7 +256,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--memory-mib", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=STRATEGIES)
+    parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=[*STRATEGIES, *TORCHFT])
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
@@ -210,23 +264,45 @@ def main() -> None:
     if args.worker:
         worker(args)
         return
+    args.strategies = _torchft.without_missing(args.strategies)
+    with all_tidied() as args.within:
+        failed = measure(args)
+    if failed:
+        print("\n" + "\n\n".join(failed), file=sys.stderr)
+        sys.exit(1)
+
+
+def measure(args: argparse.Namespace) -> list[str]:
+    """Prints the tables; why what has failed did."""
+    failed: list[str] = []
     print(
         f"{args.ranks} ranks, {args.kills} kills, {args.memory_mib} MiB and {args.workers} loader workers each; "
         "ms, median (largest)"
     )
-    print("| strategy | next step | joining | transfer | start |\n|---|---|---|---|---|")
+    print("| strategy | next step | joining | transfer | start |\n|---|---|---|---|---|", flush=True)
     for strategy in args.strategies:
-        found = killed(args, strategy)
-        cells = [f"{1e3 * statistics.median(v):.1f} ({1e3 * max(v):.1f})" for v in found.values()]
+        try:
+            found = killed(args, strategy)
+            cells = [f"{1e3 * statistics.median(v):.1f} ({1e3 * max(v):.1f})" for v in found.values()]
+        except Broken as error:
+            cells = ["failed", "", "", ""]
+            failed.append(str(error))
         print(f"| {strategy} | {' | '.join(cells)} |", flush=True)
-    rates: dict[str, list[float]] = {}
-    for _ in range(args.rounds):
-        for name in ["plain", *args.strategies]:
-            rates.setdefault(name, []).append(healthy(args, name))
-    print(f"\nhealthy step, medians of {args.rounds} runs\n| | ms | over plain |\n|---|---|---|")
+    rates: dict[str, dict[int, float]] = {name: {} for name in ["plain", *args.strategies]}
+    for number in range(args.rounds):
+        for name in random.Random(number).sample(list(rates), len(rates)):
+            try:
+                rates[name][number] = healthy(args, name)
+            except Broken as error:
+                failed.append(str(error))
+    print(f"\nhealthy step, medians of {args.rounds} runs\n| | ms | over plain | runs |\n|---|---|---|---|")
     for name, values in rates.items():
-        ratio = statistics.median(value / plain for value, plain in zip(values, rates["plain"], strict=True))
-        print(f"| {name} | {1e3 * statistics.median(values):.2f} | {ratio:.3f} |")
+        ratios = [value / rates["plain"][number] for number, value in values.items() if number in rates["plain"]]
+        cells = [f"{1e3 * statistics.median(values.values()):.2f}" if values else ""]
+        cells.append(f"{statistics.median(ratios):.3f}" if ratios else "")
+        of_all = len(values) if len(values) == args.rounds else f"failed {args.rounds - len(values)} of {args.rounds}"
+        print(f"| {name} | {' | '.join(cells)} | {of_all} |")
+    return failed
 
 
 if __name__ == "__main__":

@@ -27,16 +27,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from _diary import read_diaries
+from _jobs import FTRUN, TORCHRUN, Broken, one_thread, run_job
 
 SYSTEMS = ("replay", "rollback", "restart")
 WARM_UP = 3  # iterations before the checkpoint
@@ -44,24 +45,12 @@ PATIENCE = 170  # seconds for a run
 Row = dict[str, Any]
 
 
-class Broken(RuntimeError):
-    """A round that measures nothing; the text says why."""
-
-
 def launcher(system: str, stages: int, standbys: int) -> list[str]:
     if system == "restart":
-        return [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(stages),
-            "--max-restarts=1",
-        ]
+        return [*TORCHRUN, "--nproc-per-node", str(stages), "--max-restarts=1"]
     policy = "replay" if system == "replay" else "raise"
     flags = ["--nproc-per-node", str(stages), "--policy", policy, "--standby", str(standbys)]
-    return [sys.executable, "-m", "ftcomm.launch.cli", *flags]
+    return [*FTRUN, *flags]
 
 
 def run(system: str, stages: int, lost: int, to_kill: list[int], args: argparse.Namespace) -> list[Row]:
@@ -71,24 +60,12 @@ def run(system: str, stages: int, lost: int, to_kill: list[int], args: argparse.
     plan |= {"system": system, "checkpoint": WARM_UP, "kill": WARM_UP + lost, "victims": to_kill}
     standbys = len(to_kill) if args.standby and system != "restart" else 0
     plan |= {"iterations": WARM_UP + lost + 2, "folder": str(folder), "standbys": standbys}
-    one = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-    environment = {**os.environ, **one, "PIPELINE": json.dumps(plan)}
+    environment = {**one_thread(folder), "PIPELINE": json.dumps(plan)}
     ranks = Path(__file__).with_name("_pipeline_torch_ranks.py" if args.torch else "_pipeline_ranks.py")
     command = [*launcher(system, stages, standbys), str(ranks)]
     try:
-        with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            try:
-                told, _ = process.communicate(timeout=PATIENCE)
-            except BaseException:
-                process.terminate()  # a launcher ends its workers first
-                told, _ = process.communicate(timeout=60)
-                print(told[-6000:], file=sys.stderr)
-                raise
-        if process.returncode != 0:
-            raise Broken(f"{system}, {stages} stages: exit code {process.returncode}\n{told[-6000:]}")
-        return [json.loads(line) for diary in folder.glob("diary-*") for line in diary.read_text().splitlines()]
+        run_job(command, environment, PATIENCE, f"{system}, {stages} stages")
+        return read_diaries(folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -374,9 +374,11 @@ if rank == 0 and incarnation == 0: sys.exit({STARTS_AGAIN})
 if rank == 2:
     for name in "fifo2", "fifo3": wait(name)
 elif incarnation == 0 and rank == 1:
-    wait("fifo0")
+    for name in "fifo0", "fifo4": wait(name)
     os.kill(os.getpid(), signal.SIGKILL)
-elif incarnation == 0: signal.pause()
+elif incarnation == 0:
+    tell("fifo4")
+    signal.pause()
 else:
     joined(rank, incarnation)
     if rank == 0:
@@ -388,7 +390,7 @@ else:
         4,
         "--max-restarts",
         "1",
-        fifos=4,
+        fifos=5,
     )
     started = sorted(line.split()[:2] for line in run.read_lines(7))
     assert started == [["0", "0"], ["0", "1"], ["1", "0"], ["1", "1"], ["2", "0"], ["3", "0"], ["3", "1"]]

@@ -1,6 +1,6 @@
 """What SWIFT compares itself with, each as short as it can honestly be: checkpoints of all, and snapshots in memory.
 
-The training itself is in _strategies_ranks.py. State is a list of tensors: parameters, then the optimizer's.
+The training itself is in _strategies_ranks.py. State is a list of tensors: the model's and the optimizer's.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ NAME = "checkpoint.pt"
 
 
 def tensors_of(model: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Parameters and AdamW's state, which is made here if there was no step yet: a replacement has to have a place for it."""
-    found: list[Tensor] = []
+    """Buffers, parameters and AdamW's state. That is made here before the first step: a replacement has to have a place for it."""
+    found: list[Tensor] = list(model.buffers())
     for p in model.parameters():
         state = optimizer.state[p]
         if not state:

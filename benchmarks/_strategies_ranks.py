@@ -11,19 +11,21 @@ import hashlib
 import json
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from _diary import Diary, born, process_number
+from _models import GPT, ResNet, gpt_batch, resnet_batch
 from _strategies_baselines import NAME, Snapshots, load, put_back, save, tensors_of
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 ENGINES = ("replication", "rollback", "lossy")
-FEATURES, SAMPLES, AFTER = 64, 4096, 3
+SAMPLES, AFTER = 1024, 3
 
 
 class Plan:
@@ -31,8 +33,7 @@ class Plan:
 
     system: str
     backend: str  # of the systems that are no engine
-    width: int
-    layers: int
+    model: str
     batch: int
     first: int  # iteration: those before it are left out, for nothing depends on them
     checkpoint: int  # a checkpoint of all is made at the begin of this iteration
@@ -55,22 +56,23 @@ class Training:
         self.diary = Diary(self.folder, self.rank, self.process)
         self.diary.note("born", born())
         torch.manual_seed(0)
-        self.data = TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(10, (SAMPLES,)))
-        layers: list[nn.Module] = [nn.Linear(FEATURES, plan.width)]
-        for _ in range(plan.layers):
-            layers += [nn.ReLU(), nn.Linear(plan.width, plan.width)]
-        self.model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(plan.width, 10))
+        made = resnet_batch if plan.model == "resnet" else gpt_batch
+        self.data = TensorDataset(*made(SAMPLES))
+        self.model = ResNet() if plan.model == "resnet" else GPT()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
         self.state = [] if plan.system in (*ENGINES, "torchft") else tensors_of(self.model, self.optimizer)
-        self.loss_of = nn.CrossEntropyLoss()
         self.loss = 0.0
+        if plan.system in ENGINES:
+            from ftcomm.recovery import Engine  # not at the top: the others do without
+
+            self.engine_of = Engine
         self.diary.note("ready")
 
-    def batch(self, iteration: int) -> tuple[Tensor, Tensor]:
+    def batch(self, iteration: int) -> tuple[Tensor, ...]:
         size = self.plan.batch
         at = (iteration * self.world + self.rank) * size % (SAMPLES - size)
-        inputs, targets = self.data[at : at + size]
-        return inputs, targets
+        found: tuple[Tensor, ...] = self.data[at : at + size]
+        return found
 
     def begins(self, iteration: int) -> None:
         self.diary.note("begins", number=iteration)
@@ -78,8 +80,8 @@ class Training:
             self.diary.note("killed")
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def backward(self, model: Any, inputs: Tensor, targets: Tensor) -> None:
-        loss = self.loss_of(model(inputs), targets)
+    def backward(self, model: Any, batch: Sequence[Tensor]) -> None:
+        loss = model(*batch)
         loss.backward()
         self.loss = loss.item()
 
@@ -105,17 +107,15 @@ class Training:
     # ours
 
     def engine(self) -> None:
-        import ftcomm.recovery
-
         dist.init_process_group("ftcomm")
         ddp = DistributedDataParallel(self.model)
-        engine = ftcomm.recovery.Engine(ddp, self.optimizer, self.plan.system)
+        engine = self.engine_of(ddp, self.optimizer, self.plan.system)
         until = None
-        for step, (inputs, targets) in engine.steps(DataLoader(self.data, self.plan.batch), epochs=1 << 30):
+        for step, batch in engine.steps(DataLoader(self.data, self.plan.batch), epochs=1 << 30):
             iteration = self.plan.first + step
             with engine.step():
                 self.begins(iteration)
-                self.backward(ddp, inputs, targets)
+                self.backward(ddp, batch)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
             if engine.committed:
@@ -149,7 +149,7 @@ class Training:
                 save(self.folder / NAME, iteration, self.state)
             if snapshots is not None and iteration % plan.every == 0 and iteration not in (at, plan.kill):
                 snapshots.begin(iteration)
-            self.backward(ddp, *self.batch(iteration))
+            self.backward(ddp, self.batch(iteration))
             if snapshots is not None:
                 snapshots.before_update()
             self.optimizer.step()
@@ -201,7 +201,7 @@ class Training:
             step = manager.current_step()
             self.begins(self.plan.first + step)
             worker.optimizer.zero_grad()
-            self.backward(worker.ddp, *self.batch(self.plan.first + step))
+            self.backward(worker.ddp, self.batch(self.plan.first + step))
             worker.optimizer.step()
             if manager.current_step() == step:
                 continue

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import torch
 
 from ftcomm.errors import Mismatch, PeerFailure
+from ftcomm.torch.blocks import checksum
 from ftcomm.torch.shards import Shards, local
 from ftcomm.torch.state import TrainingState
 
@@ -59,4 +59,4 @@ def _named(model: Any, optimizers: list[Any], shards: Shards | None) -> list[tup
 
 def _digest(tensor: Any) -> int:
     data = local(tensor).cpu().contiguous()
-    return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy()) if data.numel() else 0
+    return checksum(data.reshape(-1).view(torch.uint8)) if data.numel() else 0

@@ -1,0 +1,6 @@
+"""Reduce-scatter: ftcomm, Open MPI and gloo side by side in one job, their rounds in turn."""
+
+from suite.main import main
+
+if __name__ == "__main__":
+    main("reduce_scatter", __doc__)

@@ -1,0 +1,1 @@
+"""What the benchmarks of single operations share: peers, sizes, the measuring loop, tables and plots."""

@@ -1,0 +1,136 @@
+"""The measuring loop: checks every peer's values, then interleaves their rounds."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from suite.operations import Call, buffers, elements, expected, fill
+
+MOST_CALLS = 2000
+WARM = 2  # rounds
+
+
+class WrongResult(RuntimeError):
+    """A peer's values are not what they must be: nothing is measured then."""
+
+
+@dataclass
+class Cell:
+    """One size: by peer the seconds per call of each round, of the slowest rank."""
+
+    nbytes: int
+    times: dict[str, list[float]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)  # peers that cannot do it, and why
+
+    def median(self, peer: str) -> float:
+        return statistics.median(self.times[peer])
+
+    def ratio(self, peer: str, to: str) -> tuple[float, float, float]:
+        """The median of ``peer``'s time over ``to``'s of the same round, and its 95 % confidence interval."""
+        return with_interval([a / b for a, b in zip(self.times[peer], self.times[to], strict=True)])
+
+
+def with_interval(values: list[float]) -> tuple[float, float, float]:
+    """Median, and the order statistics that have it between them with at least 95 % (all values if there are few)."""
+    ordered, n = sorted(values), len(values)
+    below, at, ways = 0.0, -1, 0.5**n
+    while at + 1 < n // 2 and below + ways <= 0.025:
+        below += ways
+        at += 1
+        ways *= (n - at) / (at + 1)
+    low = max(at, 0)
+    return statistics.median(ordered), ordered[low], ordered[n - 1 - low]
+
+
+def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespace) -> Iterator[Cell]:
+    """Collective: every rank goes through the same cells."""
+    for nbytes in args.sizes:
+        count = elements(kind, nbytes, _itemsize(args.dtype), comm.size)
+        b = buffers(kind, count, comm.size, args.dtype)
+        cell = Cell(count * _itemsize(args.dtype) if kind != "barrier" else 0)
+        calls: dict[str, tuple[Call, int]] = {}
+        for name, peer in peers.items():
+            call = peer.call(kind, b)
+            if reason := _checked(kind, name, call, b, comm, args):
+                cell.refused[name] = reason
+                continue
+            for tensor in (b.big, b.small, b.other):
+                tensor.fill_(0)  # sums of zeros do not grow from call to call
+            calls[name] = call, _how_many(call, comm, args.budget)
+        order = random.Random(nbytes)  # the same on all ranks
+        mine: dict[str, list[float]] = {name: [] for name in calls}
+        for _ in range(args.rounds + WARM):
+            for name in order.sample(sorted(calls), len(calls)):
+                call, number = calls[name]
+                mine[name].append(_round(call, number, comm))
+        for name, seconds in mine.items():
+            cell.times[name] = _slowest(seconds[WARM:], comm)
+            if kind == "send_recv":
+                cell.times[name] = [s / 2 for s in cell.times[name]]
+        yield cell
+
+
+def _checked(kind: str, name: str, call: Call, b: Any, comm: Any, args: argparse.Namespace) -> str:
+    """Why this peer can't do it, or ''."""
+    import torch
+
+    fill(kind, b, comm.rank, comm.size)
+    reason = ""
+    try:
+        call()
+    except (RuntimeError, TypeError, ValueError, KeyError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] or type(error).__name__
+    if _any(bool(reason), comm):
+        return reason or "refused by another rank"
+    want = expected(kind, b, comm.rank, comm.size, args.op) if kind != "barrier" else None
+    wrong = want is not None and not torch.equal(want[0].to(torch.float64), want[1].to(torch.float64))
+    if _any(wrong, comm):
+        where = "this" if wrong else "another"
+        raise WrongResult(f"{name}'s {kind} of {len(b.big)} x {args.dtype} has given wrong values on {where} rank")
+    return ""
+
+
+def _how_many(call: Call, comm: Any, budget: float) -> int:
+    """Calls in a round, from how long a few take."""
+    seconds, number = 0.0, 1
+    while True:
+        seconds = _agreed(_round(call, number, comm), comm)
+        if seconds * number >= budget / 4 or number >= MOST_CALLS:
+            return max(1, min(MOST_CALLS, round(budget / seconds)))
+        number *= 4
+
+
+def _round(call: Call, number: int, comm: Any) -> float:
+    comm.barrier()
+    start = time.perf_counter()
+    for _ in range(number):
+        call()
+    return (time.perf_counter() - start) / number
+
+
+def _slowest(seconds: list[float], comm: Any) -> list[float]:
+    import numpy as np
+
+    values = np.array(seconds)
+    comm.all_reduce(values, "max")
+    return [float(v) for v in values]
+
+
+def _agreed(seconds: float, comm: Any) -> float:
+    return _slowest([seconds], comm)[0]
+
+
+def _any(here: bool, comm: Any) -> bool:
+    return _slowest([float(here)], comm)[0] > 0
+
+
+def _itemsize(dtype: str) -> int:
+    import torch
+
+    return int(getattr(torch, dtype).itemsize)

@@ -1,0 +1,115 @@
+"""The operations: their buffers, what must come out, how each peer is called, and their bandwidths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+DTYPES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
+BUS = {  # nccl-tests' factors: bytes over the busiest link for each byte of the size
+    "all_reduce": lambda n: 2 * (n - 1) / n,
+    "all_gather": lambda n: (n - 1) / n,
+    "reduce_scatter": lambda n: (n - 1) / n,
+    "all_to_all": lambda n: (n - 1) / n,
+    "broadcast": lambda n: 1.0,
+    "reduce": lambda n: 1.0,
+    "send_recv": lambda n: 1.0,
+    "barrier": lambda n: 0.0,
+}
+# Bytes through memory for each byte of the size, all ranks together, if each reads what it needs from where it is and writes
+# what it keeps. All-reduce: each slice is read n times and written once (n + 1), then read and written by n - 1 others.
+MEMORY = {
+    "all_reduce": lambda n: 3 * n - 1,
+    "all_gather": lambda n: 2 * (n - 1),  # n ranks read and write n - 1 parts of size / n
+    "reduce_scatter": lambda n: n + 1,
+    "all_to_all": lambda n: 2 * (n - 1),
+    "broadcast": lambda n: 2 * (n - 1),
+    "reduce": lambda n: n + 1,
+    "send_recv": lambda n: 2,
+}
+Call = Callable[[], Any]
+
+
+@dataclass
+class Buffers:
+    """Of one operation at one size. ``big`` is the size; ``small`` a rank's part of it where there are parts."""
+
+    big: Any
+    small: Any
+    other: Any  # as big, for results that do not go where the input is
+
+
+def elements(kind: str, nbytes: int, itemsize: int, ranks: int) -> int:
+    """Of ``big``: at least one, and as many for each rank where there are parts."""
+    if kind in ("all_gather", "reduce_scatter", "all_to_all"):
+        return ranks * max(1, nbytes // itemsize // ranks)
+    return max(1, nbytes // itemsize)
+
+
+def buffers(kind: str, count: int, ranks: int, dtype: str) -> Buffers:
+    import torch
+
+    empty = torch.zeros(0, dtype=getattr(torch, dtype))
+    parts = kind in ("all_gather", "reduce_scatter", "all_to_all")
+    made = Buffers(
+        torch.zeros(count, dtype=empty.dtype),
+        torch.zeros(count // ranks, dtype=empty.dtype) if parts else empty,
+        torch.zeros(count, dtype=empty.dtype) if kind in ("all_to_all", "send_recv") else empty,
+    )
+    for tensor in (made.big, made.small, made.other):
+        tensor.fill_(0)  # pages of its own, and no shared page of zeros
+    return made
+
+
+def fill(kind: str, b: Buffers, rank: int, ranks: int) -> None:
+    """Inputs that tell ranks and places apart; small whole numbers, so that sums have no rounding in any type."""
+    import torch
+
+    def pattern(count: int, who: int) -> Any:
+        return ((torch.arange(count) * 7 + who * 3) % 5 + 1).to(b.big.dtype)
+
+    for tensor in (b.big, b.small, b.other):
+        tensor.fill_(0)
+    if kind == "all_gather":
+        b.small.copy_(pattern(len(b.small), rank))
+    elif kind == "broadcast":
+        b.big.copy_(pattern(len(b.big), 0) if rank == 0 else torch.zeros(len(b.big)))
+    else:
+        b.big.copy_(pattern(len(b.big), rank))
+
+
+def expected(kind: str, b: Buffers, rank: int, ranks: int, op: str) -> tuple[Any, Any] | None:
+    """The tensor with the result and what must be in it; None: nothing on this rank."""
+    import torch
+
+    def pattern(count: int, who: int) -> Any:
+        return (torch.arange(count) * 7 + who * 3) % 5 + 1
+
+    count = len(b.big)
+    combine = {"sum": sum, "prod": math.prod, "max": _extreme(torch.maximum), "min": _extreme(torch.minimum)}[op]
+    part = slice(rank * len(b.small), (rank + 1) * len(b.small))
+    if kind == "all_reduce" or (kind == "reduce" and rank == 0):
+        return b.big, combine([pattern(count, r) for r in range(ranks)])
+    if kind == "reduce_scatter":
+        return b.small, combine([pattern(count, r) for r in range(ranks)])[part]
+    if kind == "all_gather":
+        return b.big, torch.cat([pattern(len(b.small), r) for r in range(ranks)])
+    if kind == "all_to_all":
+        return b.other, torch.cat([pattern(count, r)[part] for r in range(ranks)])
+    if kind == "broadcast":
+        return b.big, pattern(count, 0)
+    if kind == "send_recv" and rank < ranks - ranks % 2:
+        return b.other, pattern(count, rank ^ 1)
+    return None
+
+
+def _extreme(of_two: Callable[[Any, Any], Any]) -> Callable[[list[Any]], Any]:
+    def of_all(values: list[Any]) -> Any:
+        found = values[0]
+        for value in values[1:]:
+            found = of_two(found, value)
+        return found
+
+    return of_all

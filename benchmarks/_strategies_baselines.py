@@ -17,7 +17,7 @@ NAME = "checkpoint.pt"
 
 
 def tensors_of(model: Any, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Buffers, parameters and AdamW's state. That is made here before the first step: a replacement has to have a place for it."""
+    """Buffers, parameters and AdamW's state, made here before the first step: a replacement has to have a place for it."""
     found: list[Tensor] = list(model.buffers())
     for p in model.parameters():
         state = optimizer.state[p]

@@ -83,5 +83,5 @@ Start it alone (it starts its ranks itself), or as a program of either launcher:
 Sizes are those of nccl-tests: the bytes of the whole operation on one rank. Times are microseconds per call, the median over
 rounds of the slowest rank's mean; a round is a number of calls of one peer, and all peers have their round before the next ones,
 in an order drawn by lot. A ratio is the median over rounds of the peer's time over ftcomm's (above 1: ftcomm is
-faster), with the 95 % confidence interval of that median. Every peer's result is compared with what it must be before it is measured.
+faster), with the 95 % confidence interval of that median. Every peer's result is compared with what it must be, first.
 """

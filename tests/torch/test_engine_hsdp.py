@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import itertools
 import os
 import random
@@ -22,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm
 import ftcomm.recovery
+from ftcomm.launch import preempt
 from ftcomm.recovery.engine import gathered
 from ftcomm.recovery.engine.restorable import reseed
 from ftcomm.torch import groups
@@ -499,3 +502,36 @@ def test_who_leaves_takes_its_shards_along(world: Any) -> None:
     texts = {text for text in world(4, leaving, policy="lossy") if text}
     assert len(texts) == 1
     assert "Rank 1 has left the job, and a sharded model can't be trained without its shards" in texts.pop()
+
+
+def test_no_checkpoint_of_shards_that_nobody_has(world: Any, tmp_path: Path) -> None:
+    """Twins are dead, the others wait for them, and all are told to leave: the newest checkpoint stays as it is."""
+
+    def waiting(context: Any) -> Any:
+        how = {"checkpoint_dir": tmp_path / "checkpoints", "checkpoint_every": 1}
+        if context.rank in (1, 3):
+            return train(context, "between", (1, 3), **how)
+        os.environ["FTCOMM_EVENTS"] = str(tmp_path)
+
+        def hear(event: dict[str, Any]) -> None:
+            if event["event"] == "awaiting" and event["missing"] == [1, 3]:
+                context.mark("awaits")
+
+        groups.job_of(groups.backend_of()).add_listener(hear)
+        with contextlib.redirect_stderr(io.StringIO()) as said, pytest.raises(SystemExit):
+            train(context, **how)
+        return said.getvalue()
+
+    preempt.leave_notice(tmp_path, 0, range(4))
+    group = world.start(4, waiting, policy="lossy")
+    group.wait_for(0, "awaits")
+    group.wait_for(2, "awaits")
+    before = sorted((tmp_path / "checkpoints").glob("*.pt"))
+    for rank in (0, 2):
+        group.kill(rank, signal.SIGTERM)
+    values = world.values(group, dies=(1, 3))
+    assert f"SIGTERM: all leave before step {AT}; its state is lost, and the newest checkpoint stays" in values[0]
+    assert "Nobody who is there has the shards of rank 1, 3" in values[0]
+    assert "SIGTERM" not in values[2]
+    assert before[-1].name.startswith(f"step-{AT:09d}")
+    assert sorted((tmp_path / "checkpoints").glob("*.pt")) == before

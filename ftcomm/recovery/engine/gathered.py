@@ -38,8 +38,10 @@ class Gathered:
         no concern of the others': who sends is done when it has sent, or has nobody to send to.
 
         Raises:
-            PeerFailure: on the rank that writes; somebody died before all of its shards had come.
+            PeerFailure: on all ranks; ``alive`` has not all shards. Or on the rank that writes; somebody died before all of its
+                shards had come.
         """
+        self._check_whole(alive)
         reshard(self._module)
         state = {"model": self._module.state_dict(), "optimizer": self._optimizer.state_dict()}
         self._check(state["optimizer"])
@@ -62,6 +64,18 @@ class Gathered:
             raise failures[0]
         made = iter(whole)
         return dict(_each(state, lambda _: next(made)))
+
+    def _check_whole(self, alive: tuple[int, ...]) -> None:
+        """By what all know alike, before anything is sent: what nobody has would be whatever the writer's memory holds."""
+        lost = [
+            rank for rank in range(self._shards.world_size) if not any(one in alive for one in self._shards.twins(rank))
+        ]
+        if lost:
+            raise PeerFailure(
+                f"Nobody who is there has the shards of rank {', '.join(map(str, lost))}, and a checkpoint needs all of them.",
+                ranks=lost,
+                operation="gathering of a checkpoint",
+            )
 
     def _send(self, held: list[torch.Tensor], writer: int) -> None:
         assert self._group is not None

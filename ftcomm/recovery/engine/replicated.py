@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ftcomm.errors import ConfigError
+from ftcomm import exit_code
+from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.launch import preempt
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.data import Share, Source, make_source
@@ -52,6 +53,9 @@ class Replicated(Kind):
                 self._gradients = ShardedGradients(model, strategy.drops)
             else:
                 self._gradients = Gradients(model)
+            if strategy.waits:  # a goodbye would let the others train on without this rank, and to other bits
+                comm.job.needed = True
+                exit_code.watch()  # sys.exit(1) is a failure, too
         module = model.module if isinstance(model, DistributedDataParallel) else model
         restorable = Restorable(module, [setup.optimizer], setup.schedulers, setup.scaler)
         self.state = RunState(model, self._alone, setup.optimizer, setup.schedulers, setup.scaler, setup.extra)
@@ -125,10 +129,13 @@ class Replicated(Kind):
     def _last_words(self, there: tuple[int, ...]) -> None:
         """SIGTERM, and nobody is left afterwards who has this step's state."""
         self.alive = there
-        self._save(wait=True)
+        kept = "its state is in a checkpoint" if self.folder is not None else "lost, as there is no checkpoint_dir"
+        try:
+            self._save(wait=True)
+        except PeerFailure as failure:  # who holds shards is dead: an older checkpoint has them
+            kept = f"its state is lost, and the newest checkpoint stays: {failure}"
         if self.rank == min(there):
             step = self.state.progress.step
-            kept = "its state is in a checkpoint" if self.folder is not None else "lost, as there is no checkpoint_dir"
             print(f"ftcomm: SIGTERM: all leave before step {step}; {kept}", file=sys.stderr, flush=True)
 
     def _save(self, wait: bool) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from ftcomm.errors import ConfigError, PeerFailure, SystemFailure
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
+from ftcomm.recovery.engine.agreed import check_same
 from ftcomm.recovery.engine.gathered import Gathered
 from ftcomm.recovery.engine.progress import Progress
 from ftcomm.torch import join, reducer
@@ -98,7 +99,11 @@ class RunState:
         return {"model": self._module.state_dict(), "optimizer": self._optimizer.state_dict()}
 
     def resume(self, folder: CheckpointFolder | None) -> bool:
-        """Collective: from the newest checkpoint that a rank can read; the others get it from those. False: there is none."""
+        """Collective: from the newest checkpoint that a rank can read; the others get it from those. False: there is none.
+
+        Raises:
+            Mismatch: on all ranks; some have read another one than others, of the same step.
+        """
         found = folder.newest() if folder is not None else None
         step = newest = -1 if found is None else found[0]
         if not self._alone:
@@ -107,6 +112,9 @@ class RunState:
             newest = int(told)
         if newest < 0:
             return False
+        if not self._alone:
+            have = found[1] if found is not None and step == newest else None
+            check_same(join.everybody(self._model), newest, have)
         if found is not None and step == newest:
             self.load(found[1])
         if not self._alone:

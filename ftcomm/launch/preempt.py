@@ -1,7 +1,7 @@
 """SIGTERM as a preemption notice: the worker finishes its step and leaves at the next join point.
 
 ``ftcomm.torch.join_point`` asks :func:`told` once a step. The handler is installed by the first such question and not
-earlier: a script without a join point would otherwise ignore SIGTERM for good.
+earlier: a script without a join point would otherwise ignore SIGTERM for good. A forked child has no join point: SIGTERM ends it.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import FrameType
 
 _requested = False
 _interrupts = False
+_ours: Callable[[int, FrameType | None], None] | None = None  # the handler that was installed last
+_pid = 0  # by which process
 
 
 class Preempted(BaseException):
@@ -25,6 +27,9 @@ class Preempted(BaseException):
 
 def _on_sigterm(signum: int, frame: FrameType | None) -> None:
     global _requested, _interrupts
+    if os.getpid() != _pid:  # in a child, before _in_child has run
+        end()
+        return
     _requested = True
     if _interrupts:
         _interrupts = False  # once
@@ -34,18 +39,32 @@ def _on_sigterm(signum: int, frame: FrameType | None) -> None:
 def install() -> bool:
     """Take SIGTERM as a notice from now on; False where the script has its own handler or this is not the main thread."""
     present = signal.getsignal(signal.SIGTERM)  # and no variable of ours: a forked process may have set it back
-    if present is _on_sigterm:
-        return True
-    if present is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+    return present is _on_sigterm or take(_on_sigterm)
+
+
+def take(handler: Callable[[int, FrameType | None], None]) -> bool:
+    """``handler`` gets SIGTERM; False where the script has its own handler or this is not the main thread."""
+    global _ours, _pid
+    default = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if not default or threading.current_thread() is not threading.main_thread():
         return False
-    signal.signal(signal.SIGTERM, _on_sigterm)
+    _ours, _pid = handler, os.getpid()
+    signal.signal(signal.SIGTERM, handler)
     return True
 
 
+def end() -> None:
+    """As SIGTERM does it where nobody handles it. Only in the main thread."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def uninstall() -> None:
-    """Nobody will ask any more: SIGTERM ends the process as ever."""
+    """Nobody will ask any more: SIGTERM ends the process as ever, and at once if it has come since the last question."""
     if signal.getsignal(signal.SIGTERM) is _on_sigterm and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if _requested:
+            end()
 
 
 def requested() -> bool:
@@ -73,12 +92,15 @@ def notice() -> frozenset[int]:
 
 
 @contextlib.contextmanager
-def interrupting() -> Iterator[None]:
-    """Within it SIGTERM raises :class:`Preempted`, also if it came before: for waits that nobody else ends."""
+def interrupting(again: bool = False) -> Iterator[None]:
+    """Within it SIGTERM raises :class:`Preempted`, also if it came before: for waits that nobody else ends.
+
+    ``again``: only another one, as ftrun may be told after one of its workers.
+    """
     global _interrupts
     _interrupts = True
     try:
-        if requested():
+        if requested() and not again:
             raise Preempted
         yield
     finally:
@@ -109,6 +131,16 @@ def write_whole(path: Path, text: str) -> None:
     scratch = path.with_suffix(".part")
     scratch.write_text(text)
     os.replace(scratch, path)
+
+
+def _in_child() -> None:
+    global _requested, _ours
+    if _ours is not None and signal.getsignal(signal.SIGTERM) is _ours:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _requested, _ours = False, None
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def _notice(where: Path, node: int) -> Path:

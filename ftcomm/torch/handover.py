@@ -73,7 +73,7 @@ def hand_over(point: Point, model: Any, optimizer: Any, extra: dict[str, Any] | 
     if hasattr(model, "reducer"):
         reducer.renew(model)
     joined = tuple(rank for rank in sorted(asked) if said[rank] == HAS)
-    point.left -= {*joined}
+    point.is_back(joined)
     return Join(point.step, result_extra, joined, there)
 
 

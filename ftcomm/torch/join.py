@@ -119,7 +119,11 @@ def _who_waits(
             point.flags[rank] = WAITS
         for rank in preempt.told(point.job.rank):
             point.flags[rank] = GOES
-        there = point.everybody.all_reduce(point.flags, "max").contributors
+        # Who is told to leave comes early, and the others may wait for the whole of their patience.
+        bound = None
+        if deadline is not None and missing:
+            bound = point.job.options.operation_timeout + max(0.0, deadline - time.monotonic())
+        there = point.everybody.all_reduce(point.flags, "max", timeout=bound).contributors
         *said, impatient = point.flags.tolist()
         expect(point, said, there)
         if going := {rank for rank, what in enumerate(said) if what == GOES}:
@@ -150,7 +154,7 @@ def _part(point: Point, going: set[int], there: tuple[int, ...], last_words: Las
         last_words(there)
     if point.job.rank in going:
         _leave(point)
-    point.left |= going
+    point.goes(going)
     point.expected = tuple(rank for rank in point.expected if rank not in going)
 
 
@@ -205,9 +209,27 @@ def _come_in(point: Point) -> None:
             f"This process replaces a dead rank, but the group's policy is {point.group.policy!r}: replacements come in only "
             "under policy 'lossy'. Start with --policy lossy (or Options(policy='lossy')), or without restarts."
         )
-    try:
-        with preempt.interrupting():
-            point.job.join_wait().wait()
-    except preempt.Preempted:  # nobody needs it yet
-        _leave(point)
+    _wait_to_be_let_in(point)
     point.job.joining = False
+
+
+def _wait_to_be_let_in(point: Point) -> None:
+    """SIGTERM to all ranks: nobody is going to need it. To some: the others may be about to let it in, and hear of it as of any
+    other rank's, at the next join point; if it left by itself they would wait for another replacement.
+    """
+    request, told = point.job.join_wait(), False
+    everyone = frozenset(range(point.job.world_size))
+    while True:
+        try:
+            with preempt.interrupting(again=told):
+                if told and preempt.notice() >= everyone:
+                    break
+                request.wait()
+                return
+        except preempt.Preempted:
+            told = True
+        except PeerFailure:
+            if not told:
+                raise
+            break  # all others have left: each was told to by itself
+    _leave(point)

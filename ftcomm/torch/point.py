@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,14 +32,43 @@ class Point:
     shards: Shards | None  # None: the ranks are replicas
     step: int = 0
     expected: tuple[int, ...] = ()  # job ranks that have not said goodbye, the same on all ranks
-    left: set[int] = field(default_factory=set)  # as far as this rank knows
+    newest: dict[int, int] = field(default_factory=dict)  # incarnations that have asked to come in, or are in
+    gone: dict[int, int] = field(default_factory=dict)  # incarnations that have left, as far as this rank knows
+    lock: threading.Lock = field(default_factory=threading.Lock)  # of these two
     news: threading.Event = field(default_factory=threading.Event)  # who is there, or waits, has changed
 
     def hear(self, event: dict[str, Any]) -> None:
+        """On the thread that tells of events, which may be late: what it says of a rank may be of its predecessor."""
+        if event["event"] in ("join-waiting", "joined"):
+            with self.lock:
+                _raise(self.newest, event["slot"], event["slot_incarnation"])
         if event["event"] == "removed" and event.get("evidence") == "left":
-            self.left.add(event["slot"])
+            with self.lock:
+                _raise(self.gone, event["slot"], event["slot_incarnation"])
         if event["event"] in ("removed", "view", "join-waiting", "stale", "authority-lost"):
             self.news.set()
+
+    @property
+    def left(self) -> frozenset[int]:
+        """Ranks that have said goodbye, and are not on their way back, as far as this one knows."""
+        with self.lock:
+            return frozenset(rank for rank, one in self.gone.items() if one >= self.newest.get(rank, 0))
+
+    def goes(self, ranks: Iterable[int]) -> None:
+        """All have agreed that these have left, or are leaving."""
+        with self.lock:
+            for rank in ranks:
+                _raise(self.gone, rank, self.newest.get(rank, 0))
+
+    def is_back(self, ranks: Iterable[int]) -> None:
+        """All have agreed that these have come in."""
+        with self.lock:
+            for rank in {*ranks} & {*self.gone}:
+                _raise(self.newest, rank, self.gone.pop(rank) + 1)
+
+
+def _raise(known: dict[int, int], rank: int, incarnation: int) -> None:
+    known[rank] = max(known.get(rank, 0), incarnation)
 
 
 _points: weakref.WeakKeyDictionary[Any, Point] = weakref.WeakKeyDictionary()
@@ -73,5 +103,5 @@ def flag_left(point: Point) -> None:
 
 def expect(point: Point, said: list[int], there: tuple[int, ...]) -> None:
     """Who has left is known to all that take part in one all-reduce, as soon as one of them has heard it."""
-    point.left |= {rank for rank, what in enumerate(said) if what == LEFT and rank not in there}
+    point.goes(rank for rank, what in enumerate(said) if what == LEFT and rank not in there)
     point.expected = tuple(rank for rank, what in enumerate(said) if what != LEFT or rank in there)

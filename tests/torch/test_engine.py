@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import ftcomm
 import ftcomm.recovery
 from ftcomm.launch import preempt
+from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.torch import groups
 
 DATA = datasets.load_digits()  # here, and not in each child anew
@@ -373,6 +374,24 @@ def test_nobody_comes_in_time(world: Any) -> None:
     }
 
 
+def test_who_is_told_to_leave_while_others_wait_lets_none_time_out(world: Any) -> None:
+    """It is at the all-reduce at once, and the others when their patience is over: longer than an operation may take."""
+
+    def waiting(context: Any) -> Any:
+        def hear(event: dict[str, Any]) -> None:
+            if event["event"] == "awaiting" and context.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        groups.job_of(groups.backend_of()).add_listener(hear)
+        with pytest.raises(SystemExit if context.rank == 1 else ftcomm.PeerFailure) as caught:
+            train(context, "forward", strategy="replication", patience=7.0)
+        return str(caught.value)
+
+    values = world.values(world.start(3, waiting, policy="lossy", timeout=3.0), dies=(2,))
+    assert values[0].startswith("No replacement came for rank 2 within 7 s")
+    assert values[1] == "0"
+
+
 def test_the_dead_of_a_launcher_that_was_told_to_end_are_not_waited_for(world: Any, tmp_path: Path) -> None:
     def told(context: Any) -> Any:
         if context.rank != 1:
@@ -451,6 +470,26 @@ def test_a_checkpoint_that_only_one_rank_can_read(world: Any, wanted: Run, tmp_p
     assert len(list((tmp_path / "0").glob("*.pt"))) == 1
     assert not list((tmp_path / "3").glob("*.pt"))
     assert {value["digest"] for value in world.values(world.start(4, part, policy="lossy"))} == wanted.digests
+
+
+def test_checkpoints_of_different_runs_are_not_mixed(world: Any, tmp_path: Path) -> None:
+    def part(context: Any) -> Any:
+        folder = tmp_path / str(context.rank)
+        return train(context, strategy="replication", checkpoint_dir=folder, checkpoint_every=STEPS)
+
+    def again(context: Any) -> str:
+        with pytest.raises(ftcomm.Mismatch) as caught:
+            part(context)
+        return str(caught.value)
+
+    world(2, part, policy="lossy")
+    with CheckpointFolder(tmp_path / "0") as kept, CheckpointFolder(tmp_path / "1") as other:
+        step, state = kept.newest()
+        state["model"]["head.1.weight"][5, 7] += 1e-6
+        other.save(step, state, wait=True)
+    texts = {*world(2, again, policy="lossy")}
+    assert len(texts) == 1
+    assert f"checkpoints of step {2 * STEPS} that rank 1 has read differ from rank 0's" in texts.pop()
 
 
 def test_over_tcp(world: Any) -> None:

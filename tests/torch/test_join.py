@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import ftcomm
 import ftcomm.torch
+from ftcomm.torch import groups
 
 LAST = 30
 
@@ -238,3 +239,36 @@ def refused(context):
 
 def test_refusals_and_plain_modules(world):
     world(2, refused)
+
+
+def test_a_newcomer_that_goes_before_it_is_in_is_not_let_in(world):
+    """Nobody has heard a goodbye of it, as it was never there: its end is seen all the same."""
+
+    def waiting(context):
+        job = groups.job_of(groups.backend_of())
+        if context.rank == 1 and context.incarnation == 0:
+            context.die()
+        if context.rank == 1:
+            job.join_wait()
+            context.mark("asks")
+            context.hold()
+            groups.leave(job)
+            return None
+        job.add_listener(lambda event: event["event"] == "join-waiting" and context.mark("waits"))
+        context.mark("ready")
+        context.hold()
+        while job.waiting():  # of an end before it was in there is no event
+            job.alive()
+        job.admit().wait()
+        return job.alive()
+
+    group = world.start(2, waiting, policy="lossy")
+    group.wait_for(0, "ready")
+    group.wait_ended(1)
+    world.replace(group, 1)
+    group.wait_for(0, "waits")
+    group.wait_for(1, "asks")
+    group.release(1, incarnation=1)
+    group.wait_ended(1, 1)
+    group.release(0)
+    assert world.values(group, dies=(1,))[0] == (0,)

@@ -43,7 +43,7 @@ void Job::progress_main() {
     bool left;
     {
         Engine::Hold hold(engine_);
-        left = left_;
+        left = left_ && !never_in_;  // else nobody has heard a goodbye, and the others would still let it in
     }
     holder.release(left ? kLeft : kClosed);
     liveness_ = nullptr;

@@ -125,7 +125,10 @@ Status Job::leave(Time timeout) {
     {
         Engine::Hold hold(engine_);
         if (left_) return {};
-        if (!leave_request_) leave_request_ = engine_.node().leave(IoLoop::now());
+        if (!leave_request_) {
+            never_in_ = engine_.node().comm_solo(0) && !config_.replay;
+            leave_request_ = engine_.node().leave(IoLoop::now());
+        }
         request = leave_request_;
     }
     auto result = engine_.wait(request, deadline);

@@ -137,6 +137,7 @@ private:
 
     // Under the engine's lock.
     bool started_ = false, formed_ = false, left_ = false, closed_ = false;
+    bool never_in_ = false;  // it leaves before anybody has let it in
     Status formation_;
     RequestPtr leave_request_;
     std::atomic<bool> running_{false};

@@ -42,9 +42,17 @@ class Ftrun:
     def read_lines(self, count: int) -> list[str]:
         """The next lines that workers print; they stand for 'so far has it come'."""
         assert self.process.stdout is not None
-        lines = [self.process.stdout.readline().strip() for _ in range(count)]
+        lines = [self._line(self.process.stdout.fileno()) for _ in range(count)]
         assert all(lines), f"ftrun ended early: {lines}, {self.process.communicate()[1]}"
         return lines
+
+    @staticmethod
+    def _line(fd: int) -> str:
+        """Not by readline(): what a buffer has read ahead would be lost to communicate()."""
+        line = b""
+        while not line.endswith(b"\n") and (byte := os.read(fd, 1)):
+            line += byte
+        return line.decode().strip()
 
     def send(self, sig: signal.Signals) -> None:
         self.process.send_signal(sig)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 from launch.running import Ftrun, Start
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm.recovery
+from ftcomm.launch import preempt
+from ftcomm.recovery.engine.stopping import Stopping
 
 SCRIPT = """
 import hashlib, os, signal
@@ -137,6 +142,47 @@ def before(step):
     assert "did not end in time" not in err
 
 
+def test_a_newcomer_that_is_told_to_leave_while_it_waits(start: Start, tmp_path: Path) -> None:
+    """It alone: the others let it in, and hear of it at the next join point. They wait for nobody then."""
+    os.mkfifo(tmp_path / "taken")
+    asking = """
+taken = os.open(os.environ["WORK"] + "/taken", os.O_RDWR)
+if again:
+    os.set_blocking(taken, False)
+    engine._kind._job.add_listener(lambda event: event["event"] == "asking" and signal.set_wakeup_fd(taken))
+if rank == 0:
+    def hear(event):
+        if event["event"] == "join-waiting":
+            say("waits")
+    engine._kind._job.add_listener(hear)
+if again:
+    say(f"pid {os.getpid()}")
+def before(step):
+    if step == 10 and rank == 0:
+        os.read(taken, 1)
+        globals()["before"] = lambda step: None
+"""
+    run = start(
+        script(asking),
+        "--nproc-per-node",
+        "3",
+        "--policy",
+        "lossy",
+        "--faults",
+        "rank=1,at=step:10,do=kill",
+        FOLDER="",
+    )
+    said: list[str] = []
+    while not ("waits" in said and any(line.startswith("pid") for line in said)):
+        said += run.read_lines(1)
+    (pid,) = (int(line.split()[1]) for line in said if line.startswith("pid"))
+    os.kill(pid, signal.SIGTERM)
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert "rank 1 left before step 11" in err
+    assert out.splitlines()[-1].startswith("weights")
+
+
 def test_stages_of_a_pipeline_stop_at_the_same_step(start: Start, tmp_path: Path) -> None:
     examples = Path(__file__).parents[2] / "examples"
 
@@ -188,3 +234,61 @@ def test_after_the_loop_sigterm_ends_the_script_as_ever() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert signal.getsignal(signal.SIGTERM) is before is signal.SIG_DFL
+
+
+def test_ended_by_break_it_is_the_same() -> None:
+    model = torch.nn.Linear(2, 1)
+    engine = ftcomm.recovery.Engine(model, torch.optim.SGD(model.parameters(), 0.1))
+    for _ in engine.steps(DataLoader(TensorDataset(torch.ones(4, 2)), 2)):
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        break
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def ended(body: Callable[[], object]) -> int:
+    """The signal that ends a forked child; SIGALRM, if it would never end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.alarm(60)
+            body()
+        finally:
+            os._exit(0)
+    return os.WTERMSIG(os.waitpid(pid, 0)[1])
+
+
+def test_sigterm_after_the_last_join_point_is_not_lost() -> None:
+    def train() -> None:
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        engine = ftcomm.recovery.Engine(model, optimizer)
+        engine._kind.finish = lambda: os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[method-assign]
+        for _, (x,) in engine.steps(DataLoader(TensorDataset(torch.ones(4, 2)), 2)):
+            with engine.step():
+                model(x).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    assert ended(train) == signal.SIGTERM
+
+
+def test_a_forked_child_ends_by_sigterm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As multiprocessing.Process.terminate() expects. A pipeline has another handler."""
+    monkeypatch.setenv("FTCOMM_EVENTS", str(tmp_path))
+
+    def child() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+
+    assert preempt.install()
+    try:
+        assert ended(child) == signal.SIGTERM
+    finally:
+        preempt.uninstall()
+    stopping = Stopping(0, 2)
+    try:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+        assert ended(child) == signal.SIGTERM
+    finally:
+        stopping.close(over=True)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

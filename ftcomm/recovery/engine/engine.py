@@ -178,18 +178,23 @@ class Engine:
             raise ConfigError(
                 "engine.steps() was called before. Give it the number of epochs: engine.steps(loader, epochs=10)."
             )
-        shown = Bar(bar)
+        shown, over = Bar(bar), False
         source = self._state.source = self._kind.source(loader)
         try:
             with self._kind.around():
                 yield from self._steps(epochs, shown)
-            preempt.uninstall()  # who leaves in the loop keeps it: the signal may still be on its way
+            over = True
+        except GeneratorExit:  # the script has ended the loop
+            over = True
+            raise
         finally:
             shown.close()
             source.close()
             self._hook.remove()
             if self._folder is not None:
                 self._folder.close()
+            if over:  # who leaves in the loop keeps it: the signal may still be on its way
+                preempt.uninstall()
         if self.rank == min(self._kind.alive):
             print(f"ftcomm: {self.progress.words()}", file=sys.stderr, flush=True)
 

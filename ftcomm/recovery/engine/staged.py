@@ -82,12 +82,17 @@ class Staged(Kind):
     def around(self) -> Iterator[None]:
         if self.folder is not None:
             self._stopping = Stopping(self.rank, self._comm.job.world_size)
+        over = False
         try:
             with deterministic(), contextlib.nullcontext() if self._parallel is None else self._parallel.around():
                 yield
+            over = True
+        except GeneratorExit:  # the script has ended the loop
+            over = True
+            raise
         finally:
             if self._stopping is not None:
-                self._stopping.close()
+                self._stopping.close(over)
 
     def resume(self) -> None:
         self._check_groups()  # and the first step comes before the checkpoint
@@ -98,9 +103,16 @@ class Staged(Kind):
         if self._first or self._stopping is None or not self._stopping.before(step):
             return
         if self._saved != step:
-            self._save(last=True)
+            if self._leaves_gradients():  # of the script, and the same on all: it updates in some steps only
+                self._stopping.postpone()
+                return
+            if failed := self._save():
+                self._say(f"no checkpoint of step {step}: {failed}")
         if self.rank == 0:
-            self._say(f"SIGTERM: all leave before step {step}; its state is in a checkpoint")
+            kept = "its state is in a checkpoint"
+            if self._saved != step:
+                kept = "its state is lost, as a stage could not write its own, and the checkpoint before stays"
+            self._say(f"SIGTERM: all leave before step {step}; {kept}")
         self._comm.job.emit("left", step=step)
         sys.exit(0)
 
@@ -120,16 +132,18 @@ class Staged(Kind):
             if self._go_on():
                 return
         if self.state.progress.step % self._setup.every == 0:
-            if not self.step.updated and self._setup.scaler is None:
+            if self._leaves_gradients():
                 raise ConfigError(
                     f"Step {self.state.progress.step} is followed by a checkpoint, and has made no update: gradients are in no "
                     "checkpoint. Make checkpoint_every a multiple of the steps of an update, or the micro-batches more."
                 )
-            self._save(last=False)
+            if failed := self._save():
+                warnings.warn(f"Training goes on without this checkpoint: {failed}", RuntimeWarning, stacklevel=2)
 
     def finish(self) -> None:
-        if self.folder is not None and not self._first and self._saved != self.state.progress.step:
-            self._save(last=True)
+        due = self.folder is not None and not self._first and self._saved != self.state.progress.step
+        if due and (failed := self._save()):
+            raise failed
 
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -186,8 +200,15 @@ class Staged(Kind):
             return None
         return saved if mine == least and saved is not None else self._read(least)
 
-    def _save(self, last: bool) -> None:
-        """All write theirs, and then it is the one from which replacements go on; if one can't, it is not."""
+    def _leaves_gradients(self) -> bool:
+        """Whether the last step has made no update: a checkpoint would lack something. (A scaler may have skipped it.)"""
+        return not self.step.updated and self._setup.scaler is None
+
+    def _save(self) -> SystemFailure | None:
+        """All write theirs, and then it is the one from which replacements go on; if one can't, it is not.
+
+        Returns why this rank could not.
+        """
         assert self.folder is not None
         self._check_groups()
         failed = None
@@ -200,10 +221,7 @@ class Staged(Kind):
         if int(all_saved):
             self._saved = self.state.progress.step
             self._comm.commit_checkpoint(self._saved)
-        elif failed is not None and last:
-            raise failed
-        elif failed is not None:
-            warnings.warn(f"Training goes on without this checkpoint: {failed}", RuntimeWarning, stacklevel=2)
+        return failed
 
     def _check_groups(self) -> None:
         """A checkpoint is of one communicator's log: a replacement would be fed from another one's begin."""

@@ -9,8 +9,8 @@ So when the last one writes n the others are at n + 1 at most, and at n + 2 they
 
 from __future__ import annotations
 
+import _thread
 import contextlib
-import os
 import signal
 import threading
 from pathlib import Path
@@ -21,10 +21,14 @@ from ftcomm.launch import preempt
 __all__ = ["Stopping"]
 
 _AHEAD = 2
+_NOTICE_WITHIN = 1.0  # seconds
 
 
 class Stopping:
     """One rank's part. SIGTERM that is not for all ranks of the job ends the process as ever: it is replaced, or the job is over.
+
+    Whoever stops a service or a container sends it to all processes at once, and the workers may have it before ftrun has, which
+    then leaves its notice and sends it again. So a process that finds no notice ends a second later.
 
     Nothing is done where the script has a handler of its own, or for another thread than the main one.
     """
@@ -32,17 +36,22 @@ class Stopping:
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._all = rank, frozenset(range(size))
         self._told = self._posted = False
+        self._asked = self._overdue = False
+        self._closed = threading.Event()
         self._last: int | None = None
-        self._handles = (
-            threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        )
-        if self._handles:
-            signal.signal(signal.SIGTERM, self._on_sigterm)
+        self._handler = self._on_sigterm  # one object: a bound method is a new one each time
+        self._handles = preempt.take(self._handler)
 
-    def close(self) -> None:
-        """From now on SIGTERM ends the process."""
-        if self._handles:
+    def close(self, over: bool) -> None:
+        """``over``: the loop is; from now on SIGTERM ends the process, and at once if it came when no step was left to stop at.
+
+        Else an exception ends it. One that leaves as all do may have the signal still on its way.
+        """
+        self._closed.set()
+        if self._handles and (over or not self._told):
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            if over and self._asked:
+                preempt.end()
         self._handles = False
 
     def before(self, step: int) -> bool:
@@ -56,18 +65,33 @@ class Stopping:
             with contextlib.suppress(OSError, ValueError):  # not all are there
                 self._last = max(int(_post(rank).read_text()) for rank in self._all) + _AHEAD
         if self._last is not None and step > self._last:
-            self._end()  # the stages do not keep step with each other: no checkpoint of this moment can be had
+            preempt.end()  # the stages do not keep step with each other: no checkpoint of this moment can be had
         return step == self._last
 
+    def postpone(self) -> None:
+        """All go one step further. Called by all, before the same step."""
+        assert self._last is not None
+        self._last += 1
+
     def _on_sigterm(self, signum: int, frame: FrameType | None) -> None:
+        first, self._asked = not self._asked, True
         if preempt.notice() >= self._all:
             self._told = True
-        else:
-            self._end()
+        elif self._overdue:
+            preempt.end()
+        elif first:  # no threading.Thread: its start() takes locks, which the interrupted code may hold
+            _thread.start_new_thread(self._wait_for_notice, ())
 
-    def _end(self) -> None:
-        self.close()
-        os.kill(os.getpid(), signal.SIGTERM)
+    def _wait_for_notice(self) -> None:
+        if not self._closed.wait(_NOTICE_WITHIN) and not self._told:
+            self._overdue = True
+            signal.pthread_kill(_main_thread(), signal.SIGTERM)
+
+
+def _main_thread() -> int:
+    number = threading.main_thread().ident
+    assert number is not None
+    return number
 
 
 def _post(rank: int) -> Path:

@@ -6,6 +6,7 @@ Where a call has an output, it comes first, as in torch.distributed. Counts are 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -263,18 +264,20 @@ class Collectives:
             described.op = op_number(op)
         if algorithm != "auto":
             described.algorithm = _algorithm(algorithm)
-        if kind in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER) and not C.ft_reduce_supported(typed.dtype, described.op):
+        if kind in (_ALL_REDUCE, _REDUCE, _REDUCE_SCATTER) and not _supported(typed.dtype, described.op):
             raise Unsupported(
                 f"op {op!r} is not defined for {dtype_name(typed.dtype)}; see the table in docs/operations.md."
             )
-        described.send = ffi.NULL if send is None else send.pointer
-        described.recv = ffi.NULL if recv is None else recv.pointer
-        arrays = [
-            _layout(described, "send", send_counts),
-            _layout(described, "recv", recv_counts),
-        ]
+        if send is not None:
+            described.send = send.pointer
+        if recv is not None:
+            described.recv = recv.pointer
+        arrays = None
+        if send_counts is not None or recv_counts is not None:
+            arrays = [_layout(described, "send", send_counts), _layout(described, "recv", recv_counts)]
         described.factor = factor
-        described.timeout = 0.0 if timeout is None else _positive(timeout)
+        if timeout is not None:
+            described.timeout = _positive(timeout)
         out = ffi.new("ft_request**")
         check(C.ft_collective(*self._native, described, out))
         return Request(self._job, out[0], self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
@@ -316,6 +319,11 @@ class Collectives:
 _NAMES = (
     "all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "gather", "scatter", "all_to_all", "barrier",
 )  # fmt: skip
+
+
+@functools.cache
+def _supported(dtype: int, op: int) -> bool:
+    return bool(lib()[1].ft_reduce_supported(dtype, op))
 
 
 def _algorithm(name: str) -> int:

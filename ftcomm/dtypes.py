@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from ftcomm.errors import ConfigError
@@ -30,6 +31,7 @@ _DTYPE_ALIASES = {
 }
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_number(dtype: Any) -> int:
     """The number of a dtype given as a name, a NumPy dtype or type, or a torch dtype."""
     name = dtype if isinstance(dtype, str) else _name_of(dtype)

@@ -30,6 +30,15 @@ FT_STALE_WITH_GROUP = 2  # ft_job_stale
 _jobs: dict[str, Job] = {}  # by job name; several only in tests and in programs that start several
 _left: list[str] = []  # jobs under the policy replay that this process has said goodbye to
 _registry_lock = threading.Lock()
+_forks = 0  # between the first process and this one; asked in every call, where getpid would be a system call
+
+
+def _on_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_on_fork)
 
 
 class Job:
@@ -63,7 +72,7 @@ class Job:
         generation, finished = generation_from_environment() if options.policy == "replay" else (0, ())
         self.instance = f"{name}~{generation}" if generation else name
         self.finished = frozenset(finished)
-        self._pid = os.getpid()
+        self._pid, self._forks = os.getpid(), _forks
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self._events = EventFile(options.events, rank, incarnation) if options.events else None
         self._keep: list[Any] = []  # what the native side points to
@@ -122,7 +131,7 @@ class Job:
         """The cffi ``ft_job*``; raises Closed after close() and in a forked child."""
         if self._handle is None:
             raise Closed(f"Job {self.name!r} was closed. Call ftcomm.init() again for a new one.")
-        if os.getpid() != self._pid:
+        if _forks != self._forks:
             raise Closed(
                 f"Job {self.name!r} belongs to the parent process {self._pid}: a forked child can't use its "
                 "communicators. Start a job of its own in the child, or communicate in the parent."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,20 +47,25 @@ class Request:
         nbytes: receives: how many bytes came.
     """
 
+    # Of a request that is not done. Setting them on each would take as long as the rest of it.
+    _done = False
+    _error: Exception | None = None
+    _outcome: Outcome | None = None
+    _finish: Callable[[], None] | None = None
+    source = -1
+    nbytes = 0
+    value = 0
+    new_comm = 0
+
     def __init__(
         self, job: Job, handle: Any, size: int, keep: Any, operation: str, finish: Callable[[], None] | None = None
     ) -> None:
         self._job, self._handle, self._size, self._keep = job, handle, size, keep
-        self._finish = finish
-        self._done = False
-        self._error: Exception | None = None
-        self._outcome: Outcome | None = None
         self.operation = operation
-        self.source = -1
-        self.nbytes = 0
-        self.value = 0
-        self.new_comm = 0
-        _prune_orphans()
+        if finish is not None:
+            self._finish = finish
+        if _orphans:
+            _prune_orphans()
 
     def wait(self, timeout: float | None = None) -> Outcome:
         """Blocks until the operation is done and returns its outcome, or raises its error.
@@ -110,9 +116,13 @@ class Request:
         # A signal that comes after Python has last looked for one, but before the C side sleeps, wakes nobody: so the sleep is
         # cut into pieces, and Ctrl-C is never lost.
         piece = self._job.options.heartbeat
+        result, flags = ffi.new("ft_result*"), ffi.new("uint8_t[]", self._size)
         while True:
             left = piece if deadline is None else max(0.0, deadline - time.monotonic())
-            code = C.ft_request_wait(self._open(), min(left, piece))
+            code = C.ft_request_finish(self._open(), min(left, piece), result, flags, self._size)
+            if code == 0:
+                self._succeed(result, flags)
+                return
             # A signal's Python handler runs between these lines of Python, and may raise.
             if code in (FT_PEER_FAILURE, FT_INTERRUPTED, FT_TIMEOUT):
                 alarm = last_error(code) if code == FT_PEER_FAILURE else None
@@ -144,34 +154,44 @@ class Request:
                 continue
 
     def _complete(self, code: int) -> None:
+        """It is done, with this code."""
         ffi, C = lib()
-        if code != 0:
-            error = last_error(code)
-            end_with_group(error)
-        result = ffi.new("ft_result*")
-        C.ft_request_result(self._handle, result)
-        self.source, self.nbytes, self.value = result.source, result.bytes, result.value
-        self.new_comm = result.new_comm
+        result, flags = ffi.new("ft_result*"), ffi.new("uint8_t[]", self._size)
         if code == 0:
-            self._outcome = Outcome(self._ranks(), self._chunks(result.chunks), result.epoch)
-        else:
-            error.value = result.value if self.operation.startswith("agree") else None
-            self._error = error
-        self._done = True
-        C.ft_request_free(self._handle)
-        self._handle = None
-        self._keep = None
-        if code == 0 and self._finish is not None:
-            self._finish()
+            C.ft_request_result(self._handle, result)
+            C.ft_request_ranks(self._handle, flags, self._size)
+            self._succeed(result, flags)
+            return
+        error = last_error(code)
+        end_with_group(error)
+        C.ft_request_result(self._handle, result)
+        self.source, self.nbytes = result.source, result.bytes
+        error.value = result.value if self.operation.startswith("agree") else None
+        self._error = error
+        self._close()
         self._finish = None
 
-    def _ranks(self) -> tuple[int, ...]:
-        ffi, C = lib()
-        flags = ffi.new("uint8_t[]", self._size)
-        C.ft_request_ranks(self._handle, flags, self._size)
-        return _set(flags)
+    def _succeed(self, result: Any, flags: Any) -> None:
+        self.source, self.nbytes, self.value = result.source, result.bytes, result.value
+        self.new_comm = result.new_comm
+        ranks = bytes(lib()[0].buffer(flags))
+        if result.chunks == 1:
+            self._outcome = _whole(ranks, result.offset, result.count, result.epoch)
+        else:
+            self._outcome = Outcome(_ranks(ranks), self._chunks(result.chunks), result.epoch)
+        self._close()
+        if self._finish is not None:
+            self._finish()
+            self._finish = None
+
+    def _close(self) -> None:
+        self._done = True
+        lib()[1].ft_request_free(self._handle)
+        self._handle = self._keep = None
 
     def _chunks(self, number: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+        if number == 0:
+            return ()
         ffi, C = lib()
         flags, offset, count = ffi.new("uint8_t[]", self._size), ffi.new("uint64_t*"), ffi.new("uint64_t*")
         chunks = []
@@ -192,13 +212,22 @@ class Request:
             _orphans.append((self._job, handle, self._keep))
 
 
-def _set(flags: Any) -> tuple[int, ...]:
+@functools.lru_cache(maxsize=64)
+def _ranks(flags: bytes) -> tuple[int, ...]:
     return tuple(rank for rank, flag in enumerate(flags) if flag)
 
 
+@functools.lru_cache(maxsize=64)
+def _whole(flags: bytes, offset: int, count: int, epoch: int) -> Outcome:
+    """Of one part, as nearly all are: the same object again and again."""
+    return Outcome(_ranks(flags), ((offset, count, _ranks(flags)),), epoch)
+
+
+def _set(flags: Any) -> tuple[int, ...]:
+    return _ranks(bytes(lib()[0].buffer(flags)))
+
+
 def _prune_orphans() -> None:
-    if not _orphans:
-        return
     ffi, C = lib()
     done = ffi.new("int32_t*")
     for orphan in tuple(_orphans):

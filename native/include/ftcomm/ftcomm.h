@@ -158,19 +158,22 @@ FT_API int ft_admit(ft_job* job, ft_request** out);
  * death that is not acknowledged; still pending, wait again after ft_comm_ack_failed (one from FT_ANY_OR_FAIL is done then).
  * Otherwise the operation's own result. */
 FT_API int ft_request_wait(ft_request* request, double timeout);
-FT_API int ft_request_test(ft_request* request, int32_t* done);  /* result code when done */
-FT_API int ft_request_fail(ft_request* request, int32_t why /* FT_INTERRUPTED or FT_TIMEOUT or FT_CANCELLED */);
-/* fn(context) runs once, on a library thread or at once on this one when already done. */
-FT_API int ft_request_on_done(ft_request* request, void (*fn)(void* context), void* context);
-FT_API void ft_request_free(ft_request* request);      /* an undone operation goes on without it */
-
 typedef struct {
     int32_t source;
     uint64_t bytes, epoch;
     int64_t value;
     uint64_t new_comm;
     int32_t chunks;              /* number of chunks of the outcome */
+    uint64_t offset, count;      /* of the first chunk; its ranks are those of ft_request_ranks if it is the only one */
 } ft_result;
+/* ft_request_wait, and on FT_OK what ft_request_result and ft_request_ranks give: one call for what nearly every operation needs. */
+FT_API int ft_request_finish(ft_request* request, double timeout, ft_result* out, uint8_t* flags, size_t size);
+FT_API int ft_request_test(ft_request* request, int32_t* done);  /* result code when done */
+FT_API int ft_request_fail(ft_request* request, int32_t why /* FT_INTERRUPTED or FT_TIMEOUT or FT_CANCELLED */);
+/* fn(context) runs once, on a library thread or at once on this one when already done. */
+FT_API int ft_request_on_done(ft_request* request, void (*fn)(void* context), void* context);
+FT_API void ft_request_free(ft_request* request);      /* an undone operation goes on without it */
+
 FT_API int ft_request_result(ft_request* request, ft_result* out);
 /* flags[size]: intersection of contributors (collectives), survivors (shrink, admit: slots). */
 FT_API int ft_request_ranks(ft_request* request, uint8_t* flags, size_t size);

@@ -40,6 +40,13 @@ int ft_request_wait(ft_request* r, double timeout) {
     });
 }
 
+int ft_request_finish(ft_request* r, double timeout, ft_result* out, uint8_t* flags, size_t size) {
+    int rc = ft_request_wait(r, timeout);
+    if (rc != FT_OK) return rc;
+    ft_request_result(r, out);
+    return ft_request_ranks(r, flags, size);
+}
+
 int ft_request_test(ft_request* r, int32_t* done) {
     if (int rc = check(r); rc != FT_OK) return rc;
     *done = is_done(r) ? 1 : 0;
@@ -75,7 +82,11 @@ void ft_request_free(ft_request* r) {
 int ft_request_result(ft_request* r, ft_result* out) {
     if (int rc = check_done(r); rc != FT_OK) return rc;
     const auto& q = *r->request;
-    *out = {q.source, q.bytes, q.outcome.epoch, q.value, q.new_comm, static_cast<int32_t>(q.outcome.chunks.size())};
+    *out = {q.source, q.bytes, q.outcome.epoch, q.value, q.new_comm, static_cast<int32_t>(q.outcome.chunks.size()), 0, 0};
+    if (!q.outcome.chunks.empty()) {
+        out->offset = q.outcome.chunks.front().offset;
+        out->count = q.outcome.chunks.front().count;
+    }
     return FT_OK;
 }
 

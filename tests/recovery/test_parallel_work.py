@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +19,7 @@ from torch import Tensor, nn  # noqa: E402
 
 from ftcomm.recovery.engine.parallel.helpers import Helpers  # noqa: E402
 from ftcomm.recovery.engine.parallel.message import Packed, join, pack, split, unpack  # noqa: E402
-from ftcomm.recovery.engine.parallel.service import Service  # noqa: E402
+from ftcomm.recovery.engine.parallel.service import Line, Service  # noqa: E402
 from ftcomm.recovery.engine.parallel.work import Item, add, compute, parts  # noqa: E402
 
 
@@ -160,6 +165,62 @@ def test_helpers_that_refuse_or_go(jobs: list[FakeJob]) -> None:
     assert [helper.micro_batches for helper in helpers.all] == [0, 2]
     helpers.close()
     busy.close()
+
+
+def test_a_forked_child_keeps_nothing_open(jobs: list[FakeJob]) -> None:
+    """As a DataLoader's worker that outlives its rank."""
+    service = Service(jobs[1], lambda: False)  # type: ignore[arg-type]
+    port = service._server.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here, there = Line(socket.create_connection(server.getsockname())), Line(server.accept()[0])
+    ended = multiprocessing.get_context("fork").Event()
+    child = multiprocessing.get_context("fork").Process(target=ended.wait)
+    child.start()
+    try:
+        here.socket.settimeout(30.0)
+        there.close()
+        assert here.socket.recv(1) == b""
+        service.close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
+        assert child.is_alive()
+    finally:
+        ended.set()
+        child.join()
+        here.close()
+
+
+UNFINISHED = """
+from test_parallel_work import FakeJob, Helpers, Service, items, stage
+
+def loop():
+    values = {}
+    service = Service(FakeJob(1, values), lambda: False)
+    helpers = Helpers(FakeJob(0, values), 4)
+    try:
+        helpers.compute(stage(), None, items(4))
+        yield
+    finally:
+        helpers.close()
+        service.close()
+        print("closed")
+
+steps = loop()
+next(steps)
+"""
+
+
+def test_a_loop_that_is_never_ended() -> None:
+    """Its generator is finalised with the interpreter, whose other threads run no more."""
+    run = subprocess.run(
+        [sys.executable, "-c", UNFINISHED],
+        check=False,
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "closed\n", "")
 
 
 def test_other_settings_are_refused(jobs: list[FakeJob]) -> None:

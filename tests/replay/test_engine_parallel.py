@@ -155,6 +155,7 @@ def training(
     prepare: Callable[[harness.Context], None] | None = None,
     at: int = AT,
     change: Callable[[int, Any], None] | None = None,
+    **loading: Any,
 ) -> Callable[[harness.Context], Any]:
     """The victims' first processes die in the middle of that step."""
 
@@ -195,7 +196,7 @@ def training(
             return forward(*args, **kwargs)
 
         schedule._stage.forward_one_chunk = until_death
-        loader = DataLoader(TensorDataset(INPUTS, torch.arange(SAMPLES)), batch_size=BATCH, shuffle=True)
+        loader = DataLoader(TensorDataset(INPUTS, torch.arange(SAMPLES)), batch_size=BATCH, shuffle=True, **loading)
         for step, (inputs, _) in engine.steps(loader, epochs=EPOCHS):
             context.mark("step", (step,))
             now[0], calls[0] = step, 0
@@ -359,6 +360,30 @@ def test_a_slow_helper_is_left_out(keep: Keep, wanted: Any) -> None:
     (event,) = events(job, "parallel-replay")
     assert event["left_out"] == {"0": "it took too long"}
     assert event["helpers"]["0"] == 0
+
+
+def test_a_loader_whose_workers_outlive_the_loop(keep: Keep, wanted: Any) -> None:
+    """They are forked in it, with all that is open then."""
+    same(keep(training(None, num_workers=1, persistent_workers=True)).values(), wanted())
+
+
+def raises(context: harness.Context) -> None:
+    clip, calls = nn.utils.clip_grad_norm_, [0]
+
+    def once(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if (context.rank, context.incarnation, calls[0]) == (1, 0, 4):
+            raise RuntimeError("of the script")
+        return clip(*args, **kwargs)
+
+    nn.utils.clip_grad_norm_ = once  # type: ignore[assignment]
+
+
+def test_a_body_that_raises_while_workers_run(keep: Keep, wanted: Any) -> None:
+    job = keep(training(None, prepare=raises, num_workers=1))
+    same(job.values(), wanted())
+    assert job.deaths == [(1, 0)]
+    assert "of the script" in job._errors[0]
 
 
 def rescaled(step: int, layers: Any) -> None:

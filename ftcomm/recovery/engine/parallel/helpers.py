@@ -6,6 +6,7 @@ out, and its micro-batches are computed here.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import socket
 import threading
@@ -122,6 +123,7 @@ class Helpers:
                 self.all.append(Helper(rank, address, self._greeting))
                 self.all[-1].start()
         self._first = True
+        atexit.register(self.close)  # as a service does
 
     def compute(self, module: nn.Module, loss_of: Callable[..., Any] | None, items: Sequence[Item]) -> list[Done]:
         """Each takes a block, this process the first one."""
@@ -144,6 +146,7 @@ class Helpers:
         return done
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         for helper in self.all:
             helper.leave()
         for helper in self.all:

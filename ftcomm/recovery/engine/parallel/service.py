@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
 import socket
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
@@ -20,6 +22,7 @@ from ftcomm.recovery.engine.parallel.work import compute, differing, settings
 __all__ = ["Address", "Line", "Service", "find", "machine"]
 
 Address = dict[str, Any]
+_open: weakref.WeakSet[Line | Service] = weakref.WeakSet()  # of this process
 
 
 def _key(job: Job, rank: int) -> str:
@@ -44,6 +47,7 @@ class Line:
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.settimeout(None)
         self.socket = made
+        _open.add(self)
 
     def prove(self, secret: bytes, first: bool) -> None:
         """Both ends know the secret. One of them asks first.
@@ -61,6 +65,10 @@ class Line:
 
     def close(self) -> None:
         self.socket.close()
+        _open.discard(self)
+
+    def close_in_child(self) -> None:
+        self.socket.close()
 
 
 class Service:
@@ -75,9 +83,14 @@ class Service:
         self._secret = os.urandom(32)
         # As the ranks' own links do: without a secret of the job, nobody from another host is let in.
         self._server = socket.create_server(("" if job.options.secret else "127.0.0.1", 0))
-        self._wake, self._woken = os.pipe()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._lock, self._lines, self._closing = threading.Lock(), set[Line](), False
+        self._computing = (
+            threading.Lock()
+        )  # torch's switches (kernels, oneDNN), which a module may turn, are the process's
         self._threads: list[threading.Thread] = []
+        _open.add(self)
+        atexit.register(self.close)  # a loop that is never ended is ended when threads do not run any more
         self._accepting = threading.Thread(target=self._accept, name="ftcomm-parallel-replay", daemon=True)
         self._accepting.start()
         if job.store is not None:
@@ -87,17 +100,27 @@ class Service:
 
     def close(self) -> None:
         """Waits for a micro-batch that is being computed; its replacement computes the rest itself."""
+        atexit.unregister(self.close)
         with self._lock:
+            if self._closing:
+                return
             self._closing = True
             lines = list(self._lines)
-        os.close(self._woken)
+        os.eventfd_write(self._wake, 1)  # closing it would wake nobody while a forked child has it open
         self._accepting.join()
+        _open.discard(self)
         self._server.close()
         os.close(self._wake)
         for line in lines:
             line.cut()
         for thread in self._threads:
             thread.join()
+
+    def close_in_child(self) -> None:
+        """After fork: a child that outlives its parent must not keep the port."""
+        self._lock, self._closing = threading.Lock(), True
+        self._server.close()
+        os.close(self._wake)
 
     def _accept(self) -> None:
         while self._wake not in wait([self._server, self._wake]):
@@ -140,9 +163,10 @@ class Service:
                     self._job.emit("helping", slot=greeting["rank"])
                 module, loss_of = unpack(Packed(structure, tensors))
                 for item in items:
-                    start = time.monotonic()
-                    done = compute(module, loss_of, item)
-                    busy += time.monotonic() - start
+                    with self._computing:
+                        start = time.monotonic()
+                        done = compute(module, loss_of, item)
+                        busy += time.monotonic() - start
                     send(line, done)
                     count += 1
         except (OSError, EOFError):
@@ -152,3 +176,13 @@ class Service:
         finally:
             if count:
                 self._job.emit("helped", slot=greeting["rank"], micro_batches=count, busy=round(busy, 6))
+
+
+def _close_in_child() -> None:
+    """Workers of a DataLoader are forked while these are open: whoever waits at the other end is to see this process's end."""
+    for one in tuple(_open):
+        one.close_in_child()
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,4 +1,5 @@
 // The policy replay: a process that died runs again from the top, and nobody can tell from the results.
+#include "base/crc32c.h"
 #include "tests/node_rig.h"
 #include "tests/unit.h"
 
@@ -171,6 +172,11 @@ FT_TEST(replay_hollow_sends_stay_inside) {
         }
         EXPECT_EQ(ahead->sends_left[1], 3u);
         EXPECT_EQ(ahead->receives_left[1], 1u);
+        LogRecord first;
+        EXPECT(rig.node(0).comm_logged(Rig::kComm, 1, 1, &first).ok());
+        EXPECT(first.payload.size() == 8 && first.crc == crc32c(&out, 8));
+        EXPECT_EQ(rig.node(0).comm_logged(Rig::kComm, 1, 4, &first).code, Code::Invalid);
+        EXPECT_EQ(rig.node(0).comm_logged(Rig::kComm, 2, 1, &first).code, Code::Invalid);
         EXPECT(rig.node(0).comm_hollow(Rig::kComm, true));
         out = 6;
         EXPECT(send(3)->status.ok());

@@ -17,10 +17,11 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
+import ftcomm  # noqa: E402
 from ftcomm.recovery.engine.parallel.helpers import Helpers  # noqa: E402
 from ftcomm.recovery.engine.parallel.message import Packed, join, pack, split, unpack  # noqa: E402
 from ftcomm.recovery.engine.parallel.service import Line, Service  # noqa: E402
-from ftcomm.recovery.engine.parallel.work import Item, add, compute, parts  # noqa: E402
+from ftcomm.recovery.engine.parallel.work import Done, Item, add, compute, parts  # noqa: E402
 
 
 def again(value: Any) -> Any:
@@ -83,7 +84,7 @@ def test_what_cannot_be_sent() -> None:
 def test_parts(count: int, hands: int, sizes: list[int]) -> None:
     found = parts(count, hands)
     assert [len(part) for part in found] == sizes
-    assert [n for part in found for n in part] == list(range(count))
+    assert sorted(n for part in found for n in part) == list(range(count))
 
 
 def stage() -> nn.Module:
@@ -102,9 +103,14 @@ def test_gradients_are_those_of_training() -> None:
     for _ in range(2):
         for item in items(6):
             trained(item.args[0]).backward(item.gradients[0])
-        add(shared, [compute(shared, None, item) for item in items(6)])
+        for done in [compute(shared, None, item) for item in items(6)]:
+            add(shared, done)
     for one, other in zip(trained.parameters(), shared.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
+
+
+def computed(helpers: Helpers, module: nn.Module, those: list[Item], wrong: Any = lambda item, done: "") -> list[Done]:
+    return list(helpers.compute(module, None, those, pack((module, None)), wrong))
 
 
 class FakeJob:
@@ -140,7 +146,7 @@ def test_helpers_compute(jobs: list[FakeJob]) -> None:
     for factor in (1.0, 0.5):  # the parameters are those of the step
         with torch.no_grad():
             module[0].weight.mul_(factor)
-        done = helpers.compute(module, None, items(7))
+        done = computed(helpers, module, items(7))
         for found, item in zip(done, items(7), strict=True):
             for one, other in zip(found.gradients, compute(module, None, item).gradients, strict=True):
                 assert torch.equal(one, other)
@@ -156,9 +162,9 @@ def test_helpers_that_refuse_or_go(jobs: list[FakeJob]) -> None:
     gone = Service(jobs[2], lambda: False)  # type: ignore[arg-type]
     helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
     module = stage()
-    assert len(helpers.compute(module, None, items(4))) == 4
+    assert len(computed(helpers, module, items(4))) == 4
     gone.close()
-    done = helpers.compute(module, None, items(4))
+    done = computed(helpers, module, items(4))
     for found, item in zip(done, items(4), strict=True):
         assert torch.equal(found.gradients[0], compute(module, None, item).gradients[0])
     assert "it does steps again itself" in helpers.all[0].why
@@ -191,14 +197,14 @@ def test_a_forked_child_keeps_nothing_open(jobs: list[FakeJob]) -> None:
 
 
 UNFINISHED = """
-from test_parallel_work import FakeJob, Helpers, Service, items, stage
+from test_parallel_work import FakeJob, Helpers, Service, computed, items, stage
 
 def loop():
     values = {}
     service = Service(FakeJob(1, values), lambda: False)
     helpers = Helpers(FakeJob(0, values), 4)
     try:
-        helpers.compute(stage(), None, items(4))
+        computed(helpers, stage(), items(4))
         yield
     finally:
         helpers.close()
@@ -221,6 +227,26 @@ def test_a_loop_that_is_never_ended() -> None:
         timeout=120,
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "closed\n", "")
+
+
+def test_results_are_compared(jobs: list[FakeJob]) -> None:
+    """A helper's that is wrong is computed here; this process's own is what nothing can be done about."""
+    services = [Service(job, lambda: False) for job in jobs[1:]]  # type: ignore[arg-type]
+    helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+    module, asked = stage(), items(6)
+    wrong_ones = iter(["", "it is another one"])  # of the first helper, which has the second and the fifth
+
+    def wrong(item: Item, done: Done) -> str:
+        return next(wrong_ones, "") if item is asked[1] or item is asked[4] else ""
+
+    assert len(computed(helpers, module, asked, wrong)) == 6
+    assert [helper.why for helper in helpers.all] == ["it computes something else: it is another one", ""]
+    assert [helper.micro_batches for helper in helpers.all] == [1, 2]
+    with pytest.raises(ftcomm.ReplayDiverged, match=r"Micro-batch 0 .*: it is not"):
+        computed(helpers, module, asked, lambda item, done: "it is not")
+    helpers.close()
+    for service in services:
+        service.close()
 
 
 def test_other_settings_are_refused(jobs: list[FakeJob]) -> None:

@@ -318,11 +318,13 @@ def dies_again(context: harness.Context) -> None:
         if context.incarnation == 1 and len(self._items) == MICRO - 1:
             steps[0] += 1
             if steps[0] == 3:
-                add = ghost.add
+                add, calls = ghost.add, [0]
 
                 def half(module: Any, done: Any) -> None:
-                    add(module, done[: MICRO // 2])
-                    context.die()
+                    add(module, done)
+                    calls[0] += 1
+                    if calls[0] == MICRO // 2:
+                        context.die()
 
                 ghost.add = half
         ended(self, item)
@@ -384,6 +386,46 @@ def test_a_body_that_raises_while_workers_run(keep: Keep, wanted: Any) -> None:
     same(job.values(), wanted())
     assert job.deaths == [(1, 0)]
     assert "of the script" in job._errors[0]
+
+
+def computes_wrong(context: harness.Context) -> None:
+    """Stage 0 has a bit of the third stage wrong in its memory, once."""
+    compute, calls = service.compute, [0]
+
+    def flipped(module: Any, *args: Any) -> Any:
+        calls[0] += 1
+        if context.rank == 0 and calls[0] == 3:
+            with torch.no_grad():
+                module.norm.bias[:1].view(torch.int32).bitwise_xor_(1 << 22)
+        return compute(module, *args)
+
+    service.compute = flipped
+
+
+def test_a_helper_computes_something_else(keep: Keep, wanted: Any) -> None:
+    job = keep(training(None, (2,), prepare=computes_wrong))
+    same(job.values(), wanted())
+    (event,) = events(job, "parallel-replay")
+    assert {*event["left_out"]} == {"0"}
+    assert "it computes something else: its output (message #" in event["left_out"]["0"]
+    assert (event["steps"], event["helpers"]["0"]) == (AT - 1, 2)
+
+
+class Ranked(Layers):
+    """Is another one on each rank."""
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs) * (1 + dist.get_rank() / 8)
+
+
+@pytest.mark.parametrize("victim", [1, pytest.param(3, marks=TABLE)])
+def test_all_helpers_compute_something_else(keep: Keep, wanted: Any, victim: int) -> None:
+    job = keep(training(None, (victim,), make=Ranked))
+    same(job.values(), wanted(make=Ranked))
+    (event,) = events(job, "parallel-replay")
+    assert event["steps"] == AT - 1
+    assert sorted(event["left_out"]) == [str(rank) for rank in range(STAGES) if rank != victim]
+    assert sum(event["helpers"].values()) == 0
 
 
 def rescaled(step: int, layers: Any) -> None:

@@ -132,6 +132,8 @@ FT_API int ft_comm_log_position(ft_job* job, ft_comm comm, uint64_t iteration, i
  * ahead: JSON, by rank: {"operations": n, "sent": [], "received": [], "sends_left": [], "receives_left": []}; *needed as below. */
 FT_API int ft_comm_hollow(ft_job* job, ft_comm comm, int on);
 FT_API int ft_comm_ahead(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);
+/* What this rank's log has as its nth message to dst, n from 1: size, and CRC-32C of the content. */
+FT_API int ft_comm_logged(ft_job* job, ft_comm comm, int dst, uint64_t n, uint64_t* bytes, uint32_t* crc);
 FT_API int ft_job_flush_log(ft_job* job);             /* what is logged late is in the log when it returns */
 FT_API int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
 FT_API int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);

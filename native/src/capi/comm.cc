@@ -162,6 +162,16 @@ int ft_comm_ahead(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* need
     });
 }
 
+int ft_comm_logged(ft_job* job, ft_comm comm, int dst, uint64_t n, uint64_t* bytes, uint32_t* crc) {
+    return with_node(job, [&](Node& node) {
+        LogRecord found;
+        if (const auto status = node.comm_logged(comm, dst, n, &found); !status) return fail(status);
+        *bytes = found.payload.size();
+        *crc = found.crc.value_or(0);
+        return int{FT_OK};
+    });
+}
+
 int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed) {
     return with_node(job, [&](Node& node) {
         Json j;

@@ -196,6 +196,15 @@ LoggedPairs::Ahead LoggedPairs::ahead() {
     return out;
 }
 
+Status LoggedPairs::logged(int dst, std::uint64_t seq, LogRecord* out) {
+    if (dst < 0 || dst >= static_cast<int>(peers_.size()) || is_direct(dst) || seq < 1 || seq > log_.last(to(dst)))
+        return Status::error(Code::Invalid,
+                             "message #" + std::to_string(seq) + " to rank " + std::to_string(dst) + " is in no log");
+    auto status = log_.peek(to(dst), seq, out);
+    if (status && !out->crc) status = log_.find(to(dst), seq, out);  // which computes it
+    return status;
+}
+
 // What differs is an error of the program, or of the machine: nothing is overwritten, and the receiver is not told.
 Status LoggedPairs::compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const {
     if (hollow_ && record.tag == tag && record.payload.size() == data.size()) return {};

@@ -92,6 +92,8 @@ public:
         std::vector<std::uint64_t> sends, receives;
     };
     Ahead ahead();
+    // A message that this rank, or one before it, has sent, with its checksum: what a computation elsewhere is compared with.
+    Status logged(int dst, std::uint64_t seq, LogRecord* out);
     // That a rank was given answers which are in its log only: before the resume point; since the newest mark where it was.
     struct Heard {
         bool early = false;

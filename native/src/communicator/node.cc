@@ -190,6 +190,12 @@ std::optional<Node::Ahead> Node::comm_ahead(CommId comm) {
                  std::move(left.receives)};
 }
 
+Status Node::comm_logged(CommId comm, int dst, std::uint64_t seq, LogRecord* out) {
+    auto* c = impl_->find(comm);
+    if (c == nullptr || c->messages() == nullptr) return Status::error(Code::Invalid, "only under the policy replay");
+    return c->messages()->logged(dst, seq, out);
+}
+
 Status Node::flush_log(Time now) {
     Input input(*impl_, now);
     return impl_->late.flush();

@@ -151,6 +151,7 @@ public:
         std::vector<std::uint64_t> sent, received, sends_left, receives_left;
     };
     std::optional<Ahead> comm_ahead(CommId comm);
+    Status comm_logged(CommId comm, int dst, std::uint64_t seq, LogRecord* out);  // with its checksum
     Status flush_log(Time now);  // what is logged late is in the log when it returns
     std::uint64_t late_records() const;
     // Membership of the process. join_wait: a replacement; done when admitted. admit: survivors, collectively (M13): all

@@ -7,15 +7,20 @@ It receives, out of the log, all that the step's computation needs. When the las
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ftcomm.communicator import Communicator
+from ftcomm.recovery.engine.parallel.logged import Messages, Sent, hollow
 from ftcomm.recovery.engine.parallel.work import Done, Item, add, tensors_of
 
-__all__ = ["Form", "Ghost", "form_of", "signature"]
+__all__ = ["Compute", "Differing", "Form", "Ghost", "form_of", "signature"]
+
+Differing = Callable[[Item, Done], str]
+Compute = Callable[[Sequence[Item], Differing], Iterable[Done]]
 
 
 class _Empty(NamedTuple):
@@ -54,18 +59,23 @@ class Ghost:
     Args:
         forms: of outputs, by the inputs' signature.
         loss_form: of the last stage's loss.
-        compute: takes the step's micro-batches, in the order of their backward passes.
+        compute: takes the step's micro-batches, in the order of their backward passes, and what says of a result how it is not
+            what was sent of that micro-batch; "": it is.
     """
 
     def __init__(
         self,
         schedule: Any,
+        comm: Communicator,
         forms: dict[Any, Form],
         loss_form: Form | None,
-        compute: Callable[[Sequence[Item]], Sequence[Done]],
+        compute: Compute,
     ) -> None:
-        self._schedule, self._stage = schedule, schedule._stage
+        self._schedule, self._stage, self._comm = schedule, schedule._stage, comm
         self._forms, self._loss_form, self._compute = forms, loss_form, compute
+        self._sent: Sent | None = None
+        self._forward_sends: dict[int, Messages] = {}  # of an item
+        self._backward_sends: dict[int, Messages] = {}
         self._items: list[Item] = []
         self._shown: dict[int, tuple[tuple[Tensor, ...], Item]] = {}  # outputs of which the loss was not asked for yet
         self._placed: list[tuple[Item, tuple[Tensor, ...], Tensor]] = []  # outputs and losses without content
@@ -80,7 +90,8 @@ class Ghost:
         if self._stage.is_last:
             self._schedule._loss_fn = self._loss
         try:
-            yield
+            with hollow(self._comm):
+                yield
         finally:
             del self._stage.forward_maybe_with_nosync
             self._schedule._loss_fn = loss_of
@@ -94,6 +105,9 @@ class Ghost:
             wants = any(form.wants_grad for known in self._forms.values() for form in known.parts)
             self._forms[key] = form._replace(parts=tuple(p._replace(wants_grad=wants) for p in form.parts))
         item = Item(args, kwargs)
+        if self._sent is None:
+            self._sent = Sent(self._comm, self._stage)
+        self._forward_sends[id(item)] = self._sent.forward(len(self._forms[key].parts))
         inputs = [t for t in tensors_of((args, kwargs)) if t.requires_grad]
         outputs = _Layers.apply(self, item, self._forms[key].parts, self._anchor, *inputs)
         if self._stage.is_last:
@@ -111,18 +125,27 @@ class Ghost:
 
     def ended(self, item: Item) -> None:
         """Its backward pass was asked for."""
+        assert self._sent is not None
         self._items.append(item)
+        self._backward_sends[id(item)] = self._sent.backward(sum(t.requires_grad for t in tensors_of(item.args)))
         if len(self._items) < self._schedule._n_microbatches:
             return
-        done = self._compute(self._items)
-        add(self._stage.submod, done)
-        by_item = {id(item): one for item, one in zip(self._items, done, strict=True)}
-        for item, outputs, loss in self._placed:
-            one = by_item[id(item)]
+        placed = {id(item): (outputs, loss) for item, outputs, loss in self._placed}
+        # One after another: nobody has room for the gradients of all micro-batches.
+        for item, one in zip(self._items, self._compute(self._items, self._differing), strict=True):
+            add(self._stage.submod, one)
+            if id(item) not in placed:
+                continue
+            outputs, loss = placed[id(item)]
             assert one.loss is not None
             loss.detach().copy_(one.loss)
             for output, value in zip(outputs, one.outputs, strict=True):
                 output.detach().copy_(value)
+
+    def _differing(self, item: Item, done: Done) -> str:
+        assert self._sent is not None
+        forward = self._sent.differing("output", self._forward_sends[id(item)], done.forward)
+        return forward or self._sent.differing("input's gradient", self._backward_sends[id(item)], done.backward)
 
 
 class _Layers(torch.autograd.Function):  # type: ignore[misc]

@@ -11,14 +11,15 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import AuthenticationError
 from typing import Any
 
 from torch import nn
 
+from ftcomm.errors import ReplayDiverged
 from ftcomm.job import Job
-from ftcomm.recovery.engine.parallel.message import Packed, pack, receive, send
+from ftcomm.recovery.engine.parallel.message import Packed, receive, send
 from ftcomm.recovery.engine.parallel.service import Address, Line, find, machine
 from ftcomm.recovery.engine.parallel.work import Done, Item, compute, parts, settings
 
@@ -26,6 +27,7 @@ __all__ = ["Helper", "Helpers"]
 
 CONNECTING = 2.0  # seconds: the first step waits so long for who is about to answer
 SLACK, SLOWER = 1.0, 5.0  # a helper has a second more than five times what its work would take here
+AT_ONCE = 2  # results of a helper that are kept here: each is as large as the stage
 
 
 class Helper(threading.Thread):
@@ -34,7 +36,7 @@ class Helper(threading.Thread):
     Attributes:
         settled: ready, or out.
         ready: can be asked.
-        micro_batches: it has computed.
+        micro_batches: of its results that were used.
         why: it is out.
     """
 
@@ -46,6 +48,7 @@ class Helper(threading.Thread):
         self._line: Line | None = None
         self._left = threading.Event()
         self._asked: queue.SimpleQueue[tuple[Packed, list[Item]] | None] = queue.SimpleQueue()
+        self._room = threading.Semaphore(AT_ONCE)
         self._answers: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
         self._silent = False
 
@@ -56,12 +59,14 @@ class Helper(threading.Thread):
                 packed, items = asked
                 send(self._line.socket, (packed.structure, packed.tensors, items))
                 for _ in items:
+                    self._room.acquire()
+                    if self._left.is_set():
+                        return
                     answer = receive(self._line.socket)
                     if isinstance(answer, str):
                         self.why = answer
                         return
                     self._answers.put(answer)
-                    self.micro_batches += 1
         except (
             OSError,
             EOFError,
@@ -100,11 +105,13 @@ class Helper(threading.Thread):
             self.leave("it took too long")
             found = None
         self._silent = found is None
+        self._room.release()
         return found
 
     def leave(self, why: str = "") -> None:
         self.ready, self.why = False, self.why or why
         self._left.set()
+        self._room.release()
         self._asked.put(None)
         if self._line is not None:
             self._line.cut()
@@ -125,25 +132,52 @@ class Helpers:
         self._first = True
         atexit.register(self.close)  # as a service does
 
-    def compute(self, module: nn.Module, loss_of: Callable[..., Any] | None, items: Sequence[Item]) -> list[Done]:
-        """Each takes a block, this process the first one."""
+    def compute(
+        self,
+        module: nn.Module,
+        loss_of: Callable[..., Any] | None,
+        items: Sequence[Item],
+        packed: Packed,
+        differing: Callable[[Item, Done], str],
+    ) -> Iterator[Done]:
+        """Each has its turn, this process the first one. Results come in the items' order.
+
+        Args:
+            packed: module and loss function.
+            differing: says of a result how it is wrong, or "".
+
+        Raises:
+            ReplayDiverged: this process's own result is.
+        """
         if self._first:
             self._first, until = False, time.monotonic() + CONNECTING
             for helper in self.all:
                 helper.settled.wait(max(0.0, until - time.monotonic()))
         helpers = [helper for helper in self.all if helper.ready][: len(items) - 1]
         mine, *theirs = parts(len(items), len(helpers) + 1)
-        packed = pack((module, loss_of)) if helpers else Packed(b"", [])
-        for helper, block in zip(helpers, theirs, strict=True):
-            helper.ask(packed, [items[n] for n in block])
-        begin = time.monotonic()
-        done = [compute(module, loss_of, items[n]) for n in mine]
-        patience = SLACK + SLOWER * (time.monotonic() - begin)
-        for helper, block in zip(helpers, theirs, strict=True):
-            for n in block:
-                found = helper.answer(patience)
-                done.append(compute(module, loss_of, items[n]) if found is None else found)
-        return done
+        for helper, part in zip(helpers, theirs, strict=True):
+            helper.ask(packed, [items[n] for n in part])
+        longest = 0.0
+        for n, item in enumerate(items):
+            if turn := n % (len(helpers) + 1):
+                helper = helpers[turn - 1]
+                found = helper.answer(SLACK + SLOWER * longest * len(mine))
+                if found is not None and not (why := differing(item, found)):
+                    helper.micro_batches += 1
+                    yield found
+                    continue
+                if found is not None:
+                    helper.leave(f"it computes something else: {why}")
+            begin = time.monotonic()
+            found = compute(module, loss_of, item)
+            longest = max(longest, time.monotonic() - begin)
+            if why := differing(item, found):
+                raise ReplayDiverged(
+                    f"Micro-batch {n} of a step is not what it was before this rank died: {why}. The stage's computation depends "
+                    "on something that this process has not: take no decision from time or thread order, use no state "
+                    "outside of the module, and start from a fresh log."
+                )
+            yield found
 
     def close(self) -> None:
         atexit.unregister(self.close)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from ftcomm._lib import check, lib
 from ftcomm.communicator import Communicator
+from ftcomm.recovery.engine.parallel.work import Content
 
-__all__ = ["Ahead", "Need", "ahead_of", "hollow"]
+__all__ = ["Ahead", "Messages", "Need", "Sent", "ahead_of", "hollow"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,65 @@ def ahead_of(comm: Communicator) -> Ahead:
             lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
             return Ahead(operations=found["operations"], **lists)
         size = needed[0] + 1
+
+
+@dataclass(frozen=True)
+class Messages:
+    """To one rank, by their numbers in the log."""
+
+    peer: int  # or -1: they are not sent
+    numbers: range
+
+
+class Sent:
+    """The messages of a step that belong to its micro-batches. Made before the first of them is sent.
+
+    A stage sends its outputs to the next one in the order of its forward passes, and its inputs' gradients to the one before in
+    that of its backward passes: an :class:`~ftcomm.recovery.engine.parallel.observe.Observer` has seen that it does.
+    """
+
+    def __init__(self, comm: Communicator, stage: Any) -> None:
+        self._comm, self._sent = comm, ahead_of(comm).sent
+        ranks = stage.stage_index_to_group_rank
+        self._next = None if stage.is_last else ranks[stage.stage_index + 1]
+        self._before = None if stage.is_first else ranks[stage.stage_index - 1]
+        self._count = {self._next: 0, self._before: 0}
+
+    def forward(self, outputs: int) -> Messages:
+        """Of the next forward pass."""
+        return self._following(self._next, outputs)
+
+    def backward(self, gradients: int) -> Messages:
+        return self._following(self._before, gradients)
+
+    def _following(self, peer: int | None, count: int) -> Messages:
+        if peer is None:
+            return Messages(-1, range(0))
+        first = self._sent[peer] + self._count[peer] + 1
+        self._count[peer] += count
+        return Messages(peer, range(first, first + count))
+
+    def differing(self, what: str, messages: Messages, found: Sequence[Content]) -> str:
+        """How that is not what the log has; "": it is."""
+        if messages.peer < 0:
+            return ""
+        if len(found) != len(messages.numbers):
+            return f"{len(found)} and not {len(messages.numbers)} messages for one {what}"
+        for number, content in zip(messages.numbers, found, strict=True):
+            if content != (logged := logged_of(self._comm, messages.peer, number)):
+                return (
+                    f"its {what} (message #{number} to rank {messages.peer}) has {content.size} bytes with CRC-32C "
+                    f"{content.crc:08x}, and the log has {logged.size} with {logged.crc:08x}"
+                )
+        return ""
+
+
+def logged_of(comm: Communicator, rank: int, number: int) -> Content:
+    """What this rank's log has as a message to that one."""
+    ffi, C = lib()
+    size, crc = ffi.new("uint64_t*"), ffi.new("uint32_t*")
+    check(C.ft_comm_logged(*comm._native, rank, number, size, crc))
+    return Content(size[0], crc[0])
 
 
 @contextlib.contextmanager

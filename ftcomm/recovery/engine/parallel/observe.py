@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ftcomm.communicator import Communicator
 from ftcomm.recovery.determinism import capture_rng
 from ftcomm.recovery.engine.parallel.ghost import Form, form_of, signature
-from ftcomm.recovery.engine.parallel.logged import ahead_of
+from ftcomm.recovery.engine.parallel.logged import Messages, Sent, ahead_of
 from ftcomm.recovery.engine.parallel.message import Packed, pack, unpack
-from ftcomm.recovery.engine.parallel.work import tensors_of
+from ftcomm.recovery.engine.parallel.work import Content, content_of, tensors_of
 from ftcomm.torch.groups import others_open
 
 __all__ = ["Observer", "obstacle"]
@@ -75,6 +75,8 @@ class Observer:
         self._inputs: list[Tensor] = []  # that came from the stage before
         self._outputs: dict[int, Tensor] = {}
         self._copied = False
+        self._sent: Sent | None = None
+        self._sends: list[tuple[Messages, list[Content]]] = []
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
@@ -83,6 +85,8 @@ class Observer:
         handles: list[Any] = []
 
         def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._sent is None:
+                self._sent = Sent(self._comm, stage)
             output = self._same("forward pass", forward, *args, **kwargs)
             form = form_of(output)
             if form is None:
@@ -94,6 +98,7 @@ class Observer:
                 handles.extend(t.register_hook(lambda _: self._count()) for t in inputs)
                 self._inputs += [] if stage.is_first else tensors_of(args)
                 self._outputs |= {id(t): t for t in tensors_of(output)}
+                self._sends.append((self._sent.forward(len(form.parts)), [content_of(t) for t in tensors_of(output)]))
                 self._only_inside(output, self._inputs)
             return output
 
@@ -107,8 +112,15 @@ class Observer:
                 self._refuse(f"its loss is a {type(loss).__name__}")
             return loss
 
+        def undone(*args: Any, **kwargs: Any) -> Any:
+            result = self._same("backward pass", backward, *args, **kwargs)
+            if self._sent is not None:
+                gradients = [content_of(t) for t in tensors_of(result[0])]
+                self._sends.append((self._sent.backward(len(gradients)), gradients))
+            return result
+
         stage.forward_maybe_with_nosync = watched
-        stage.backward_maybe_with_nosync = lambda *a, **k: self._same("backward pass", backward, *a, **k)
+        stage.backward_maybe_with_nosync = undone
         if stage.is_last:
             self._schedule._loss_fn = lost
         try:
@@ -118,6 +130,8 @@ class Observer:
             self._schedule._loss_fn = loss_of
             for handle in handles:
                 handle.remove()
+        if self._sent is not None and any(self._sent.differing("", *messages) for messages in self._sends):
+            self._refuse("it sends something else than its outputs and its inputs' gradients")
         if not self.forms:
             self._refuse("its forward pass made no gradients in its first step")
         if self._got != self._wanted:

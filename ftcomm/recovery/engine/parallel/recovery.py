@@ -19,9 +19,10 @@ from torch.distributed.pipelining import schedules
 
 from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError
-from ftcomm.recovery.engine.parallel.ghost import Ghost
+from ftcomm.recovery.engine.parallel.ghost import Differing, Ghost
 from ftcomm.recovery.engine.parallel.helpers import Helpers
-from ftcomm.recovery.engine.parallel.logged import Ahead, Need, ahead_of, hollow
+from ftcomm.recovery.engine.parallel.logged import Ahead, Need, ahead_of
+from ftcomm.recovery.engine.parallel.message import pack
 from ftcomm.recovery.engine.parallel.observe import Observer, obstacle
 from ftcomm.recovery.engine.parallel.service import Service
 from ftcomm.recovery.engine.parallel.work import Done, Item
@@ -106,17 +107,17 @@ class ParallelReplay:
     def _ghost(self, *args: Any, **kwargs: Any) -> Any:
         assert self._watched is not None
         self._began = self._began or time.time()
-        ghost = Ghost(self._schedule, self._watched.forms, self._watched.loss_form, self._compute)
-        with hollow(self._comm), ghost.instead():
+        ghost = Ghost(self._schedule, self._comm, self._watched.forms, self._watched.loss_form, self._compute)
+        with ghost.instead():
             found = self._real(*args, **kwargs)
         self._steps += 1
         return found
 
-    def _compute(self, items: Sequence[Item]) -> list[Done]:
+    def _compute(self, items: Sequence[Item], differing: Differing) -> Iterator[Done]:
         assert self._helpers is not None
         self._micro_batches += len(items)
         loss_of = self._loss_of if self._schedule._stage.is_last else None
-        return self._helpers.compute(self._model, loss_of, items)
+        return self._helpers.compute(self._model, loss_of, items, pack((self._model, loss_of)), differing)
 
     def _alone(self, why: str) -> None:
         print(

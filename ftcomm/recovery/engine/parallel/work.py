@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["Done", "Item", "add", "compute", "parts", "settings", "tensors_of"]
+from ftcomm.torch.blocks import checksum
+
+__all__ = ["Content", "Done", "Item", "add", "compute", "content_of", "parts", "settings", "tensors_of"]
+
+
+class Content(NamedTuple):
+    """Of a message: its bytes' number and CRC-32C."""
+
+    size: int
+    crc: int
 
 
 @dataclass
@@ -27,11 +36,17 @@ class Item:
 
 @dataclass
 class Done:
-    """Its gradients, by parameter; loss and outputs if it has a loss."""
+    """Its gradients, by parameter; loss and outputs if it has a loss.
+
+    Attributes:
+        forward, backward: what a stage sends of it to the next one, if it has no loss, and to the one before.
+    """
 
     gradients: list[Tensor | None]
     loss: Tensor | None = None
     outputs: tuple[Any, ...] = ()
+    forward: list[Content] = field(default_factory=list)
+    backward: list[Content] = field(default_factory=list)
 
 
 def compute(module: nn.Module, loss_of: Callable[..., Tensor] | None, item: Item) -> Done:
@@ -53,7 +68,9 @@ def compute(module: nn.Module, loss_of: Callable[..., Tensor] | None, item: Item
             else:
                 pairs = [(o, g) for o, g in zip(outputs, item.gradients, strict=True) if o.requires_grad]
                 torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-                done = Done([])
+                done = Done([], forward=[content_of(o) for o in outputs])
+        inputs = [t for t in tensors_of(args) if t.requires_grad]
+        done.backward = [content_of(t.grad) for t in inputs if t.grad is not None]
         done.gradients = [parameter.grad for parameter in parameters]
         return done
     finally:
@@ -61,29 +78,27 @@ def compute(module: nn.Module, loss_of: Callable[..., Tensor] | None, item: Item
             parameter.grad = gradient
 
 
-def add(module: nn.Module, done: Iterable[Done]) -> None:
+def add(module: nn.Module, done: Done) -> None:
     """Onto ``.grad``, one after another, as backward passes do: ((g0 + g1) + g2) + ... A sum of sums has other bits."""
-    parameters = list(module.parameters())
     with torch.no_grad():
-        for one in done:
-            for parameter, gradient in zip(parameters, one.gradients, strict=True):
-                if gradient is None:
-                    continue
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter).copy_(gradient)
-                else:
-                    parameter.grad.add_(gradient)
+        for parameter, gradient in zip(module.parameters(), done.gradients, strict=True):
+            if gradient is None:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter).copy_(gradient)
+            else:
+                parameter.grad.add_(gradient)
 
 
 def parts(count: int, hands: int) -> list[range]:
-    """``count`` in as many contiguous blocks, the longer ones first; some may be empty."""
-    short, more = divmod(count, hands)
-    found, at = [], 0
-    for hand in range(hands):
-        end = at + short + (hand < more)
-        found.append(range(at, end))
-        at = end
-    return found
+    """``count`` dealt out in turn, so that results are there in the order in which they are added; some may be empty."""
+    return [range(hand, count, hands) for hand in range(hands)]
+
+
+def content_of(tensor: Tensor) -> Content:
+    """As a message."""
+    data = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return Content(data.numel(), checksum(data))
 
 
 def tensors_of(value: Any) -> list[Tensor]:

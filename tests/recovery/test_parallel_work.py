@@ -16,8 +16,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
+from torch.distributed.pipelining import schedules  # noqa: E402
 
 import ftcomm  # noqa: E402
+from ftcomm.recovery.engine.parallel import recovery  # noqa: E402
 from ftcomm.recovery.engine.parallel.helpers import Helpers  # noqa: E402
 from ftcomm.recovery.engine.parallel.message import Packed, join, pack, split, unpack  # noqa: E402
 from ftcomm.recovery.engine.parallel.service import Line, Service  # noqa: E402
@@ -179,10 +181,12 @@ def test_a_forked_child_keeps_nothing_open(jobs: list[FakeJob]) -> None:
     port = service._server.getsockname()[1]
     with socket.create_server(("127.0.0.1", 0)) as server:
         here, there = Line(socket.create_connection(server.getsockname())), Line(server.accept()[0])
-    ended = multiprocessing.get_context("fork").Event()
-    child = multiprocessing.get_context("fork").Process(target=ended.wait)
+    context = multiprocessing.get_context("fork")
+    begun, ended = context.Event(), context.Event()
+    child = context.Process(target=lambda: (begun.set(), ended.wait()))
     child.start()
     try:
+        begun.wait()
         here.socket.settimeout(30.0)
         there.close()
         assert here.socket.recv(1) == b""
@@ -247,6 +251,22 @@ def test_results_are_compared(jobs: list[FakeJob]) -> None:
     helpers.close()
     for service in services:
         service.close()
+
+
+def test_who_replays_alone_has_no_time(jobs: list[FakeJob], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until its log holds no more."""
+    left = [True]
+    monkeypatch.setattr(recovery, "ahead_of", lambda comm: SimpleNamespace(anything=left[0]))
+    several = object.__new__(schedules.ScheduleInterleaved1F1B)  # which is not shared
+    comm: Any = SimpleNamespace(rank=0, _job=jobs[0])
+    with recovery.ParallelReplay(several, stage(), comm).around():
+        assert "step" not in vars(several)
+        for refused in (True, False):
+            left[0] = refused
+            helpers = Helpers(jobs[1], 4)  # type: ignore[arg-type]
+            helpers.all[0].settled.wait()
+            assert helpers.all[0].why == ("it does steps again itself" if refused else "")
+            helpers.close()
 
 
 def test_other_settings_are_refused(jobs: list[FakeJob]) -> None:

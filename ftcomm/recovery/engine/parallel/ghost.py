@@ -29,7 +29,7 @@ class _Empty(NamedTuple):
     wants_grad: bool
 
     def made(self) -> Tensor:
-        return torch.empty(self.size, dtype=self.dtype)
+        return torch.zeros(self.size, dtype=self.dtype)  # not empty: torch's detection of anomalies looks for NaN
 
 
 class Form(NamedTuple):

@@ -12,11 +12,12 @@ from torch.distributed.pipelining import schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from ftcomm.communicator import Communicator
-from ftcomm.recovery.determinism import capture_rng
 from ftcomm.recovery.engine.parallel.ghost import Form, form_of, signature
-from ftcomm.recovery.engine.parallel.logged import Messages, Sent, ahead_of
-from ftcomm.recovery.engine.parallel.message import Packed, pack, unpack
-from ftcomm.recovery.engine.parallel.work import Content, content_of, tensors_of
+from ftcomm.recovery.engine.parallel.logged import Messages, Sent
+from ftcomm.recovery.engine.parallel.message import pack
+from ftcomm.recovery.engine.parallel.trial import kind_of
+from ftcomm.recovery.engine.parallel.watch import Watch, equal
+from ftcomm.recovery.engine.parallel.work import Content, Item, content_of, fresh, tensors_of
 from ftcomm.torch.groups import others_open
 
 __all__ = ["Observer", "obstacle"]
@@ -63,6 +64,8 @@ class Observer:
         obstacle: what it has found; None: others can compute this.
         forms: of the module's outputs, by the inputs' signature.
         loss_form: of the loss.
+        item: a micro-batch of the step, without its results.
+        kind: of the module and the loss function, if there is no obstacle.
     """
 
     def __init__(self, schedule: Any, comm: Communicator) -> None:
@@ -71,6 +74,8 @@ class Observer:
         self.obstacle: str | None = None
         self.forms: dict[Any, Form] = {}
         self.loss_form: Form | None = None
+        self.item: Item | None = None
+        self.kind: Any = None
         self._wanted = self._got = 0  # gradients of inputs
         self._inputs: list[Tensor] = []  # that came from the stage before
         self._outputs: dict[int, Tensor] = {}
@@ -93,6 +98,7 @@ class Observer:
                 self._refuse(f"its output is a {type(output).__name__}, not tensors")
             elif torch.is_grad_enabled():
                 self.forms[signature(args, kwargs)] = form
+                self.item = self.item or Item(*fresh((args, kwargs)))
                 inputs = [t for t in tensors_of((args, kwargs)) if t.requires_grad]
                 self._wanted += len(inputs)
                 handles.extend(t.register_hook(lambda _: self._count()) for t in inputs)
@@ -108,11 +114,15 @@ class Observer:
             # Else a schedule asks for shapes, with an output of its own.
             if all(id(t) in self._outputs for t in tensors_of(args[:1])):
                 self._only_inside(loss, self._inputs)
+                if self.item is not None and not self.item.has_loss:
+                    self.item.has_loss, self.item.target, self.item.loss_kwargs = True, args[1], kwargs
             if self.loss_form is None or self.loss_form.kind is not Tensor:
                 self._refuse(f"its loss is a {type(loss).__name__}")
             return loss
 
         def undone(*args: Any, **kwargs: Any) -> Any:
+            if self.item is not None and not (self.item.has_loss or self.item.gradients):
+                self.item.gradients = tuple(args[1]["output_grads"])
             result = self._same("backward pass", backward, *args, **kwargs)
             if self._sent is not None:
                 gradients = [content_of(t) for t in tensors_of(result[0])]
@@ -138,6 +148,8 @@ class Observer:
             self._refuse("not all of its inputs get gradients")
         if any(p.grad is not None and p.grad.layout != torch.strided for p in stage.submod.parameters()):
             self._refuse("its gradients are sparse")
+        if self.obstacle is None:
+            self.kind = kind_of(pack((stage.submod, self._loss_of)))
 
     def _count(self) -> None:
         self._got += 1
@@ -149,59 +161,31 @@ class Observer:
         """Runs it, and looks whether it leaves everything but its result as it was."""
         if self.obstacle is not None:
             return run(*args, **kwargs)
+        first = what == "forward pass" and not self._copied
         try:
-            structure, tensors = pack((self._stage.submod, self._loss_of))
+            watch = Watch((self._stage.submod, self._loss_of), self._comm, whole=first)
         except Exception as error:  # noqa: BLE001 - whatever pickle says of it
             self._refuse(f"the module or the loss function cannot be pickled ({type(error).__name__}: {error})")
             return run(*args, **kwargs)
-        # Batch normalisation changes its buffers behind the back of torch's counters; parameters are large, and have optimizers.
-        buffers = [tensor for tensor in tensors if not isinstance(tensor, nn.Parameter)]
-        before, versions = [buffer.detach().clone() for buffer in buffers], [tensor._version for tensor in tensors]
-        drawn, operations = capture_rng(), ahead_of(self._comm)
-        with _noted(torch, "get_rng_state") as asked:
+        with watch:
             result = run(*args, **kwargs)
-        now = ahead_of(self._comm)
-        if asked or capture_rng() != drawn:
-            self._refuse(f"its {what} uses the random generators")
-        elif (now.operations, now.since(operations)) != (operations.operations, operations.since(operations)):
-            self._refuse(f"its {what} communicates")
-        elif pack((self._stage.submod, self._loss_of)).structure != structure:
-            self._refuse(f"its {what} changes the module")
-        elif not all(_equal(old, new) for old, new in zip(before, buffers, strict=True)):
-            self._refuse(f"its {what} changes buffers of the module")
-        elif versions != [tensor._version for tensor in tensors]:
-            self._refuse(f"its {what} changes parameters")
-        elif what == "forward pass" and not self._copied:
+        if watch.found is not None:
+            self._refuse(f"its {what} {watch.found}")
+        elif first:
             self._copied = True
-            self._compare(unpack(Packed(structure, [_copy(tensor) for tensor in tensors]))[0], args, kwargs, result)
+            self._compare(watch.copy()[0], args, kwargs, result)
         return result
 
     def _compare(self, copy: nn.Module, args: Any, kwargs: Any, wanted: Any) -> None:
         """A copy computes the same, or it depends on what is not in it."""
         found, wanted = tensors_of(copy(*args, **kwargs)), tensors_of(wanted)
-        if len(found) != len(wanted) or not all(map(_equal, found, wanted)):
+        if len(found) != len(wanted) or not all(map(equal, found, wanted)):
             self._refuse("a copy of the module computes something else")
 
     def _only_inside(self, ends: Any, inputs: Sequence[Tensor]) -> None:
         known = {id(tensor) for tensor in [*self._stage.submod.parameters(), *inputs]}
         if any(id(leaf) not in known for leaf in _leaves(tensors_of(ends))):
             self._refuse("it has gradients for tensors that are not parameters of the module")
-
-
-@contextlib.contextmanager
-def _noted(owner: Any, name: str) -> Iterator[list[str]]:
-    """Calls of it: activation checkpointing sets the generators of the process back and forth in the backward pass."""
-    real, calls = getattr(owner, name), []
-
-    def noted(*args: Any, **kwargs: Any) -> Any:
-        calls.append(name)
-        return real(*args, **kwargs)
-
-    setattr(owner, name, noted)
-    try:
-        yield calls
-    finally:
-        setattr(owner, name, real)
 
 
 def _leaves(ends: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -216,14 +200,3 @@ def _leaves(ends: Sequence[Tensor]) -> Iterator[Tensor]:
         if hasattr(node, "variable"):
             yield node.variable
         open_ += [following for following, _ in node.next_functions if following is not None]
-
-
-def _copy(tensor: Tensor) -> Tensor:
-    copy = tensor.detach().clone(memory_format=torch.preserve_format)
-    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    """In all bits: NaN is what it was."""
-    a, b = one.detach().contiguous().reshape(-1), other.detach().contiguous().reshape(-1)
-    return bool(a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8)))

@@ -22,9 +22,10 @@ from ftcomm.errors import ConfigError
 from ftcomm.recovery.engine.parallel.ghost import Differing, Ghost
 from ftcomm.recovery.engine.parallel.helpers import Helpers
 from ftcomm.recovery.engine.parallel.logged import Ahead, Need, ahead_of
-from ftcomm.recovery.engine.parallel.message import pack
+from ftcomm.recovery.engine.parallel.message import Packed, pack
 from ftcomm.recovery.engine.parallel.observe import Observer, obstacle
 from ftcomm.recovery.engine.parallel.service import Service
+from ftcomm.recovery.engine.parallel.trial import kind_of, trial
 from ftcomm.recovery.engine.parallel.work import Done, Item
 
 __all__ = ["ParallelReplay"]
@@ -44,8 +45,9 @@ class ParallelReplay:
                 f"not {type(schedule).__name__}."
             )
         self._schedule, self._model, self._comm = schedule, model, comm
-        self._replaying = False
+        self._replaying = self._by_itself = False
         self._loss_of: Any = None
+        self._packed: Packed | None = None  # the module and that
         self._watched: Observer | None = None
         self._helpers: Helpers | None = None
         self._need: Need | None = None  # of the last step
@@ -55,7 +57,7 @@ class ParallelReplay:
     def around(self) -> Iterator[None]:
         """Entered for the time of the loop."""
         self._replaying = ahead_of(self._comm).anything
-        service = Service(self._comm._job, lambda: self._replaying)
+        service = Service(self._comm._job, self._busy)
         if not self._replaying:
             try:
                 yield
@@ -64,7 +66,6 @@ class ParallelReplay:
             return
         self._real, self._own_step = self._schedule.step, "step" in vars(self._schedule)
         self._schedule.step = self._step
-        self._loss_of = getattr(self._schedule, "_loss_fn", None)  # a ghost's is another one
         try:
             if why := obstacle(self._schedule, self._model, self._comm):
                 self._alone(why)
@@ -74,6 +75,12 @@ class ParallelReplay:
         finally:
             self._caught_up()
             service.close()
+
+    def _busy(self) -> bool:
+        """Does steps again: has no time for others. Asked by the service's threads."""
+        if self._by_itself and not ahead_of(self._comm).anything:
+            self._by_itself = False
+        return self._replaying or self._by_itself
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
         if not self._replaying:
@@ -87,6 +94,9 @@ class ParallelReplay:
             if why:
                 self._alone(why)
         elif self._can_be_ghost(before):
+            if why := self._in_the_way():
+                self._alone(why)
+                return self._real(*args, **kwargs)
             found = self._ghost(*args, **kwargs)
         else:
             self._caught_up()
@@ -104,6 +114,23 @@ class ParallelReplay:
             and not torch.is_autocast_enabled("cpu")
         )
 
+    def _in_the_way(self) -> str | None:
+        """Of a ghost, now: the script may have changed the module, or what watches it, since the last step."""
+        assert self._watched is not None
+        if why := obstacle(self._schedule, self._model, self._comm):
+            return why
+        self._loss_of = self._schedule._loss_fn if self._schedule._stage.is_last else None  # a ghost's is another one
+        try:
+            self._packed = pack((self._model, self._loss_of))
+        except Exception as error:  # noqa: BLE001 - whatever pickle says of it
+            return f"the module or the loss function cannot be pickled ({type(error).__name__}: {error})"
+        kind = kind_of(self._packed)
+        if kind == self._watched.kind:
+            return None
+        self._watched.kind = kind
+        assert self._watched.item is not None
+        return trial(self._packed, self._watched.item, self._watched.forms, self._comm)
+
     def _ghost(self, *args: Any, **kwargs: Any) -> Any:
         assert self._watched is not None
         self._began = self._began or time.time()
@@ -116,8 +143,8 @@ class ParallelReplay:
     def _compute(self, items: Sequence[Item], differing: Differing) -> Iterator[Done]:
         assert self._helpers is not None
         self._micro_batches += len(items)
-        loss_of = self._loss_of if self._schedule._stage.is_last else None
-        return self._helpers.compute(self._model, loss_of, items, pack((self._model, loss_of)), differing)
+        assert self._packed is not None
+        return self._helpers.compute(self._model, self._loss_of, items, self._packed, differing)
 
     def _alone(self, why: str) -> None:
         print(
@@ -125,6 +152,7 @@ class ParallelReplay:
             file=sys.stderr,
             flush=True,
         )
+        self._by_itself = True
         self._caught_up()
 
     def _caught_up(self) -> None:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ftcomm.torch.blocks import checksum
 
-__all__ = ["Content", "Done", "Item", "add", "compute", "content_of", "parts", "settings", "tensors_of"]
+__all__ = ["Content", "Done", "Item", "add", "compute", "content_of", "fresh", "parts", "settings", "tensors_of"]
 
 
 class Content(NamedTuple):
@@ -57,7 +57,7 @@ def compute(module: nn.Module, loss_of: Callable[..., Tensor] | None, item: Item
         parameter.grad = None
     try:
         with torch.enable_grad():
-            args, kwargs = tree_map(_fresh, (item.args, item.kwargs))
+            args, kwargs = fresh((item.args, item.kwargs))
             output = module(*args, **kwargs)
             outputs = tuple(output) if isinstance(output, (tuple, list)) else (output,)
             if item.has_loss:
@@ -122,6 +122,11 @@ def settings() -> dict[str, Any]:
 
 def differing(mine: dict[str, Any], other: dict[str, Any]) -> Sequence[str]:
     return [f"{name} {mine.get(name)} and {other.get(name)}" for name in other if mine.get(name) != other[name]]
+
+
+def fresh(value: Any) -> Any:
+    """With the same tensors as leaves of a new graph, without gradients."""
+    return tree_map(_fresh, value)
 
 
 def _fresh(leaf: Any) -> Any:

@@ -20,7 +20,8 @@ from torch.distributed.pipelining import schedules  # noqa: E402
 
 import ftcomm  # noqa: E402
 from ftcomm.recovery.engine.parallel import recovery  # noqa: E402
-from ftcomm.recovery.engine.parallel.helpers import Helpers  # noqa: E402
+from ftcomm.recovery.engine.parallel import service as service_module  # noqa: E402
+from ftcomm.recovery.engine.parallel.helpers import AT_ONCE, Helpers  # noqa: E402
 from ftcomm.recovery.engine.parallel.message import Packed, join, pack, split, unpack  # noqa: E402
 from ftcomm.recovery.engine.parallel.service import Line, Service  # noqa: E402
 from ftcomm.recovery.engine.parallel.work import Done, Item, add, compute, parts  # noqa: E402
@@ -251,6 +252,32 @@ def test_results_are_compared(jobs: list[FakeJob]) -> None:
     helpers.close()
     for service in services:
         service.close()
+
+
+def test_few_results_are_kept(jobs: list[FakeJob], monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much faster the helpers are: here they are through before the second result is asked for."""
+    through, real = threading.Semaphore(0), service_module.compute
+
+    def counted(*args: Any) -> Done:
+        done = real(*args)
+        through.release()
+        return done
+
+    monkeypatch.setattr(service_module, "compute", counted)
+    services = [Service(job, lambda: False) for job in jobs[1:]]  # type: ignore[arg-type]
+    helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+    module = stage()
+    done = helpers.compute(module, None, items(13), pack((module, None)), lambda item, done: "")
+    next(done)
+    for _ in range(8):  # the other five are this process's own
+        through.acquire()
+    kept = [[helper._answers.qsize() for helper in helpers.all] for _ in done]
+    assert len(kept) == 12
+    assert max(max(sizes) for sizes in kept) <= AT_ONCE
+    assert [helper.micro_batches for helper in helpers.all] == [4, 4]
+    helpers.close()
+    for one in services:
+        one.close()
 
 
 def test_who_replays_alone_has_no_time(jobs: list[FakeJob], monkeypatch: pytest.MonkeyPatch) -> None:

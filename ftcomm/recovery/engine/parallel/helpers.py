@@ -19,7 +19,7 @@ from torch import nn
 
 from ftcomm.errors import ReplayDiverged
 from ftcomm.job import Job
-from ftcomm.recovery.engine.parallel.message import Packed, receive, send
+from ftcomm.recovery.engine.parallel.message import Frame, Packed, framed, receive, send
 from ftcomm.recovery.engine.parallel.service import Address, Line, find, machine
 from ftcomm.recovery.engine.parallel.work import Done, Item, compute, parts, settings
 
@@ -47,7 +47,7 @@ class Helper(threading.Thread):
         self._address, self._greeting = address, greeting
         self._line: Line | None = None
         self._left = threading.Event()
-        self._asked: queue.SimpleQueue[tuple[Packed, list[Item]] | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[tuple[Frame, list[Item]] | None] = queue.SimpleQueue()
         self._room = threading.Semaphore(AT_ONCE)
         self._answers: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
         self._silent = False
@@ -56,8 +56,10 @@ class Helper(threading.Thread):
         try:
             self._connect()
             while self.ready and (asked := self._asked.get()) is not None and self._line is not None:
-                packed, items = asked
-                send(self._line.socket, (packed.structure, packed.tensors, items))
+                module, items = asked
+                send(self._line.socket, module)
+                send(self._line.socket, items)
+                del asked, module  # as large as the stage: not until the next step
                 for _ in items:
                     self._room.acquire()
                     if self._left.is_set():
@@ -92,8 +94,8 @@ class Helper(threading.Thread):
         self.ready = not self.why
         self.settled.set()
 
-    def ask(self, packed: Packed, items: list[Item]) -> None:
-        self._asked.put((packed, items))
+    def ask(self, module: Frame, items: list[Item]) -> None:
+        self._asked.put((module, items))
 
     def answer(self, patience: float) -> Done | None:
         """The next micro-batch; None: it is out."""
@@ -155,8 +157,11 @@ class Helpers:
                 helper.settled.wait(max(0.0, until - time.monotonic()))
         helpers = [helper for helper in self.all if helper.ready][: len(items) - 1]
         mine, *theirs = parts(len(items), len(helpers) + 1)
-        for helper, part in zip(helpers, theirs, strict=True):
-            helper.ask(packed, [items[n] for n in part])
+        if helpers:
+            module_sent = framed((packed.structure, packed.tensors))  # one copy for all of them
+            for helper, part in zip(helpers, theirs, strict=True):
+                helper.ask(module_sent, [items[n] for n in part])
+            del module_sent
         longest = 0.0
         for n, item in enumerate(items):
             if turn := n % (len(helpers) + 1):

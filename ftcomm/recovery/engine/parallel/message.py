@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Packed", "join", "pack", "receive", "send", "split", "unpack"]
+__all__ = ["Frame", "Packed", "framed", "join", "pack", "receive", "send", "split", "unpack"]
 
 _LINE = 64  # bytes
 _LENGTH = struct.Struct("!Q")
@@ -113,15 +113,27 @@ def split(described: bytes, buffer: Tensor) -> list[Tensor]:
     return found
 
 
+class Frame(NamedTuple):
+    """A value as it is sent: a copy of its tensors, for any number of lines."""
+
+    head: bytes
+    buffer: Tensor
+
+
+def framed(value: Any) -> Frame:
+    structure, tensors = pack(value)
+    described, buffer = join(tensors)
+    head = pickle.dumps((structure, described, buffer.numel()))
+    return Frame(_LENGTH.pack(len(head)) + head, buffer)
+
+
 def send(line: socket.socket, value: Any) -> None:
     """
     Raises:
         OSError: the other end is gone.
     """
-    structure, tensors = pack(value)
-    described, buffer = join(tensors)
-    head = pickle.dumps((structure, described, buffer.numel()))
-    line.sendall(_LENGTH.pack(len(head)) + head)
+    head, buffer = value if isinstance(value, Frame) else framed(value)
+    line.sendall(head)
     line.sendall(memoryview(buffer.numpy()))
 
 

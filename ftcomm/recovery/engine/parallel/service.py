@@ -158,7 +158,8 @@ class Service:
         count, busy = 0, 0.0
         try:
             while True:
-                structure, tensors, items = receive(line)
+                structure, tensors = receive(line)
+                items = receive(line)
                 if not count:
                     self._job.emit("helping", slot=greeting["rank"])
                 module, loss_of = unpack(Packed(structure, tensors))

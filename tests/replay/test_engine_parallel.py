@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,24 +13,24 @@ import torch_store as torch_store_process
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
-from test_engine_pipeline import digest, same, steps_of  # noqa: E402
+from parallel_case import (  # noqa: E402
+    AT,
+    MICRO,
+    STAGES,
+    STEPS,
+    Layers,
+    events,
+    log_of,
+    plain_values,
+    training,
+)
+from test_engine_pipeline import same, steps_of  # noqa: E402
 from torch import nn  # noqa: E402
-from torch.distributed import pipelining  # noqa: E402
-from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
-from torch_keeper import Keep, TorchKeeper, kept  # noqa: E402
+from torch_keeper import Keep, kept  # noqa: E402
 
 import ftcomm.recovery  # noqa: E402
 import ftcomm.torch  # noqa: E402
-from ftcomm.recovery.data.seeded import mixed  # noqa: E402
 from ftcomm.recovery.engine.parallel import ghost, service  # noqa: E402
-from ftcomm.recovery.engine.restorable import reseed  # noqa: E402
-
-STAGES, WIDTH, MICRO = 4, 33, 6
-BATCH = 4 * MICRO
-SAMPLES, EPOCHS, EVERY = 6 * BATCH, 2, 4
-STEPS = EPOCHS * SAMPLES // BATCH
-AT = 10  # who dies in that step has done steps 8 and 9 since its checkpoint; and from there on 11 steps without any
-INPUTS = torch.randn(SAMPLES, WIDTH, generator=torch.Generator().manual_seed(5))
 
 
 @pytest.fixture(scope="module")
@@ -42,222 +43,9 @@ def keep(ranks: harness.Ranks, torch_store: tuple[str, int]) -> Iterator[Keep]:
     yield from kept(ranks, torch_store, STAGES)
 
 
-class Layers(nn.Module):
-    """Has what the sum of gradients could go wrong with: tied weights, a parameter without gradients, a frozen one."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        torch.manual_seed(rank)
-        self.first, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
-        self.last = nn.Linear(WIDTH, WIDTH)
-        self.last.weight = self.first.weight
-        self.idle = nn.Parameter(torch.ones(3))
-        self.frozen = nn.Parameter(torch.full((WIDTH,), 0.5), requires_grad=False)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.tanh(self.norm(self.first(inputs)))) + self.frozen
-
-
-class Dropped(Layers):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(super().forward(inputs), 0.1)
-
-
-class Counted(Layers):
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.calls += 1
-        return super().forward(inputs)
-
-
-class Rebound(Layers):
-    """Its buffer is another tensor after each forward pass."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.register_buffer("mean", torch.zeros(WIDTH))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.mean = 0.9 * self.mean + 0.125
-        return super().forward(inputs - self.mean)
-
-
-class OwnGenerator(Layers):
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.generator = torch.Generator().manual_seed(rank)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) + torch.rand(WIDTH, generator=self.generator)
-
-
-class Written(Layers):
-    """Its parameters are changed behind the back of torch's counters."""
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        self.frozen.data.mul_(1.25)
-        return super().forward(inputs)
-
-
-class Unpicklable(Layers):
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.name = lambda: "a closure"
-
-
-class Remote(Layers):
-    """Takes a factor that its pickle does not have."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.factor = 2.0
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) * self.factor
-
-    def __getstate__(self) -> Any:
-        return {**vars(self), "factor": 1.0}
-
-
-OUTSIDE = nn.Parameter(torch.ones(WIDTH))
-
-
-class Outside(Layers):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return super().forward(inputs) * OUTSIDE
-
-
-class Talking(Layers):
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if dist.get_rank() == 1:
-            dist.send(torch.zeros(1), 3)
-        return super().forward(inputs)
-
-
-def schedule_of(layers: nn.Module, kind: str = "Schedule1F1B") -> Any:
-    stage = pipelining.PipelineStage(layers, dist.get_rank(), STAGES, torch.device("cpu"))
-    return getattr(pipelining, kind)(stage, MICRO, loss_fn=nn.functional.mse_loss)
-
-
-def one_step(schedule: Any, layers: nn.Module, optimizer: Any, inputs: Any) -> list[float]:
-    """With what scripts do between the backward pass and the update: it needs the gradients."""
-    losses: list[Any] = []
-    outputs = None
-    if dist.get_rank() == 0:
-        schedule.step(inputs)
-    elif dist.get_rank() == STAGES - 1:
-        outputs = schedule.step(target=inputs.sin(), losses=losses)
-    else:
-        schedule.step()
-    norm = nn.utils.clip_grad_norm_(layers.parameters(), 0.05)
-    optimizer.step()
-    optimizer.zero_grad()
-    seen = [] if outputs is None else [outputs.double().sum().item()]
-    return [*(loss.item() for loss in losses), norm.item(), *seen]
-
-
-def plain(kind: str = "Schedule1F1B", make: Any = Layers) -> Callable[[harness.Context], Any]:
-    def run(context: harness.Context) -> Any:
-        layers = make(context.rank)
-        schedule = schedule_of(layers, kind)
-        optimizer = torch.optim.Adam(layers.parameters(), 1e-2, foreach=False)
-        losses: dict[int, list[float]] = {}
-        torch.use_deterministic_algorithms(True)
-        for step in range(STEPS):
-            epoch, at = divmod(step, SAMPLES // BATCH)
-            order = torch.randperm(SAMPLES, generator=torch.Generator().manual_seed(mixed(0, epoch)))
-            reseed(0, step, context.rank)
-            losses[step] = one_step(schedule, layers, optimizer, INPUTS[order[at * BATCH : (at + 1) * BATCH]])
-        return losses, digest(layers, optimizer), STEPS
-
-    return run
-
-
-def training(
-    folder: Path | None,
-    victims: tuple[int, ...] = (),
-    kind: str = "Schedule1F1B",
-    make: Any = Layers,
-    prepare: Callable[[harness.Context], None] | None = None,
-    at: int = AT,
-    change: Callable[[int, Any], None] | None = None,
-    **loading: Any,
-) -> Callable[[harness.Context], Any]:
-    """The victims' first processes die in the middle of that step."""
-
-    def run(context: harness.Context) -> Any:
-        layers = make(context.rank)
-        schedule = schedule_of(layers, kind)
-        optimizer = torch.optim.Adam(layers.parameters(), 1e-2, foreach=False)
-        engine = ftcomm.recovery.Engine(
-            layers,
-            optimizer,
-            "parallel-replay",
-            folder,
-            checkpoint_every=EVERY,
-            schedule=schedule,
-        )
-        ftcomm.torch.communicator()._job.add_listener(
-            lambda e: (
-                context.mark(e["event"], {**e, "rank": context.rank})
-                if e["event"] in ("parallel-replay", "helped")
-                else None
-            )
-        )
-        if prepare is not None:
-            prepare(context)
-        context.mark("running")
-        losses: dict[int, list[float]] = {}
-        forward, now, calls = schedule._stage.forward_one_chunk, [-1], [0]
-
-        def until_death(*args: Any, **kwargs: Any) -> Any:
-            calls[0] += 1
-            if (
-                context.rank in victims
-                and now[0] == at
-                and calls[0] == 3 - victims.index(context.rank)
-                and context.incarnation == 0
-            ):
-                context.die()
-            return forward(*args, **kwargs)
-
-        schedule._stage.forward_one_chunk = until_death
-        loader = DataLoader(TensorDataset(INPUTS, torch.arange(SAMPLES)), batch_size=BATCH, shuffle=True, **loading)
-        for step, (inputs, _) in engine.steps(loader, epochs=EPOCHS):
-            context.mark("step", (step,))
-            now[0], calls[0] = step, 0
-            if change is not None:
-                change(step, layers)
-            with engine.step():
-                losses[step] = one_step(schedule, layers, optimizer, inputs)
-        assert "step" not in vars(schedule)
-        return losses, digest(layers, optimizer), engine.step_number
-
-    return run
-
-
-def events(job: TorchKeeper, name: str) -> list[Any]:
-    return [value for _, what, value in job.group._marks if what == name]
-
-
-def log_of(job: TorchKeeper, rank: int, incarnation: int = 1) -> str:
-    return str(job.group._processes[rank, incarnation].result.log)
-
-
-_known: dict[Any, list[Any]] = {}
-
-
 @pytest.fixture
 def wanted(keep: Keep) -> Callable[..., list[Any]]:
-    def of(kind: str = "Schedule1F1B", make: Any = Layers) -> list[Any]:
-        if (kind, make) not in _known:
-            _known[kind, make] = keep(plain(kind, make)).values()
-        return _known[kind, make]
-
-    return of
+    return functools.partial(plain_values, keep)
 
 
 TABLE = pytest.mark.table
@@ -457,141 +245,6 @@ def test_all_helpers_compute_something_else(keep: Keep, wanted: Any, victim: int
     assert sum(event["helpers"].values()) == 0
 
 
-def rescaled(step: int, layers: Any) -> None:
-    """The script changes the module between steps: a buffer, a parameter, and what it does."""
-    layers.calls.fill_(step)
-    layers.factor = 1.0 + step / 8
-    with torch.no_grad():
-        layers.frozen.add_(0.25)
-
-
-class Rescaled(Counted):
-    factor = 1.0
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return Layers.forward(self, inputs) * self.factor + self.calls / 16
-
-
-def test_what_the_script_changes_between_steps(keep: Keep) -> None:
-    undisturbed = keep(training(None, make=Rescaled, change=rescaled)).values()
-    job = keep(training(None, (1,), make=Rescaled, change=rescaled))
-    same(job.values(), undisturbed)
-    assert events(job, "parallel-replay")[0]["steps"] == AT - 1
-
-
-class Changing(Layers):
-    """Does what the script tells it to."""
-
-    rate = 0.0
-    asks = counts = False
-
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if self.asks and dist.get_rank() == 1:
-            dist.send(torch.zeros(1), 3)
-        if self.counts:
-            self.calls = self.calls + 1
-        outputs = super().forward(inputs)
-        return nn.functional.dropout(outputs, self.rate) if self.rate else outputs
-
-
-CHANGED = 5  # before that step
-
-
-def drops(layers: Any) -> None:
-    layers.rate = 0.1
-
-
-def asks(layers: Any) -> None:
-    layers.asks = True
-
-
-def counts(layers: Any) -> None:
-    layers.counts = True
-
-
-def hooks(layers: Any) -> None:
-    layers.norm.register_forward_hook(lambda module, inputs, output: output * 2)
-
-
-def hides(layers: Any) -> None:
-    layers.name = lambda: "a closure"
-
-
-def freezes(layers: Any) -> None:
-    layers.norm.bias.requires_grad_(False)
-
-
-@pytest.mark.parametrize(
-    ("does", "victim", "why"),
-    [
-        (drops, 1, "uses the random generators"),
-        (hides, 1, "cannot be pickled"),
-        (freezes, 1, ""),
-        pytest.param(counts, 1, "changes buffers", marks=TABLE),
-        pytest.param(asks, 1, "a trial of it fails", marks=TABLE),
-        pytest.param(hooks, 2, "has hooks", marks=TABLE),
-    ],
-)
-def test_what_the_script_changes_at_last(keep: Keep, does: Any, victim: int, why: str) -> None:
-    """The first step has shown nothing of it."""
-
-    def change(step: int, layers: Any) -> None:
-        if step == CHANGED:
-            does(layers)
-
-    undisturbed = keep(training(None, make=Changing, change=change)).values()
-    job = keep(training(None, (victim,), make=Changing, change=change))
-    same(job.values(), undisturbed)
-    assert job.deaths == [(victim, 0)]
-    (event,) = events(job, "parallel-replay")
-    assert event["left_out"] == {}
-    assert event["steps"] == (CHANGED - 1 if why else AT - 1)
-    lines = [line for line in log_of(job, victim).splitlines() if "alone" in line]
-    assert len(lines) == (1 if why else 0)
-    assert not why or why in lines[0]
-
-
-def anomalies(step: int, layers: Any) -> None:
-    """Not in the first step: torch asks for shapes there, with NaN."""
-    torch.autograd.set_detect_anomaly(step > 0)
-
-
-def test_detection_of_anomalies(keep: Keep, wanted: Any) -> None:
-    """What a ghost passes on is not content, but must not look like an error either."""
-    job = keep(training(None, (1,), change=anomalies))
-    same(job.values(), wanted())
-    assert job.deaths == [(1, 0)]
-    assert events(job, "parallel-replay")[0]["steps"] == AT - 1
-
-
-@pytest.mark.parametrize(
-    ("make", "why"),
-    [
-        (Dropped, "uses the random generators"),
-        (Counted, "changes buffers or generators of the module"),
-        (Rebound, "changes buffers or"),
-        (OwnGenerator, "changes buffers or generators"),
-        (Written, "changes parameters"),
-        (Unpicklable, "cannot be pickled"),
-        pytest.param(Remote, "a copy of the module", marks=TABLE),
-        pytest.param(Outside, "not parameters of the module", marks=TABLE),
-        pytest.param(Talking, "communicates", marks=TABLE),
-    ],
-)
-def test_stages_that_are_not_shared(keep: Keep, make: Any, why: str) -> None:
-    undisturbed = keep(training(None, make=make)).values()
-    job = keep(training(None, (1,), make=make))
-    same(job.values(), undisturbed)
-    assert events(job, "parallel-replay") == []
-    lines = [line for line in log_of(job, 1).splitlines() if "alone" in line]
-    assert len(lines) == 1
-    assert why in lines[0]
-
-
 @pytest.mark.table
 @pytest.mark.parametrize("log_mode", ["sync", "async"])
 def test_between_hosts(keep: Keep, wanted: Any, log_mode: str) -> None:
@@ -600,14 +253,6 @@ def test_between_hosts(keep: Keep, wanted: Any, log_mode: str) -> None:
     same(job.values(), wanted())
     (event,) = events(job, "parallel-replay")
     assert event["steps"] == AT - 1
-
-
-@pytest.mark.table
-def test_log_groups_do_it_alone(keep: Keep, wanted: Any) -> None:
-    job = keep(training(None, (1,)), hosts=["a", "a", "b", "b"], log=[[0, 1], [2, 3]])
-    same(job.values(), wanted())
-    assert events(job, "parallel-replay") == []
-    assert "messages inside its log group are in no log" in log_of(job, 1)
 
 
 @pytest.mark.table

@@ -76,6 +76,7 @@ class Job:
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         self._events = EventFile(options.events, rank, incarnation) if options.events else None
         self._keep: list[Any] = []  # what the native side points to
+        self._users: list[Callable[[], None]] = []  # native code that has the handle
         self._handle: Any = None
 
         secret = options.secret.encode() if options.secret else b""
@@ -290,11 +291,17 @@ class Job:
         if handle is None or os.getpid() != self._pid:
             return
         self._tell_missed_faults()
+        for let_go in self._users:
+            let_go()
         lib()[1].ft_job_close(handle)
         if self._events is not None:
             self._events.close()
         if self.store is not None:
             self.store.close()
+
+    def before_close(self, let_go: Callable[[], None]) -> None:
+        """``let_go`` is called before the handle is freed, by whoever closes the job."""
+        self._users.append(let_go)
 
     def _end_with_group(self) -> None:
         """Policy replay: one of this rank's log group has died, and all of it start again. At once, as by a signal: what this

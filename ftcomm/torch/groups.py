@@ -121,6 +121,7 @@ def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
     entry = _Entry(job, None, ranks)
     entry.ref = load().JobRef(job.pointer, lambda: _leave(entry))
     _entries[job.pointer] = entry
+    job.before_close(lambda: _forget(entry))  # also by Communicator.leave(), which knows of no groups
     return entry
 
 
@@ -132,14 +133,16 @@ def leave(job: Job) -> None:
 
 def _leave(entry: _Entry, at_exit: bool = False) -> None:
     """The last group was destroyed: the others need not wait for this process any more."""
-    pointer = entry.ref.pointer
     entry.ref.retire()
-    try:
-        entry.job.leave_at_exit() if at_exit else entry.job.leave()
-    finally:
-        with _lock:
-            if _entries.get(pointer) is entry:
-                del _entries[pointer]
+    entry.job.leave_at_exit() if at_exit else entry.job.leave()
+
+
+def _forget(entry: _Entry) -> None:
+    """The job is about to be closed."""
+    entry.ref.retire()
+    with _lock:
+        if _entries.get(entry.ref.pointer) is entry:
+            del _entries[entry.ref.pointer]
 
 
 def _own_backend(group: Any) -> Any:

@@ -138,3 +138,14 @@ def test_script_without_destroy(tmp_path, torch_store):
         out, _ = process.communicate(timeout=60)
         assert process.returncode == 0, out
         assert "done" in out
+
+
+def left_by_its_communicator(context):
+    dist.all_reduce(torch.ones(1))
+    ftcomm.torch.communicator(dist.group.WORLD).leave()
+    with pytest.raises(dist.DistBackendError, match="closed"):
+        dist.all_reduce(torch.ones(1))  # and destroy_process_group, which follows
+
+
+def test_groups_outlive_the_job(world):
+    world(2, left_by_its_communicator)

@@ -31,9 +31,16 @@ _DTYPE_ALIASES = {
 }
 
 
-@functools.lru_cache(maxsize=256)
 def dtype_number(dtype: Any) -> int:
     """The number of a dtype given as a name, a NumPy dtype or type, or a torch dtype."""
+    try:
+        return _number(dtype)
+    except TypeError:  # not hashable: none of these
+        return _number.__wrapped__(dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def _number(dtype: Any) -> int:
     name = dtype if isinstance(dtype, str) else _name_of(dtype)
     name = name.removeprefix("torch.")
     number = DTYPES.get(_DTYPE_ALIASES.get(name, name))

@@ -165,26 +165,25 @@ class Request:
         error = last_error(code)
         end_with_group(error)
         C.ft_request_result(self._handle, result)
-        self.source, self.nbytes = result.source, result.bytes
         error.value = result.value if self.operation.startswith("agree") else None
         self._error = error
-        self._close()
+        self._close(result)
         self._finish = None
 
     def _succeed(self, result: Any, flags: Any) -> None:
-        self.source, self.nbytes, self.value = result.source, result.bytes, result.value
-        self.new_comm = result.new_comm
-        ranks = bytes(lib()[0].buffer(flags))
+        ranks = _set(flags)
         if result.chunks == 1:
             self._outcome = _whole(ranks, result.offset, result.count, result.epoch)
         else:
-            self._outcome = Outcome(_ranks(ranks), self._chunks(result.chunks), result.epoch)
-        self._close()
+            self._outcome = Outcome(ranks, self._chunks(result.chunks), result.epoch)
+        self._close(result)
         if self._finish is not None:
             self._finish()
             self._finish = None
 
-    def _close(self) -> None:
+    def _close(self, result: Any) -> None:
+        self.source, self.nbytes, self.value = result.source, result.bytes, result.value
+        self.new_comm = result.new_comm
         self._done = True
         lib()[1].ft_request_free(self._handle)
         self._handle = self._keep = None
@@ -218,9 +217,9 @@ def _ranks(flags: bytes) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _whole(flags: bytes, offset: int, count: int, epoch: int) -> Outcome:
+def _whole(ranks: tuple[int, ...], offset: int, count: int, epoch: int) -> Outcome:
     """Of one part, as nearly all are: the same object again and again."""
-    return Outcome(_ranks(flags), ((offset, count, _ranks(flags)),), epoch)
+    return Outcome(ranks, ((offset, count, ranks),), epoch)
 
 
 def _set(flags: Any) -> tuple[int, ...]:

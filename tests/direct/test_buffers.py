@@ -97,6 +97,11 @@ def test_refused(thing: Any, says: str) -> None:
         buffer_of(thing, writable=True)
 
 
+def test_refused_dtype() -> None:
+    with pytest.raises(ConfigError, match="not supported"):
+        buffer_of(bytearray(8), writable=True, dtype=["float32"])
+
+
 def test_refused_tensors() -> None:
     torch = pytest.importorskip("torch")
     for thing, says in [

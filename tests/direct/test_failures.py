@@ -253,7 +253,8 @@ def test_agree_reports_what_is_not_acknowledged(ranks: Ranks, transport: str) ->
         if comm.rank == 1:
             context.die()
         with pytest.raises(ftcomm.PeerFailure) as caught:
-            comm.agree(0b1110 | comm.rank)
+            (request := comm.iagree(0b1110 | comm.rank)).wait()
+        assert request.value == caught.value.value
         first = (caught.value.ranks, caught.value.value)
         comm.ack_failed()
         return first, comm.agree(0b0110 + 8 * comm.rank)

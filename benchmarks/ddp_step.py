@@ -18,15 +18,14 @@ import json
 import os
 import random
 import resource
-import socket
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from _ranks import run_ranks
-from suite.measure import with_interval
+from _ranks import meeting_place, run_ranks
+from suite.measure import slowest, with_interval
 
 KINDS = ("ftcomm", "gloo", "no communication")
 WARM = 2
@@ -63,7 +62,6 @@ class Trained:
 
 
 def measure(name: str, size: int, groups: dict[str, Any], comm: Any, rounds: int) -> dict[str, list[float]]:
-    import numpy as np
     import torch
 
     runs = {kind: Trained(name, size, group) for kind, group in groups.items()}
@@ -81,12 +79,7 @@ def measure(name: str, size: int, groups: dict[str, Any], comm: Any, rounds: int
             else:
                 runs[kind].step()
             times[kind].append(time.perf_counter() - start)
-    found = {}
-    for kind, seconds in times.items():
-        slowest = np.array(seconds[WARM:])
-        comm.all_reduce(slowest, "max")
-        found[kind] = [float(s) for s in slowest]
-    return found
+    return {kind: slowest(seconds[WARM:], comm) for kind, seconds in times.items()}
 
 
 def rank_main(args: argparse.Namespace) -> None:
@@ -146,15 +139,6 @@ def main() -> None:
     if "RANK" in os.environ:
         rank_main(args)
         return
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    where = {
-        "WORLD_SIZE": str(args.ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
     if args.memory and "BACKEND" not in os.environ:
         print("| model | batch of a rank | backend | resident, MiB |\n|---|---|---|---|", flush=True)
         for backend in ("ftcomm", "gloo"):
@@ -164,7 +148,7 @@ def main() -> None:
             if code:
                 sys.exit(code)
         return
-    run_ranks(args.ranks, **where)
+    run_ranks(args.ranks, OMP_NUM_THREADS="1", **meeting_place(args.ranks))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import statistics
 import time
 from pathlib import Path
 
-from _ranks import run_ranks
+from _ranks import meeting_place, run_ranks
 
 SIZES = [8, 64, 512, 4096, 32768, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20]
 
@@ -64,10 +63,7 @@ def main() -> None:
     if "RANK" in os.environ:
         rank_main(args)
         return
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    run_ranks(args.ranks, WORLD_SIZE=str(args.ranks), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    run_ranks(args.ranks, **meeting_place(args.ranks))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from _ranks import run_ranks
+from _ranks import meeting_place, run_ranks
 
 _TAG = 7
 
@@ -112,19 +111,10 @@ def main() -> None:
     if "RANK" in os.environ:
         rank_main(args)
         return
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
     print(f"{args.ranks} ranks over {args.transport}, {args.rounds} rounds, load {os.getloadavg()[0]:.1f}", flush=True)
     try:
-        run_ranks(
-            args.ranks,
-            WORLD_SIZE=str(args.ranks),
-            MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port),
-            FTCOMM_TRANSPORT=args.transport,
-            FTCOMM_POLICY="lossy",
-        )
+        more = {"FTCOMM_TRANSPORT": args.transport, "FTCOMM_POLICY": "lossy"}
+        run_ranks(args.ranks, **more, **meeting_place(args.ranks))
     finally:
         print(f"load {os.getloadavg()[0]:.1f}", flush=True)
 

@@ -70,7 +70,7 @@ def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespa
                 call, number = calls[name]
                 mine[name].append(_round(call, number, comm))
         for name, seconds in mine.items():
-            cell.times[name] = _slowest(seconds[WARM:], comm)
+            cell.times[name] = slowest(seconds[WARM:], comm)
             if kind == "send_recv":
                 cell.times[name] = [s / 2 for s in cell.times[name]]
         yield cell
@@ -80,7 +80,7 @@ def _checked(kind: str, name: str, call: Call, b: Any, comm: Any, args: argparse
     """Why this peer can't do it, or ''."""
     import torch
 
-    fill(kind, b, comm.rank, comm.size)
+    fill(kind, b, comm.rank)
     reason = ""
     try:
         call()
@@ -114,7 +114,7 @@ def _round(call: Call, number: int, comm: Any) -> float:
     return (time.perf_counter() - start) / number
 
 
-def _slowest(seconds: list[float], comm: Any) -> list[float]:
+def slowest(seconds: list[float], comm: Any) -> list[float]:
     import numpy as np
 
     values = np.array(seconds)
@@ -123,11 +123,11 @@ def _slowest(seconds: list[float], comm: Any) -> list[float]:
 
 
 def _agreed(seconds: float, comm: Any) -> float:
-    return _slowest([seconds], comm)[0]
+    return slowest([seconds], comm)[0]
 
 
 def _any(here: bool, comm: Any) -> bool:
-    return _slowest([float(here)], comm)[0] > 0
+    return slowest([float(here)], comm)[0] > 0
 
 
 def _itemsize(dtype: str) -> int:

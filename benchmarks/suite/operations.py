@@ -63,46 +63,46 @@ def buffers(kind: str, count: int, ranks: int, dtype: str) -> Buffers:
     return made
 
 
-def fill(kind: str, b: Buffers, rank: int, ranks: int) -> None:
+def fill(kind: str, b: Buffers, rank: int) -> None:
     """Inputs that tell ranks and places apart; small whole numbers, so that sums have no rounding in any type."""
     import torch
-
-    def pattern(count: int, who: int) -> Any:
-        return ((torch.arange(count) * 7 + who * 3) % 5 + 1).to(b.big.dtype)
 
     for tensor in (b.big, b.small, b.other):
         tensor.fill_(0)
     if kind == "all_gather":
-        b.small.copy_(pattern(len(b.small), rank))
+        b.small.copy_(_pattern(len(b.small), rank))
     elif kind == "broadcast":
-        b.big.copy_(pattern(len(b.big), 0) if rank == 0 else torch.zeros(len(b.big)))
+        b.big.copy_(_pattern(len(b.big), 0) if rank == 0 else torch.zeros(len(b.big)))
     else:
-        b.big.copy_(pattern(len(b.big), rank))
+        b.big.copy_(_pattern(len(b.big), rank))
 
 
 def expected(kind: str, b: Buffers, rank: int, ranks: int, op: str) -> tuple[Any, Any] | None:
     """The tensor with the result and what must be in it; None: nothing on this rank."""
     import torch
 
-    def pattern(count: int, who: int) -> Any:
-        return (torch.arange(count) * 7 + who * 3) % 5 + 1
-
     count = len(b.big)
     combine = {"sum": sum, "prod": math.prod, "max": _extreme(torch.maximum), "min": _extreme(torch.minimum)}[op]
     part = slice(rank * len(b.small), (rank + 1) * len(b.small))
     if kind == "all_reduce" or (kind == "reduce" and rank == 0):
-        return b.big, combine([pattern(count, r) for r in range(ranks)])
+        return b.big, combine([_pattern(count, r) for r in range(ranks)])
     if kind == "reduce_scatter":
-        return b.small, combine([pattern(count, r) for r in range(ranks)])[part]
+        return b.small, combine([_pattern(count, r) for r in range(ranks)])[part]
     if kind == "all_gather":
-        return b.big, torch.cat([pattern(len(b.small), r) for r in range(ranks)])
+        return b.big, torch.cat([_pattern(len(b.small), r) for r in range(ranks)])
     if kind == "all_to_all":
-        return b.other, torch.cat([pattern(count, r)[part] for r in range(ranks)])
+        return b.other, torch.cat([_pattern(count, r)[part] for r in range(ranks)])
     if kind == "broadcast":
-        return b.big, pattern(count, 0)
+        return b.big, _pattern(count, 0)
     if kind == "send_recv" and rank < ranks - ranks % 2:
-        return b.other, pattern(count, rank ^ 1)
+        return b.other, _pattern(count, rank ^ 1)
     return None
+
+
+def _pattern(count: int, who: int) -> Any:
+    import torch
+
+    return (torch.arange(count) * 7 + who * 3) % 5 + 1
 
 
 def _extreme(of_two: Callable[[Any, Any], Any]) -> Callable[[list[Any]], Any]:

@@ -9,13 +9,19 @@ import torch
 from ftcomm._lib import lib
 from ftcomm.torch.transfer_plan import cut
 
-__all__ = ["Blocks", "checksum"]
+__all__ = ["Blocks", "checksum", "digest"]
 
 
 def checksum(data: torch.Tensor) -> int:
     """CRC-32C of bytes."""
     ffi, C = lib()
     return int(C.ft_crc32c(ffi.cast("void*", data.data_ptr()), data.numel(), 0))
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """CRC-32C of a tensor's content, on whatever device and in whatever layout it is; 0 if it has none."""
+    data = tensor.detach().cpu().contiguous()
+    return checksum(_bytes(data)) if data.numel() else 0
 
 
 class Blocks:

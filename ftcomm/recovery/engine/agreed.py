@@ -1,15 +1,27 @@
-"""Do all who go on from a checkpoint go on from the same one?"""
+"""Do all have the same? What all ranks say of theirs, and whether those who go on from a checkpoint go on from the same one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ftcomm.errors import Mismatch, PeerFailure
-from ftcomm.torch.blocks import checksum
+from ftcomm.torch.blocks import digest
 
-__all__ = ["check_same"]
+__all__ = ["check_same", "told_by_all"]
+
+
+def told_by_all(everybody: Any, mine: Sequence[int]) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """Collective, of all living ranks of the job: what each one says, by rank, and who has said something, the same on all."""
+    own = torch.tensor(mine, dtype=torch.int64)
+    found = torch.zeros(everybody.size, own.numel(), dtype=torch.int64)
+    while True:
+        try:
+            return found, everybody.all_gather(found, own).contributors
+        except PeerFailure:  # on all ranks: somebody has died in it, and is not in the next one
+            continue
 
 
 def check_same(everybody: Any, step: int, saved: dict[str, Any] | None) -> None:
@@ -20,14 +32,7 @@ def check_same(everybody: Any, step: int, saved: dict[str, Any] | None) -> None:
     Raises:
         Mismatch: on all ranks.
     """
-    mine = torch.tensor([saved is not None, 0 if saved is None else _digest(saved)], dtype=torch.int64)
-    found = torch.zeros(everybody.size, 2, dtype=torch.int64)
-    while True:
-        try:
-            there = everybody.all_gather(found, mine).contributors
-            break
-        except PeerFailure:  # on all ranks: somebody has died in it, and is not in the next one
-            continue
+    found, there = told_by_all(everybody, [saved is not None, 0 if saved is None else _digest(saved)])
     having = [rank for rank in there if found[rank][0]]
     odd = [rank for rank in having if found[rank][1] != found[having[0]][1]]
     if odd:
@@ -42,7 +47,7 @@ def check_same(everybody: Any, step: int, saved: dict[str, Any] | None) -> None:
 def _digest(saved: dict[str, Any]) -> int:
     parts: list[int] = []
     _add(parts, {"model": saved["model"], "optimizer": saved["optimizer"]})
-    return _of(torch.tensor(parts, dtype=torch.int64))
+    return digest(torch.tensor(parts, dtype=torch.int64))
 
 
 def _add(parts: list[int], value: Any) -> None:
@@ -55,10 +60,6 @@ def _add(parts: list[int], value: Any) -> None:
         for item in value:
             _add(parts, item)
     elif isinstance(value, torch.Tensor):
-        parts.append(_of(value.detach().cpu()))
+        parts.append(digest(value))
     elif isinstance(value, (int, float, str, bool, type(None))):
-        parts.append(_of(torch.tensor(list(repr(value).encode()), dtype=torch.uint8)))
-
-
-def _of(tensor: torch.Tensor) -> int:
-    return checksum(tensor.contiguous().reshape(-1).view(torch.uint8)) if tensor.numel() else 0
+        parts.append(digest(torch.tensor(list(repr(value).encode()), dtype=torch.uint8)))

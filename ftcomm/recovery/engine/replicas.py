@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from ftcomm.errors import Mismatch, PeerFailure
-from ftcomm.torch.blocks import checksum
+from ftcomm.errors import Mismatch
+from ftcomm.recovery.engine.agreed import told_by_all
+from ftcomm.torch.blocks import digest
 from ftcomm.torch.shards import Shards, local
 from ftcomm.torch.state import TrainingState
 
@@ -23,14 +24,7 @@ def check_replicas(everybody: Any, model: Any, optimizers: list[Any], shards: Sh
         Mismatch: on all ranks; names the first tensor that differs and the ranks that differ from the lowest one.
     """
     named = _named(model, optimizers, shards)
-    mine = torch.tensor([_digest(tensor) for _, tensor in named], dtype=torch.int64)
-    digests = torch.zeros(everybody.size, mine.numel(), dtype=torch.int64)
-    while True:
-        try:
-            there = everybody.all_gather(digests, mine).contributors
-            break
-        except PeerFailure:  # on all ranks: somebody has died in it, and is not in the next one
-            continue
+    digests, there = told_by_all(everybody, [digest(local(tensor)) for _, tensor in named])
     groups = [there] if shards is None else {shards.twins(rank): None for rank in there}
     for index, (name, _) in enumerate(named):
         for group in groups:
@@ -55,8 +49,3 @@ def _named(model: Any, optimizers: list[Any], shards: Shards | None) -> list[tup
             tensors = [(key, value) for key, value in sorted(values.items()) if isinstance(value, torch.Tensor)]
             named += [(f"optimizer {number}'s {key} of parameter {index}", value) for key, value in tensors]
     return named
-
-
-def _digest(tensor: Any) -> int:
-    data = local(tensor).cpu().contiguous()
-    return checksum(data.reshape(-1).view(torch.uint8)) if data.numel() else 0

@@ -1,6 +1,7 @@
 // Little-endian, bounds-checked encoding of control records. Both supported architectures are little-endian.
 #pragma once
 
+#include <array>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -42,17 +43,38 @@ public:
         for (std::size_t i = 0; i < n; ++i) put(words[i]);
         return *this;
     }
-    Bytes take() { return std::move(out_); }
+    // Valid until something more is written.
+    ByteView view() const { return spilled_ ? ByteView(large_) : ByteView(small_).first(used_); }
+    Bytes take() {
+        if (!spilled_) return Bytes(small_.begin(), small_.begin() + static_cast<std::ptrdiff_t>(used_));
+        return std::move(large_);
+    }
 
 private:
-    // Not inlined: GCC 12 otherwise sees overflows (and stops on them) in growing a vector whose size it knows.
-    [[gnu::noinline]] void append(const void* data, std::size_t size) {
-        if (out_.capacity() == 0) out_.reserve(kUsual);
-        const auto* p = static_cast<const std::byte*>(data);
-        out_.insert(out_.end(), p, p + size);
+    void append(const void* data, std::size_t size) {
+        if (spilled_ || size > kSmall - used_) {
+            append_large(data, size);
+            return;
+        }
+        if (size > 0) std::memcpy(small_.data() + used_, data, size);
+        used_ += size;
     }
-    static constexpr std::size_t kUsual = 64;  // of most records: one allocation instead of five
-    Bytes out_;
+    // Not inlined: GCC 12 otherwise sees overflows (and stops on them) in growing a vector whose size it knows.
+    [[gnu::noinline]] void append_large(const void* data, std::size_t size) {
+        if (!spilled_) {
+            large_.reserve(used_ + size + kSmall);
+            large_.assign(small_.begin(), small_.begin() + static_cast<std::ptrdiff_t>(used_));
+            spilled_ = true;
+        }
+        const auto* p = static_cast<const std::byte*>(data);
+        large_.insert(large_.end(), p, p + size);
+    }
+
+    static constexpr std::size_t kSmall = 64;  // of what every operation writes: no allocation
+    std::array<std::byte, kSmall> small_;
+    std::size_t used_ = 0;
+    bool spilled_ = false;
+    Bytes large_;
 };
 
 // Reads past the end turn into ok() == false and zero values: the caller checks once, at the end.

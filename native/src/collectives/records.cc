@@ -22,8 +22,7 @@ const char* to_string(OpKind kind) {
 std::uint64_t Shape::signature() const {
     ByteWriter w;
     encode(w);
-    auto bytes = w.take();
-    return hash64(bytes);
+    return hash64(w.view());
 }
 
 std::string Shape::text() const {

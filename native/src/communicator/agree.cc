@@ -137,7 +137,7 @@ void Communicator::finish_agree() {
     request.survivors = decision_.agree_survivors;
     ByteWriter w;
     w.put(spec_.id).put(decision_.agree_seq);
-    request.new_comm = hash64(w.take());
+    request.new_comm = hash64(w.view());
     const std::string what = std::string(agree_.vote.kind == AgreeKind::Agree ? "agree" : "shrink") + " #" +
                              std::to_string(decision_.agree_seq) + " of communicator " + spec_.name;
     auto held = agree_.request;

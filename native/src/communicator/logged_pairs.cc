@@ -27,7 +27,7 @@ LogKey LoggedPairs::key(const CommSpec& spec, Channel channel, int src, int dst)
     if (channel == Channel::Messages) return {spec.id, src, dst};
     ByteWriter w;
     w.put(spec.id).put(channel);
-    return {hash64(w.take()), src, dst};
+    return {hash64(w.view()), src, dst};
 }
 
 // As far as it goes into a frame's header.

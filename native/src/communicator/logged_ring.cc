@@ -23,7 +23,7 @@ std::int64_t LoggedRing::tag() const {
     const auto& d = queue_.front().desc;
     ByteWriter w;
     w.put(d.count).put(static_cast<std::uint8_t>(d.dtype)).put(static_cast<std::uint8_t>(d.op));
-    return static_cast<std::int64_t>(hash64(w.take()) >> 1);
+    return static_cast<std::int64_t>(hash64(w.view()) >> 1);
 }
 
 // In step k of the first half this rank adds to the part that started k + 1 ranks before it; in the second half finals come, its

@@ -1,6 +1,7 @@
 #include "communicator/result_stream.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -25,13 +26,14 @@ std::int64_t tag_of_share(const std::vector<int>& ranks) {
 }
 bool is_share(const LogRecord& record) { return record.tag >= kShare; }
 
-Bytes head_of(const OpState& op) {
+std::array<std::byte, kHead> head_of(const OpState& op) {
     ByteWriter w;
     op.shape.encode(w);
     w.put(op.seq);
-    auto head = w.take();
-    FT_CHECK(head.size() <= kHead, "the head of a result takes %zu bytes", head.size());
-    head.resize(kHead);
+    const auto used = w.view();
+    std::array<std::byte, kHead> head{};
+    FT_CHECK(used.size() <= kHead, "the head of a result takes %zu bytes", used.size());
+    std::memcpy(head.data(), used.data(), used.size());
     return head;
 }
 
@@ -115,8 +117,11 @@ Status ResultStream::add(const OpState& op) {
     if (op.seq != last_ + 1)  // the log was full before: no record may be missing between two
         return Status::error(Code::LogFull, "the log was full and lacks earlier results; start again from a checkpoint");
     const bool share = shares(op);
-    std::vector<ByteView> parts{head};
-    for (const auto& piece : pieces(op, rank_, share)) parts.emplace_back(piece);
+    const auto data = pieces(op, rank_, share);
+    std::vector<ByteView> parts;
+    parts.reserve(1 + data.size());
+    parts.emplace_back(head);
+    for (const auto& piece : data) parts.emplace_back(piece);
     FT_POINT("result.before");
     auto s = log_.append(key(rank_), static_cast<std::int64_t>(op.shape.kind) | (share ? share_ : 0), op.signature, parts);
     FT_POINT("result.after");
@@ -124,7 +129,7 @@ Status ResultStream::add(const OpState& op) {
     return s;
 }
 
-Status ResultStream::compare(const OpState& op, const Bytes& head) {
+Status ResultStream::compare(const OpState& op, ByteView head) {
     LogRecord record;
     if (auto s = log_.find(key(rank_), op.seq, &record); !s) return s;
     auto rest = record.payload;

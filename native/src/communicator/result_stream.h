@@ -58,7 +58,7 @@ private:
     bool shared_here(const LogRecord& record) const;
     std::vector<std::span<std::byte>> pieces(const OpState& op, int rank, bool share) const;  // that the rank's record has
     void abandon_share();
-    Status compare(const OpState& op, const Bytes& head);
+    Status compare(const OpState& op, ByteView head);
     Status read_shares(OpState& op);
 
     PhasedLog& log_;

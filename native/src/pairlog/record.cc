@@ -58,7 +58,7 @@ RecordHeader header_of(const RecordInfo& info, RecordState state, std::uint64_t 
     header.payload_crc = info.crc;
     header.kind = static_cast<std::uint8_t>(info.kind);
     header.state = state;
-    header.crc = crc_of(header, nonce);
+    if (state == RecordState::Committed) header.crc = crc_of(header, nonce);  // of an open one nobody asks for it
     return header;
 }
 

@@ -18,6 +18,7 @@ namespace {
 
 constexpr auto kRelease = std::memory_order_release;
 constexpr std::uint64_t kLongest = 128ull << 30;   // a segment notes places in 32 bits
+constexpr std::uint64_t kFetched = 1u << 10;
 constexpr std::uint64_t kChunk = 128u << 10;   // a reader copies one while the next one is written
 
 }  // namespace
@@ -91,6 +92,10 @@ Status StreamWriter::commit() {
         segment.added(info_.length);
         last_ = info_.seq;
     }
+    // The next record is likely to be like this one. Its place was last used a checkpoint ago, and is far from the caches.
+    const auto like_this = std::min<std::uint64_t>(sizeof(RecordHeader) + info_.length, kFetched);
+    if (segment.end() + like_this <= segment.header().size)
+        for (std::uint64_t at = 0; at < like_this; at += kAlign) __builtin_prefetch(segment.at(segment.end() + at), 1);
     FT_POINT("log.watermark.before");
     index_->sent.store(last_, kRelease);
     index_->open_seq.store(0, kRelaxed);

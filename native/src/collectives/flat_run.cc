@@ -11,11 +11,19 @@ namespace ftcomm {
 
 namespace {
 
+// Room for inputs that is kept for the next operation: fresh pages cost more than what is done with them.
+constexpr std::size_t kKept = 4u << 20;
+
 class FlatRun final : public Run {
 public:
     FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
         bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
-        scratch_.resize(bytes_ * static_cast<std::size_t>(env_.size()));
+        const auto all = bytes_ * static_cast<std::size_t>(env_.size());
+        if (env_.inputs->size() < all) env_.inputs->resize(all);
+    }
+
+    ~FlatRun() override {
+        if (env_.inputs->size() > kKept) *env_.inputs = {};
     }
 
     void start() override {
@@ -50,7 +58,7 @@ public:
     const char* phase() const override { return "the others' inputs"; }
 
 private:
-    std::byte* part(int position) { return scratch_.data() + static_cast<std::size_t>(position) * bytes_; }
+    std::byte* part(int position) { return env_.inputs->data() + static_cast<std::size_t>(position) * bytes_; }
 
     void finish_when_complete() {
         if (done_ || have_.count() != env_.size()) return;
@@ -69,7 +77,6 @@ private:
     RunEnv env_;
     OpState& op_;
     std::size_t bytes_ = 0;
-    Bytes scratch_;
     RankSet have_;  // positions
     bool done_ = false;
 };

@@ -39,7 +39,8 @@ struct RunEnv {
     Rules rules{};
     Transport* memory = nullptr;      // pull, groups: reads the memory of peers
     Bytes* scratch = nullptr;         // the same
-    std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
+    Bytes* inputs = nullptr;          // flat: of all ranks; the communicator's, which has one run at a time
+    std::uint64_t* ticket = nullptr;  // pull, groups: where peers look whether this rank's buffers still are the operation's
 
     ResultLog* log = nullptr;         // replay
 

@@ -281,6 +281,7 @@ private:
     std::uint64_t next_seq_ = 1, done_seq_ = 0;
     std::deque<std::unique_ptr<OpState>> open_;  // posted, the first may be under way
     std::deque<std::unique_ptr<OpState>> helpers_;  // hand-outs of a kept result; they come first
+    Bytes inputs_;  // of the flat run
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
     std::unique_ptr<Run> run_;
     Last last_;

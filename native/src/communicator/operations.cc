@@ -95,8 +95,8 @@ bool Communicator::start(OpState& op) {
 }
 
 RunEnv Communicator::env() {
-    RunEnv e{core_.sender, spec_.members,    spec_.id,       attempt_, rank_, decision_.alive.list(), 0,
-             core_.rules,  &core_.transport, &core_.scratch, &ticket_};
+    RunEnv e{core_.sender, spec_.members,    spec_.id,       attempt_, rank_,   decision_.alive.list(), 0,
+             core_.rules,  &core_.transport, &core_.scratch, &inputs_, &ticket_};
     e.log = replays() ? this : nullptr;
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());

@@ -6,19 +6,12 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import native_ranks as nr
 import pytest
-
-
-@pytest.fixture
-def ranks() -> Iterator[nr.Ranks]:
-    made = nr.Ranks()
-    yield made
-    made.close()
 
 
 def name() -> str:

@@ -9,19 +9,12 @@ import signal
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import native_ranks as nr
 import pytest
-
-
-@pytest.fixture
-def ranks() -> Iterator[nr.Ranks]:
-    made = nr.Ranks()
-    yield made
-    made.close()
 
 
 def name() -> str:

@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <utility>
@@ -147,9 +148,10 @@ void Engine::run_progress() {
         if (due && parts_.ticker == nullptr) tick();
         else if (!driving_) poll();
         bool sleep = parts_.watch == nullptr || parts_.watch->words(&words);
-        if (sleep && !driving_) sleep = sleep_as(shm::kProgress);
+        const bool burst = burst_.look(now);
+        if (sleep && !driving_) sleep = burst ? !has_work() : sleep_as(shm::kProgress);
         progress_sleeps_ = sleep;
-        auto until = next_tick_;
+        const auto until = burst ? std::min(next_tick_, burst_.due()) : next_tick_;
         unlock();
         if (sleep) futex_wait_any(words, until);
         else give_way();

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "communicator/node.h"
+#include "runtime/burst.h"
 #include "runtime/dispatcher.h"
 #include "runtime/shm_authority.h"
 #include "runtime/watch.h"
@@ -142,6 +143,7 @@ private:
     int passive_ = 0;                       // threads that sleep on changes_
     int inside_ = 0;                        // threads in wait() or wait_change()
     Time next_tick_ = 0;
+    Burst burst_;                           // in one the mailbox says that somebody is awake, and nobody rings
 
     std::atomic<std::uint32_t> changes_{0};
     std::atomic<bool> stopped_{false};

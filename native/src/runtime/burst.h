@@ -1,0 +1,53 @@
+// Whether the rank's threads go from one operation straight to the next.
+//
+// In between they are out of the engine for some microseconds. To wake the progress thread for what comes in that time costs its sender a
+// system call, and this rank a switch or a wait for the lock, for every operation. In a burst it is not woken: it looks now and then, and
+// what comes waits for the next operation or for that. A burst is over when a look finds that none has been begun since the last one.
+#pragma once
+
+#include <cstdint>
+
+#include "communicator/request.h"
+
+namespace ftcomm {
+
+class Burst {
+public:
+    bool on() const { return on_; }
+    // A thread begins to wait for an operation, and looks for mail itself; and it has left.
+    void enter(Time now) {
+        ++entered_;
+        quick_ = now - left_at_ < kQuickly ? quick_ + 1 : 0;
+    }
+    // True: a burst has begun, and the progress thread has to be told, as it sleeps for longer.
+    bool leave(Time now) {
+        left_at_ = now;
+        if (on_ || quick_ < kQuick) return false;
+        on_ = true;
+        seen_ = entered_;
+        due_ = now + kLook;
+        return true;
+    }
+    // By the progress thread, at any time: whether it goes on. Decided when a look is due.
+    bool look(Time now) {
+        if (!on_ || now < due_) return on_;
+        on_ = entered_ != seen_;
+        seen_ = entered_;
+        due_ = now + kLook;
+        if (!on_) quick_ = 0;
+        return on_;
+    }
+    Time due() const { return due_; }
+
+private:
+    static constexpr Time kQuickly = 50'000;  // from one operation to the next
+    static constexpr int kQuick = 8;
+    static constexpr Time kLook = 500'000;  // what comes lies there so long at most
+
+    bool on_ = false;
+    int quick_ = 0;  // operations in a row that were begun soon after the one before
+    Time left_at_ = 0, due_ = 0;
+    std::uint64_t entered_ = 0, seen_ = 0;
+};
+
+}  // namespace ftcomm

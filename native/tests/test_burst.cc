@@ -1,0 +1,74 @@
+#include "runtime/burst.h"
+
+#include "tests/unit.h"
+
+namespace ftcomm {
+
+namespace {
+
+constexpr Time kMicro = 1'000, kMilli = 1'000'000;
+
+// One operation of 5 us after a pause; true if a burst begins with its end.
+bool operation(Burst& burst, Time& now, Time pause) {
+    burst.enter(now += pause);
+    return burst.leave(now += 5 * kMicro);
+}
+
+// Begins one; how many operations that took, of those that followed a short pause.
+int begin(Burst& burst, Time& now) {
+    for (int i = 1; i <= 100; ++i)
+        if (operation(burst, now, 20 * kMicro)) return i;
+    return 0;
+}
+
+}  // namespace
+
+FT_TEST(a_burst_is_operations_that_follow_each_other_at_once) {
+    Burst burst;
+    Time now = 10 * kMilli;
+    for (int i = 0; i < 100; ++i) EXPECT(!operation(burst, now, 100 * kMicro));
+    EXPECT(!burst.on());
+    EXPECT_EQ(begin(burst, now), 8);
+    EXPECT(burst.on());
+    EXPECT_EQ(begin(burst, now), 0);  // it is said once
+}
+
+FT_TEST(a_pause_begins_the_count_again) {
+    Burst burst;
+    Time now = 10 * kMilli;
+    for (int i = 0; i < 20; ++i) {
+        for (int k = 0; k < 7; ++k) EXPECT(!operation(burst, now, 20 * kMicro));
+        EXPECT(!operation(burst, now, 1 * kMilli));
+    }
+}
+
+FT_TEST(a_burst_goes_on_while_each_look_finds_another_operation) {
+    Burst burst;
+    Time now = 10 * kMilli;
+    REQUIRE(begin(burst, now) > 0);
+    for (int i = 0; i < 10; ++i) {
+        operation(burst, now, 20 * kMicro);
+        EXPECT(burst.due() > now && burst.due() <= now + kMilli);
+        EXPECT(burst.look(now));  // not due: asked for another reason
+        now = burst.due();
+        EXPECT(burst.look(now));
+    }
+    // What came before the last look does not count for the next.
+    now = burst.due();
+    EXPECT(!burst.look(now));
+    EXPECT(!burst.on());
+    EXPECT_EQ(begin(burst, now), 9);  // the first one after a pause
+}
+
+FT_TEST(a_thread_that_waits_for_long_ends_a_burst) {
+    Burst burst;
+    Time now = 10 * kMilli;
+    REQUIRE(begin(burst, now) > 0);
+    burst.enter(now += 20 * kMicro);
+    burst.look(now = burst.due());
+    EXPECT(!burst.look(now = burst.due()));
+    EXPECT(!burst.leave(now + kMilli));
+    EXPECT(!burst.on());
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,45 @@
+"""Ranks that go from one small operation to the next: in between nobody wakes their progress threads."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from functools import partial
+from typing import Any
+
+import native_ranks as nr
+
+# Ticks, at a 20th of it, would take what has come as well: the first one is due after the test's deadline.
+NO_TICKS = 40 * nr.DEADLINE
+
+
+def test_what_comes_between_two_operations_is_taken_without_a_thread_that_waits(ranks: nr.Ranks) -> None:
+    """After a burst rank 0 waits for a callback and not in the library; what rank 1 sends then finds its mailbox "awake"."""
+
+    def body(channel: nr.Channel, rank: int) -> Any:
+        job = nr.Job(f"bursts-{os.getppid()}", rank, 2, channel.exchange, heartbeat=NO_TICKS)
+        comm = job.comm(policy=nr.LOSSY)
+        job.barrier(comm)
+        called = threading.Event()
+        callback = nr.DoneFn(lambda _: called.set())
+        missing = 0
+        for _ in range(30):
+            for _ in range(40):
+                job.all_reduce(comm, [1.0])
+            values = (ctypes.c_double * 1)(1.0)
+            request = job.post(comm, nr.ALL_REDUCE, values)
+            if rank == 0:
+                called.clear()
+                job.check(job.c.ft_request_on_done(request, callback, None))
+                missing += not called.wait(nr.DEADLINE / 2)
+            job.wait(request)
+            assert list(values) == [2.0]
+        job.leave()
+        job.close()
+        return missing
+
+    for rank in range(2):
+        ranks.spawn(rank, partial(body, rank=rank))
+    ranks.exchange(range(2))
+    assert [ranks.result(rank) for rank in range(2)] == [0, 0]

@@ -64,8 +64,8 @@ void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t
     const auto bytes = count * size_of(dtype);
     const auto* from = static_cast<const std::byte*>(first);
     if (!is_narrow_float(dtype)) {
-        if (dst != first && bytes > 0) std::memcpy(dst, first, bytes);
-        for (std::size_t k = 1; k < parts; ++k) reduce(dtype, op, dst, dst, from + k * bytes, count);
+        if (parts == 1 && dst != first && bytes > 0) std::memcpy(dst, first, bytes);
+        for (std::size_t k = 1; k < parts; ++k) reduce(dtype, op, dst, k == 1 ? first : dst, from + k * bytes, count);
         if (divisor != 1) divide(dtype, dst, count, divisor);
         return;
     }

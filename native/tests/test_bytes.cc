@@ -72,6 +72,35 @@ FT_TEST(bytes_round_trip_and_every_truncation) {
     }
 }
 
+FT_TEST(bytes_view_is_what_take_gives) {  // short ones are not on the heap
+    for (std::size_t size = 0; size <= 200; ++size) {
+        Bytes expected;
+        ByteWriter one, more;
+        for (std::size_t i = 0; i < size; ++i) {
+            const auto b = static_cast<std::uint8_t>(3 * i + size);
+            expected.push_back(static_cast<std::byte>(b));
+            one.put(b);
+        }
+        for (std::size_t i = 0; i < size;) {
+            if (size - i >= 8) {
+                std::uint64_t word = 0;
+                std::memcpy(&word, expected.data() + i, 8);
+                more.put(word);
+                i += 8;
+            } else {
+                more.put(std::to_integer<std::uint8_t>(expected[i++]));
+            }
+        }
+        for (auto* w : {&one, &more}) {
+            const auto view = w->view();
+            EXPECT(Bytes(view.begin(), view.end()) == expected);
+            const auto copy = *w;
+            EXPECT(Bytes(copy.view().begin(), copy.view().end()) == expected);
+            EXPECT(w->take() == expected);
+        }
+    }
+}
+
 FT_TEST(bytes_survive_garbage) {
     Random random(7);
     for (int i = 0; i < 20000; ++i) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import threading
 from functools import partial
 from typing import Any
@@ -43,3 +44,26 @@ def test_what_comes_between_two_operations_is_taken_without_a_thread_that_waits(
         ranks.spawn(rank, partial(body, rank=rank))
     ranks.exchange(range(2))
     assert [ranks.result(rank) for rank in range(2)] == [0, 0]
+
+
+def test_a_death_in_a_burst_is_decided_without_a_thread_that_waits(ranks: nr.Ranks) -> None:
+    victim = 2
+
+    def body(channel: nr.Channel, rank: int) -> Any:
+        job = nr.Job(f"bursts-death-{os.getppid()}", rank, 3, channel.exchange, heartbeat=NO_TICKS)
+        comm = job.comm(policy=nr.LOSSY)
+        job.barrier(comm)
+        for _ in range(60):
+            job.all_reduce(comm, [1.0])
+        if rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
+        job.wait_event("removed", slot=victim)
+        values = job.all_reduce(comm, [1.0])
+        job.leave()
+        job.close()
+        return values
+
+    for rank in range(3):
+        ranks.spawn(rank, partial(body, rank=rank))
+    ranks.exchange(range(3))
+    assert [ranks.result(rank) for rank in range(2)] == [[2.0], [2.0]]

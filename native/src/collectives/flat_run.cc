@@ -23,7 +23,7 @@ public:
     }
 
     ~FlatRun() override {
-        if (env_.inputs->size() > kKept) *env_.inputs = {};
+        if (env_.inputs->size() > kKept) *env_.inputs = Bytes();  // not {}: that keeps the room
     }
 
     void start() override {

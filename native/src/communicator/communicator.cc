@@ -233,6 +233,7 @@ void Communicator::close() {
     closed_ = true;
     const auto closed = Status::error(Code::Closed, "communicator " + spec_.name + " was closed");
     fail_messages(closed);
+    if (run_ == nullptr) inputs_ = Bytes();
 }
 
 RankSet Communicator::failed() const {

@@ -128,6 +128,7 @@ bool reduces_all(const std::vector<SegmentRun>& plan) {
 }  // namespace
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
+    FT_CHECK(run_ == nullptr, "%s begins while another operation runs", name_of(op).c_str());  // they share inputs_
     op.team = decision_.alive;
     op.ran = true;
     if (repair) {
@@ -250,6 +251,7 @@ void Communicator::finish_current(Status status) {
     auto op = std::move(queue.front());
     queue.pop_front();
     run_.reset();
+    if (closed_) inputs_ = Bytes();
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).

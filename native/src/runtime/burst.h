@@ -2,7 +2,8 @@
 //
 // In between they are out of the engine for some microseconds. To wake the progress thread for what comes in that time costs its sender a
 // system call, and this rank a switch or a wait for the lock, for every operation. In a burst it is not woken: it looks now and then, and
-// what comes waits for the next operation or for that. A burst is over when a look finds that none has been begun since the last one.
+// what comes waits for the next operation or for that. A burst is over when a look finds that none has been begun since the last one, or that the
+// last one came after a pause.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +32,7 @@ public:
     // By the progress thread, at any time: whether it goes on. Decided when a look is due.
     bool look(Time now) {
         if (!on_ || now < due_) return on_;
-        on_ = entered_ != seen_;
+        on_ = entered_ != seen_ && quick_ > 0;
         seen_ = entered_;
         due_ = now + kLook;
         if (!on_) quick_ = 0;

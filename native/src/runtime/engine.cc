@@ -149,7 +149,7 @@ void Engine::run_progress() {
         else if (!driving_) poll();
         bool sleep = parts_.watch == nullptr || parts_.watch->words(&words);
         const bool burst = burst_.look(now);
-        if (sleep && !driving_) sleep = burst ? !has_work() : sleep_as(shm::kProgress);
+        if (sleep && !driving_) sleep = burst ? !has_work() && !has_mail() : sleep_as(shm::kProgress);
         progress_sleeps_ = sleep;
         const auto until = burst ? std::min(next_tick_, burst_.due()) : next_tick_;
         unlock();

@@ -49,7 +49,7 @@ Engine::Wait Engine::wait(const RequestPtr& request, Time deadline) {
         if (result != Wait::Timeout) break;
         if (!driving_) {
             driving_ = true;
-            burst_.enter(IoLoop::now());
+            if (shm_ != nullptr) burst_.enter(IoLoop::now());
             result = drive(request, deadline);
             driving_ = false;
             hand_back();
@@ -112,7 +112,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
 // so, which costs no switch to it. In a burst not even that: the mailbox goes on saying that somebody is awake.
 void Engine::hand_back() {
     if (passive_ > 0) notify();  // one of them drives
-    if (burst_.leave(IoLoop::now())) shm::ring_progress(*mailbox_);
+    if (shm_ != nullptr && burst_.leave(IoLoop::now())) shm::ring_progress(*mailbox_);
     if (burst_.on()) return;
     if (progress_sleeps_ && !sleep_as(shm::kProgress)) shm::ring_progress(*mailbox_);
 }

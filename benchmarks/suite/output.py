@@ -26,7 +26,7 @@ class Table:
         self._others = [name for name in ("mpi", "gloo") if name in peers and name != self._first]
 
     def header(self) -> str:
-        columns = [f"{'bytes':>10}", *(f"{NAMES[p] + ' us':>16}" for p in self._peers)]
+        columns = [f"{'bytes':>10}", *(f"{NAMES[p] + ' us':>18}" for p in self._peers)]
         columns += [f"{'algbw GB/s':>11}", f"{'busbw GB/s':>11}"]
         columns += [f"{NAMES[p] + ' / ' + NAMES[self._first]:>26}" for p in self._others]
         if self._memory:
@@ -36,7 +36,7 @@ class Table:
     def row(self, cell: Cell) -> str:
         columns = [f"{cell.nbytes:>10}"]
         for peer in self._peers:
-            columns.append(f"{1e6 * cell.median(peer):16.2f}" if peer in cell.times else f"{'-':>16}")
+            columns.append(f"{1e6 * cell.median(peer):18.2f}" if peer in cell.times else f"{'-':>18}")
         if self._first not in cell.times:
             return "".join(columns)
         seconds = cell.median(self._first)

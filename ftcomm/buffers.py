@@ -13,7 +13,7 @@ from ftcomm._lib import lib
 from ftcomm.dtypes import DTYPES, dtype_name, dtype_number, dtype_size
 from ftcomm.errors import ConfigError
 
-__all__ = ["Buffer", "buffer_of"]
+__all__ = ["Buffer", "buffer_of", "is_plain"]
 
 # struct's letters with their size here (native 'l' has 8 bytes); complex is NumPy's 'Z' prefix.
 _FORMATS = {
@@ -43,14 +43,14 @@ def buffer_of(thing: Any, *, what: str = "buffer", writable: bool, dtype: Any = 
     """Checks ``thing`` and finds its memory. ``dtype`` says what raw bytes hold where the object itself can't."""
     override = None if dtype is None else dtype_number(dtype)
     numpy: Any = sys.modules.get("numpy")
-    if override is None and numpy is not None and type(thing) is numpy.ndarray and _is_plain(thing, writable):
+    if override is None and numpy is not None and type(thing) is numpy.ndarray and is_plain(thing, writable):
         number = dtype_number(thing.dtype)
         return Buffer(lib()[0].from_buffer(thing), thing.size, number, thing)
     found = _torch(thing, what, override) or _numpy(thing, what, writable, override)
     return found or _protocol(thing, what, writable, override)
 
 
-def _is_plain(array: Any, writable: bool) -> bool:
+def is_plain(array: Any, writable: bool) -> bool:
     """Nothing to complain of. (All but one of its kinds: who complains looks again, at 4 us for the array interface.)"""
     flags = array.flags
     return (

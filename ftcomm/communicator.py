@@ -57,6 +57,8 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         self.size = len(self.slots)
         self.rank = self.slots.index(job.rank)
         self._closed = False
+        self._everyone = tuple(range(self.size))
+        self._plans, self._nows = {}, []
 
     @classmethod
     def create(

@@ -15,7 +15,7 @@ from ftcomm.exit_code import end_with_group
 if TYPE_CHECKING:
     from ftcomm.job import Job
 
-__all__ = ["Outcome", "Request", "wait_all"]
+__all__ = ["Outcome", "Request", "wait_all", "whole"]
 
 FT_PEER_FAILURE, FT_TIMEOUT, FT_INTERRUPTED, FT_CANCELLED = 1, 5, 8, 13
 
@@ -173,7 +173,7 @@ class Request:
     def _succeed(self, result: Any, flags: Any) -> None:
         ranks = _set(flags)
         if result.chunks == 1:
-            self._outcome = _whole(ranks, result.offset, result.count, result.epoch)
+            self._outcome = whole(ranks, result.offset, result.count, result.epoch)
         else:
             self._outcome = Outcome(ranks, self._chunks(result.chunks), result.epoch)
         self._close(result)
@@ -217,7 +217,7 @@ def _ranks(flags: bytes) -> tuple[int, ...]:
 
 
 @functools.lru_cache(maxsize=64)
-def _whole(ranks: tuple[int, ...], offset: int, count: int, epoch: int) -> Outcome:
+def whole(ranks: tuple[int, ...], offset: int, count: int, epoch: int) -> Outcome:
     """Of one part, as nearly all are: the same object again and again."""
     return Outcome(ranks, ((offset, count, ranks),), epoch)
 

@@ -31,7 +31,9 @@ public:
     bool has(int r) const { return r >= 0 && r < kMaxRanks && (words_[static_cast<std::size_t>(r) / 64] & bit(r)) != 0; }
     int count() const {
         int n = 0;
-        for (auto w : words_) n += std::popcount(w);
+        // Nearly all are 0, and without a machine's instruction for it this is a call.
+        for (auto w : words_)
+            if (w != 0) n += std::popcount(w);
         return n;
     }
     bool empty() const {
@@ -47,6 +49,7 @@ public:
     }
     std::vector<int> list() const {
         std::vector<int> out;
+        out.reserve(static_cast<std::size_t>(count()));
         for (std::size_t i = 0; i < words_.size(); ++i)
             for (auto w = words_[i]; w != 0; w &= w - 1) out.push_back(static_cast<int>(i * 64) + std::countr_zero(w));
         return out;

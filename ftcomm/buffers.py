@@ -5,7 +5,9 @@ Neither NumPy nor torch is imported here: an object of theirs can only exist whe
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +15,7 @@ from ftcomm._lib import lib
 from ftcomm.dtypes import DTYPES, dtype_name, dtype_number, dtype_size
 from ftcomm.errors import ConfigError
 
-__all__ = ["Buffer", "buffer_of", "is_plain"]
+__all__ = ["MEMORY", "Buffer", "Memory", "buffer_of", "remember"]
 
 # struct's letters with their size here (native 'l' has 8 bytes); complex is NumPy's 'Z' prefix.
 _FORMATS = {
@@ -43,14 +45,14 @@ def buffer_of(thing: Any, *, what: str = "buffer", writable: bool, dtype: Any = 
     """Checks ``thing`` and finds its memory. ``dtype`` says what raw bytes hold where the object itself can't."""
     override = None if dtype is None else dtype_number(dtype)
     numpy: Any = sys.modules.get("numpy")
-    if override is None and numpy is not None and type(thing) is numpy.ndarray and is_plain(thing, writable):
+    if override is None and numpy is not None and type(thing) is numpy.ndarray and _is_plain(thing, writable):
         number = dtype_number(thing.dtype)
         return Buffer(lib()[0].from_buffer(thing), thing.size, number, thing)
     found = _torch(thing, what, override) or _numpy(thing, what, writable, override)
     return found or _protocol(thing, what, writable, override)
 
 
-def is_plain(array: Any, writable: bool) -> bool:
+def _is_plain(array: Any, writable: bool) -> bool:
     """Nothing to complain of. (All but one of its kinds: who complains looks again, at 4 us for the array interface.)"""
     flags = array.flags
     return (
@@ -143,3 +145,36 @@ def _build(address: int, nbytes: int, own: int | None, override: int | None, wha
         )
     ffi, _ = lib()
     return Buffer(ffi.cast("void*", address), nbytes // size, number, keep)
+
+
+# A buffer like one before need not be looked at from all sides: by type, what finds its memory and number of elements, or
+# None where buffer_of() has something to say. Its dtype is the caller's to compare.
+Memory = Callable[[Any], "tuple[Any, int] | None"]
+MEMORY: dict[type, Memory] = {}
+
+
+def remember(thing: Any) -> bool:
+    """Has its type in MEMORY from now on; False: things like this one are always looked at."""
+    numpy: Any = sys.modules.get("numpy")
+    if numpy is not None and type(thing) is numpy.ndarray and _is_plain(thing, True):
+        MEMORY[numpy.ndarray] = _array_memory
+        return True
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and type(thing) is torch.Tensor:
+        MEMORY[torch.Tensor] = functools.partial(_tensor_memory, torch.strided)
+        return True
+    return False
+
+
+def _array_memory(array: Any) -> tuple[Any, int] | None:
+    try:
+        return lib()[0].from_buffer(array, require_writable=True), array.size
+    except (BufferError, ValueError):
+        return None
+
+
+def _tensor_memory(strided: Any, tensor: Any) -> tuple[Any, int] | None:
+    plain = tensor.layout is strided and tensor.is_cpu and tensor.is_contiguous()
+    if not plain or tensor.is_conj() or tensor.is_neg():
+        return None
+    return lib()[0].cast("void*", tensor.data_ptr()), tensor.numel()

@@ -7,12 +7,11 @@ Where a call has an output, it comes first, as in torch.distributed. Counts are 
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import check, lib
-from ftcomm.buffers import Buffer, buffer_of, is_plain
+from ftcomm.buffers import MEMORY, Buffer, Memory, buffer_of, remember
 from ftcomm.dtypes import dtype_name, dtype_number, op_number
 from ftcomm.errors import ConfigError, Unsupported
 from ftcomm.request import Outcome, Request, whole
@@ -24,7 +23,6 @@ __all__ = ["ALGORITHMS", "Collectives"]
 
 ALGORITHMS = {"auto": 0, "ring": 1, "flat": 2, "ring-logged": 4}
 _ALL_REDUCE, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = range(9)
-_arrays: list[Any] = [None]  # NumPy's type of arrays, once one has come
 _NOTHING = Buffer(None, 0, dtype_number("uint8"), None)
 
 
@@ -201,10 +199,10 @@ class Collectives:
         Raises:
             Unsupported: the operator is not defined for the type; see the table in docs/operations.md.
         """
-        if dtype is None and not more and type(buf) is _arrays[0]:
-            plan = self._plans.get((buf.dtype, op, algorithm)) if type(op) is str else None
+        if dtype is None and not more and type(op) is str and (memory := MEMORY.get(type(buf))) is not None:
+            plan = self._plans.get((buf.dtype, op, algorithm))
             if plan is not None:
-                outcome = self._all_reduce_now(buf, *plan)
+                outcome = self._all_reduce_now(memory, buf, *plan)
                 if outcome is not None:
                     return outcome
         request = self.iall_reduce(buf, op, algorithm, dtype, **more)
@@ -295,27 +293,23 @@ class Collectives:
         check(C.ft_collective(*self._native, described, out))
         return Request(self._job, out[0], self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
 
-    # One call of C instead of three, and no Request, for what nearly every all-reduce is: of a NumPy array, and without an error.
+    # One call of C, not three, and no Request, for what nearly every all-reduce is: of arrays and tensors, without an error.
 
     def _plan(self, buf: Any, op: Any, algorithm: str) -> None:
         """What was accepted once is looked up from now on."""
-        numpy: Any = sys.modules.get("numpy")
-        if numpy is None or type(buf) is not numpy.ndarray or type(op) is not str or not is_plain(buf, True):
-            return
-        _arrays[0] = numpy.ndarray
-        self._plans[buf.dtype, op, algorithm] = dtype_number(buf.dtype), op_number(op), _algorithm(algorithm)
+        if type(op) is str and remember(buf):
+            self._plans[buf.dtype, op, algorithm] = dtype_number(buf.dtype), op_number(op), _algorithm(algorithm)
 
-    def _all_reduce_now(self, buf: Any, dtype: int, op: int, algorithm: int) -> Outcome | None:
+    def _all_reduce_now(self, memory: Memory, buf: Any, dtype: int, op: int, algorithm: int) -> Outcome | None:
         ffi, C = lib()
-        try:
-            data = ffi.from_buffer(buf, require_writable=True)
-        except (BufferError, ValueError):
+        found = memory(buf)
+        if found is None:
             return None  # who checks all buffers has words for it
+        data, count = found
         try:
             now = self._nows.pop()
         except IndexError:  # the first, or another thread has it
             now = ffi.new("ft_now*")
-        count = buf.size
         try:
             code = C.ft_all_reduce_now(
                 *self._native, dtype, op, algorithm, data, count, self.size, self._job.options.heartbeat, now
@@ -326,14 +320,14 @@ class Collectives:
                 return whole(self._everyone, 0, count, epoch)
         except BaseException:  # a signal's handler has raised: as in Request.wait
             if now.request:
-                self._request_of(now, data)._give_up()
+                self._request_of(now, (buf, data))._give_up()
             raise
         if not now.request:
             check(code)
-        return self._request_of(now, data).wait()
+        return self._request_of(now, (buf, data)).wait()
 
-    def _request_of(self, now: Any, data: Any) -> Request:
-        return Request(self._job, now.request, self.size, data, f"{_NAMES[_ALL_REDUCE]} on {self.name}")
+    def _request_of(self, now: Any, keep: Any) -> Request:
+        return Request(self._job, now.request, self.size, keep, f"{_NAMES[_ALL_REDUCE]} on {self.name}")
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not isinstance(rank, int) or not 0 <= rank < self.size:

@@ -47,6 +47,32 @@ def test_bad_buffers_are_refused_as_before(ranks: Ranks) -> None:
     ranks(2, run)
 
 
+def test_bad_tensors_are_refused_as_before(ranks: Ranks) -> None:
+    torch = pytest.importorskip("torch")
+
+    def run(comm: Comm) -> None:
+        for _ in range(3):
+            buf = torch.ones(3)
+            outcome = comm.all_reduce(buf)
+            assert buf.tolist() == [2.0] * 3
+            assert outcome.chunks == ((0, 3, (0, 1)),)
+        for says, thing in (
+            ("not contiguous", torch.zeros(3, 3)[:, 0]),
+            ("is on device meta", torch.zeros(3, device="meta")),
+            ("sparse", torch.zeros(3).to_sparse()),
+            ("negative view", torch._neg_view(torch.zeros(3))),
+        ):
+            with pytest.raises(ftcomm.ConfigError, match=says):
+                comm.all_reduce(thing)
+        half = torch.ones(3, dtype=torch.bfloat16)
+        comm.all_reduce(half)
+        comm.all_reduce(half)
+        assert half.tolist() == [4.0] * 3
+        accept(comm)  # arrays beside tensors
+
+    ranks(2, run)
+
+
 def test_results_by_type_operator_and_algorithm(ranks: Ranks) -> None:
     """What is remembered of one call is not taken for another's."""
 

@@ -14,7 +14,7 @@ from ftcomm._lib import check, lib
 from ftcomm.buffers import MEMORY, Buffer, Memory, buffer_of, remember
 from ftcomm.dtypes import dtype_name, dtype_number, op_number
 from ftcomm.errors import ConfigError, Unsupported
-from ftcomm.request import Outcome, Request, whole
+from ftcomm.request import FT_INTERRUPTED, FT_PEER_FAILURE, FT_TIMEOUT, Outcome, Request, prune_orphans, whole
 
 if TYPE_CHECKING:
     from ftcomm.job import Job
@@ -23,6 +23,7 @@ __all__ = ["ALGORITHMS", "Collectives"]
 
 ALGORITHMS = {"auto": 0, "ring": 1, "flat": 2, "ring-logged": 4}
 _ALL_REDUCE, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = range(9)
+_LOOK = -1  # of ft_all_reduce_now: done, but not as usual
 _NOTHING = Buffer(None, 0, dtype_number("uint8"), None)
 
 
@@ -37,7 +38,7 @@ class Collectives:
     _native: tuple[Any, int]  # job and id; raises Closed after close()
     _everyone: tuple[int, ...]
     _plans: dict[tuple[Any, str, str], tuple[int, int, int]]  # of all-reduces: numbers of type, operator and algorithm
-    _nows: list[Any]  # ft_now that nobody uses
+    _idle: list[tuple[Any, Request]]  # ft_now and a request for what it may hold, for one call at a time
 
     # -- asynchronous --------------------------------------------------------------------------------------------
 
@@ -205,9 +206,10 @@ class Collectives:
                 outcome = self._all_reduce_now(memory, buf, *plan)
                 if outcome is not None:
                     return outcome
-        request = self.iall_reduce(buf, op, algorithm, dtype, **more)
-        self._plan(buf, op, algorithm)
-        return request.wait()
+        outcome = self.iall_reduce(buf, op, algorithm, dtype, **more).wait()
+        if dtype is None and not more:
+            self._plan(buf, op, algorithm)
+        return outcome
 
     def broadcast(self, buf: Any, root: int = 0, dtype: Any = None, **more: Any) -> Outcome:
         """Copies the root's buffer into every rank's, which has as many elements; handed round a ring segment by segment."""
@@ -306,28 +308,33 @@ class Collectives:
         if found is None:
             return None  # who checks all buffers has words for it
         data, count = found
+        prune_orphans()
         try:
-            now = self._nows.pop()
+            now, request = self._idle.pop()
         except IndexError:  # the first, or another thread has it
             now = ffi.new("ft_now*")
+            request = Request(self._job, None, self.size, None, f"{_NAMES[_ALL_REDUCE]} on {self.name}")
         try:
             code = C.ft_all_reduce_now(
                 *self._native, dtype, op, algorithm, data, count, self.size, self._job.options.heartbeat, now
             )
-            if code == 0:
-                epoch = now.epoch
-                self._nows.append(now)
-                return whole(self._everyone, 0, count, epoch)
-        except BaseException:  # a signal's handler has raised: as in Request.wait
-            if now.request:
-                self._request_of(now, (buf, data))._give_up()
+        except BaseException as error:  # a signal's handler has raised: as in Request.wait
+            request._keep, request._handle = (buf, data), now.request or None
+            if now.request and not isinstance(error, Exception):
+                request._give_up()
             raise
-        if not now.request:
+        if code == 0:
+            epoch = now.epoch
+            self._idle.append((now, request))
+            return whole(self._everyone, 0, count, epoch)
+        # No call comes before this: nothing that a signal's handler raises can lose what was posted.
+        request._keep, request._handle = (buf, data), now.request or None
+        if request._handle is None:
             check(code)
-        return self._request_of(now, (buf, data)).wait()
-
-    def _request_of(self, now: Any, keep: Any) -> Request:
-        return Request(self._job, now.request, self.size, keep, f"{_NAMES[_ALL_REDUCE]} on {self.name}")
+        if code in (FT_PEER_FAILURE, FT_TIMEOUT, FT_INTERRUPTED):
+            return request.wait()
+        request._complete(0 if code == _LOOK else code)
+        return request._result()
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not isinstance(rank, int) or not 0 <= rank < self.size:

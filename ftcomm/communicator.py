@@ -58,7 +58,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         self.rank = self.slots.index(job.rank)
         self._closed = False
         self._everyone = tuple(range(self.size))
-        self._plans, self._nows = {}, []
+        self._plans, self._idle = {}, []
 
     @classmethod
     def create(

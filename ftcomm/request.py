@@ -15,7 +15,7 @@ from ftcomm.exit_code import end_with_group
 if TYPE_CHECKING:
     from ftcomm.job import Job
 
-__all__ = ["Outcome", "Request", "wait_all", "whole"]
+__all__ = ["Outcome", "Request", "prune_orphans", "wait_all", "whole"]
 
 FT_PEER_FAILURE, FT_TIMEOUT, FT_INTERRUPTED, FT_CANCELLED = 1, 5, 8, 13
 
@@ -64,8 +64,7 @@ class Request:
         self.operation = operation
         if finish is not None:
             self._finish = finish
-        if _orphans:
-            _prune_orphans()
+        prune_orphans()
 
     def wait(self, timeout: float | None = None) -> Outcome:
         """Blocks until the operation is done and returns its outcome, or raises its error.
@@ -226,7 +225,10 @@ def _set(flags: Any) -> tuple[int, ...]:
     return _ranks(bytes(lib()[0].buffer(flags)))
 
 
-def _prune_orphans() -> None:
+def prune_orphans() -> None:
+    """Lets go of those that are done."""
+    if not _orphans:
+        return
     ffi, C = lib()
     done = ffi.new("int32_t*")
     for orphan in tuple(_orphans):

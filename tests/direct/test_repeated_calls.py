@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -73,6 +74,96 @@ def test_bad_tensors_are_refused_as_before(ranks: Ranks) -> None:
     ranks(2, run)
 
 
+def test_what_dtype_accepts_is_not_remembered(ranks: Ranks) -> None:
+    """The buffer's own type may be none of ours, or not go with the operator."""
+
+    def run(comm: Comm) -> None:
+        for _ in range(2):
+            long = np.zeros(2, np.longdouble)
+            long.view(np.uint8)[:] = comm.rank + 1
+            comm.all_reduce(long, "max", dtype="uint8")
+            assert set(long.view(np.uint8).tolist()) == {2}
+            halves = np.zeros(4, np.uint16)
+            comm.all_reduce(halves, "premul_sum", dtype="bfloat16", factor=2.0)
+            with pytest.raises(ftcomm.Unsupported, match="see the table"):
+                comm.all_reduce(halves, "premul_sum")
+
+    ranks(2, run)
+
+
+def test_a_request_that_was_dropped_is_let_go(ranks: Ranks) -> None:
+    def run(comm: Comm) -> None:
+        accept(comm)
+        dropped = np.ones(3)
+        comm.iall_reduce(dropped)
+        gone = weakref.ref(dropped)
+        del dropped
+        for _ in range(2):
+            comm.all_reduce(np.ones(3))
+        assert gone() is None
+
+    ranks(2, run)
+
+
+def raise_only_in_the_call(error: BaseException) -> None:
+    """In a handler of SIGINT and SIGUSR2; a signal that comes a few lines too early or too late is sent again."""
+
+    def handler(signum: int, frame: Any) -> None:
+        innermost = frame.f_code.co_name
+        while frame is not None:
+            if innermost == "_all_reduce_now" or frame.f_code.co_name == "_wait_until":
+                raise error
+            frame = frame.f_back
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+
+    for signum in (signal.SIGINT, signal.SIGUSR2, signal.SIGALRM):
+        signal.signal(signum, handler)
+
+
+def test_a_handler_that_raises_an_exception_ends_the_call_alone(ranks: Ranks) -> None:
+    """As in Request.wait: only what is no Exception, as Ctrl-C, gives the operation up on all ranks."""
+
+    def run(comm: Comm, context: Context) -> list[float]:
+        accept(comm)
+        buf = np.ones(3)
+        if comm.rank == 1:
+            context.hold()
+            comm.all_reduce(buf)
+        else:
+            raise_only_in_the_call(TimeoutError("enough"))
+            context.mark("entering")
+            with pytest.raises(TimeoutError, match="enough"):
+                comm.all_reduce(buf)
+            context.mark("out")
+        comm.barrier()
+        return buf.tolist()  # type: ignore[no-any-return]
+
+    group = ranks.start(2, run)
+    group.wait_for(0, "entering")
+    group.kill(0, signal.SIGUSR2)
+    group.wait_for(0, "out")
+    group.release(1)
+    assert Ranks.values(group) == [[2.0] * 3] * 2
+
+
+def test_a_job_that_another_thread_closes(ranks: Ranks) -> None:
+    def run(comm: Comm, context: Context) -> str:
+        accept(comm)
+        if comm.rank == 1:
+            context.hold()
+            return ""
+        threading.Timer(0.2, comm.job.close).start()
+        with pytest.raises(ftcomm.Closed) as caught:
+            comm.all_reduce(np.ones(3))
+        context.mark("closed")
+        return str(caught.value)
+
+    group = ranks.start(2, run)
+    group.wait_for(0, "closed")
+    group.release(1)
+    assert "before the operation was done" in Ranks.values(group)[0]
+
+
 def test_results_by_type_operator_and_algorithm(ranks: Ranks) -> None:
     """What is remembered of one call is not taken for another's."""
 
@@ -137,16 +228,6 @@ def test_threads_with_a_communicator_each(ranks: Ranks) -> None:
     ranks(2, run)
 
 
-def interrupt_only_in_the_call(signum: int, frame: Any) -> None:
-    """One that comes a few lines too early or too late is sent again."""
-    innermost = frame.f_code.co_name
-    while frame is not None:
-        if innermost == "_all_reduce_now" or frame.f_code.co_name == "_wait_until":
-            raise KeyboardInterrupt
-        frame = frame.f_back
-    signal.setitimer(signal.ITIMER_REAL, 0.001)
-
-
 def test_ctrl_c_ends_the_wait_on_all(ranks: Ranks, transport: str) -> None:
     def run(comm: Comm, context: Context) -> Any:
         accept(comm)
@@ -155,8 +236,7 @@ def test_ctrl_c_ends_the_wait_on_all(ranks: Ranks, transport: str) -> None:
             with pytest.raises(ftcomm.Error) as caught:
                 comm.all_reduce(np.ones(3))
             return type(caught.value).__name__, caught.value.ranks
-        for signum in (signal.SIGINT, signal.SIGALRM):
-            signal.signal(signum, interrupt_only_in_the_call)
+        raise_only_in_the_call(KeyboardInterrupt())
         context.mark("entering")
         if comm.rank == 0:
             with pytest.raises(KeyboardInterrupt):

@@ -13,6 +13,7 @@ import struct
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from harness import after_fork
@@ -210,6 +211,11 @@ class Job:
             os.close(fd)
 
 
+def job_name() -> str:
+    """In a rank: the same in all that one test has started."""
+    return f"native-{os.getppid()}"
+
+
 class Ranks:
     """Processes forked from the test, each with a two-way message channel (a socket pair) to it."""
 
@@ -239,6 +245,23 @@ class Ranks:
                 os._exit(status)
         there.close()
         self.children[rank] = (pid, os.pidfd_open(pid), here)
+
+    def start(self, size: int, body: Callable[[Channel, Job, int], Any], **options: Any) -> list[bytes]:
+        """Each rank makes a lossy communicator of the job job_name(), says "ready", and runs body; returns their addresses."""
+
+        def run(channel: Channel, rank: int) -> Any:
+            job = Job(job_name(), rank, size, channel.exchange, **options)
+            comm = job.comm(policy=LOSSY)
+            job.barrier(comm)
+            channel.send("ready")
+            return body(channel, job, comm)
+
+        for rank in range(size):
+            self.spawn(rank, partial(run, rank=rank))
+        addresses = self.exchange(range(size))
+        for rank in range(size):
+            assert self.receive(rank) == "ready"
+        return addresses
 
     def kill(self, rank: int, sig: int = signal.SIGKILL) -> None:
         signal.pidfd_send_signal(self.children[rank][1], sig)

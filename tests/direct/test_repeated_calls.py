@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Context, Ranks
+from signals import raise_in_the_wait
 
 import ftcomm
 
@@ -105,21 +106,6 @@ def test_a_request_that_was_dropped_is_let_go(ranks: Ranks) -> None:
     ranks(2, run)
 
 
-def raise_only_in_the_call(error: BaseException) -> None:
-    """In a handler of SIGINT and SIGUSR2; a signal that comes a few lines too early or too late is sent again."""
-
-    def handler(signum: int, frame: Any) -> None:
-        innermost = frame.f_code.co_name
-        while frame is not None:
-            if innermost == "_all_reduce_now" or frame.f_code.co_name == "_wait_until":
-                raise error
-            frame = frame.f_back
-        signal.setitimer(signal.ITIMER_REAL, 0.001)
-
-    for signum in (signal.SIGINT, signal.SIGUSR2, signal.SIGALRM):
-        signal.signal(signum, handler)
-
-
 def test_a_handler_that_raises_an_exception_ends_the_call_alone(ranks: Ranks) -> None:
     """As in Request.wait: only what is no Exception, as Ctrl-C, gives the operation up on all ranks."""
 
@@ -130,7 +116,7 @@ def test_a_handler_that_raises_an_exception_ends_the_call_alone(ranks: Ranks) ->
             context.hold()
             comm.all_reduce(buf)
         else:
-            raise_only_in_the_call(TimeoutError("enough"))
+            raise_in_the_wait(TimeoutError("enough"))
             context.mark("entering")
             with pytest.raises(TimeoutError, match="enough"):
                 comm.all_reduce(buf)
@@ -236,7 +222,7 @@ def test_ctrl_c_ends_the_wait_on_all(ranks: Ranks, transport: str) -> None:
             with pytest.raises(ftcomm.Error) as caught:
                 comm.all_reduce(np.ones(3))
             return type(caught.value).__name__, caught.value.ranks
-        raise_only_in_the_call(KeyboardInterrupt())
+        raise_in_the_wait(KeyboardInterrupt())
         context.mark("entering")
         if comm.rank == 0:
             with pytest.raises(KeyboardInterrupt):

@@ -6,7 +6,6 @@ import ctypes
 import os
 import signal
 import threading
-from functools import partial
 from typing import Any
 
 import native_ranks as nr
@@ -18,19 +17,16 @@ NO_TICKS = 40 * nr.DEADLINE
 def test_what_comes_between_two_operations_is_taken_without_a_thread_that_waits(ranks: nr.Ranks) -> None:
     """After a burst rank 0 waits for a callback and not in the library; what rank 1 sends then finds its mailbox "awake"."""
 
-    def body(channel: nr.Channel, rank: int) -> Any:
-        job = nr.Job(f"bursts-{os.getppid()}", rank, 2, channel.exchange, heartbeat=NO_TICKS)
-        comm = job.comm(policy=nr.LOSSY)
-        job.barrier(comm)
+    def body(_: nr.Channel, job: nr.Job, comm: int) -> Any:
         called = threading.Event()
         callback = nr.DoneFn(lambda _: called.set())
         missing = 0
-        for _ in range(30):
-            for _ in range(40):
+        for _turn in range(30):
+            for _quick in range(40):
                 job.all_reduce(comm, [1.0])
             values = (ctypes.c_double * 1)(1.0)
             request = job.post(comm, nr.ALL_REDUCE, values)
-            if rank == 0:
+            if job.rank == 0:
                 called.clear()
                 job.check(job.c.ft_request_on_done(request, callback, None))
                 missing += not called.wait(nr.DEADLINE / 2)
@@ -40,22 +36,17 @@ def test_what_comes_between_two_operations_is_taken_without_a_thread_that_waits(
         job.close()
         return missing
 
-    for rank in range(2):
-        ranks.spawn(rank, partial(body, rank=rank))
-    ranks.exchange(range(2))
+    ranks.start(2, body, heartbeat=NO_TICKS)
     assert [ranks.result(rank) for rank in range(2)] == [0, 0]
 
 
 def test_a_death_in_a_burst_is_decided_without_a_thread_that_waits(ranks: nr.Ranks) -> None:
     victim = 2
 
-    def body(channel: nr.Channel, rank: int) -> Any:
-        job = nr.Job(f"bursts-death-{os.getppid()}", rank, 3, channel.exchange, heartbeat=NO_TICKS)
-        comm = job.comm(policy=nr.LOSSY)
-        job.barrier(comm)
-        for _ in range(60):
+    def body(_: nr.Channel, job: nr.Job, comm: int) -> Any:
+        for _quick in range(60):
             job.all_reduce(comm, [1.0])
-        if rank == victim:
+        if job.rank == victim:
             os.kill(os.getpid(), signal.SIGKILL)
         job.wait_event("removed", slot=victim)
         values = job.all_reduce(comm, [1.0])
@@ -63,7 +54,5 @@ def test_a_death_in_a_burst_is_decided_without_a_thread_that_waits(ranks: nr.Ran
         job.close()
         return values
 
-    for rank in range(3):
-        ranks.spawn(rank, partial(body, rank=rank))
-    ranks.exchange(range(3))
+    ranks.start(3, body, heartbeat=NO_TICKS)
     assert [ranks.result(rank) for rank in range(2)] == [[2.0], [2.0]]

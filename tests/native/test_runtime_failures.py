@@ -6,33 +6,10 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import native_ranks as nr
 import pytest
-
-
-def name() -> str:
-    return f"failures-{os.getppid()}"
-
-
-def start(ranks: nr.Ranks, size: int, body: Callable[[nr.Channel, nr.Job, int], Any], **options: Any) -> None:
-    """Each rank makes a lossy communicator, says "ready", and runs body."""
-
-    def run(channel: nr.Channel, rank: int) -> Any:
-        job = nr.Job(name(), rank, size, channel.exchange, **options)
-        comm = job.comm(policy=nr.LOSSY)
-        job.barrier(comm)
-        channel.send("ready")
-        return body(channel, job, comm)
-
-    for rank in range(size):
-        ranks.spawn(rank, partial(run, rank=rank))
-    ranks.exchange(range(size))
-    for rank in range(size):
-        assert ranks.receive(rank) == "ready"
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -54,7 +31,7 @@ def test_a_kill_is_noticed_by_the_robust_futex(ranks: nr.Ranks, size: int, busy:
         job.close()
         return event["evidence"], alive, out
 
-    start(ranks, size, body)
+    ranks.start(size, body)
     ranks.kill(victim)
     for rank in range(victim):
         evidence, alive, out = ranks.result(rank)
@@ -74,7 +51,7 @@ def test_the_evidence_comes_from_the_robust_futex(ranks: nr.Ranks) -> None:
             channel.receive()
         return job.wait_event("removed", slot=1)["evidence"]
 
-    start(ranks, 2, body)
+    ranks.start(2, body)
     assert ranks.receive(1) == "full"
     ranks.kill(1)
     assert ranks.result(0) == "robust-futex"
@@ -89,7 +66,7 @@ def test_closing_without_leaving_is_noticed_by_who_needs_it(ranks: nr.Ranks) -> 
         out = job.all_reduce(comm, [1.0])
         return job.wait_event("removed", slot=1)["evidence"], out
 
-    start(ranks, 2, body, heartbeat=10.0)
+    ranks.start(2, body, heartbeat=10.0)
     assert ranks.result(0) == ("left", [1.0])
 
 
@@ -101,7 +78,7 @@ def test_a_stopped_rank_is_silent(ranks: nr.Ranks) -> None:
         event = job.wait_event("removed", slot=2)
         return event["evidence"], job.all_reduce(comm, [1.0])
 
-    start(ranks, 3, body, heartbeat=1.0)
+    ranks.start(3, body, heartbeat=1.0)
     ranks.kill(2, signal.SIGSTOP)
     assert ranks.result(0) == ranks.result(1) == ("heartbeat", [2.0])
     ranks.kill(2, signal.SIGCONT)
@@ -151,7 +128,7 @@ def test_a_forked_child_has_nothing_of_the_job(ranks: nr.Ranks) -> None:
         channel.receive()
         return None
 
-    start(ranks, 2, body)
+    ranks.start(2, body)
     child, report = ranks.receive(1)
     try:
         assert report == repr(([], {nr.CLOSED}, True))
@@ -191,7 +168,7 @@ def test_a_signal_interrupts_a_wait(ranks: nr.Ranks) -> None:
         job.wait(request)
         return caught[:1], list(values)
 
-    start(ranks, 2, body)
+    ranks.start(2, body)
     assert ranks.receive(0) == nr.INTERRUPTED
     ranks.send(1, "enter")
     assert ranks.result(0) == ([1], [2.0])
@@ -225,7 +202,7 @@ def test_waits_end_when_the_job_is_closed(ranks: nr.Ranks) -> None:
             thread.join()
         return codes, called.wait(nr.DEADLINE)
 
-    start(ranks, 2, body)
+    ranks.start(2, body)
     assert ranks.receive(0) == "waiting"
     ranks.send(0, "close")
     assert ranks.result(0) == ([nr.CLOSED] * 3, True)
@@ -244,7 +221,7 @@ def test_a_mad_writer_is_silence_not_a_crash(ranks: nr.Ranks) -> None:
         line = job.wait_event("log")["text"]
         return "ring from rank 1" in line
 
-    start(ranks, 2, body)
+    ranks.start(2, body)
     assert ranks.result(0)
 
 
@@ -270,7 +247,7 @@ def test_callbacks_run_once(ranks: nr.Ranks) -> None:
         job.close()
         return len(calls)
 
-    start(ranks, 2, body)
+    ranks.start(2, body)
     assert ranks.result(0) == ranks.result(1) == 200
 
 
@@ -297,7 +274,7 @@ def test_a_replacement_gets_the_segment_from_a_survivor(ranks: nr.Ranks) -> None
             blobs = [blob, *addresses[1:]]
             return blobs, 77
 
-        job = nr.Job(name(), victim, size, exchange, incarnation=1)
+        job = nr.Job(nr.job_name(), victim, size, exchange, incarnation=1)
         request = ctypes.c_void_p()
         job.check(job.c.ft_join_wait(job.handle, ctypes.byref(request)))
         comm = job.comm(policy=nr.LOSSY)
@@ -307,18 +284,7 @@ def test_a_replacement_gets_the_segment_from_a_survivor(ranks: nr.Ranks) -> None
         job.close()
         return out
 
-    def run(channel: nr.Channel, rank: int) -> Any:
-        job = nr.Job(name(), rank, size, channel.exchange)
-        comm = job.comm(policy=nr.LOSSY)
-        job.barrier(comm)
-        channel.send("ready")
-        return body(channel, job, comm)
-
-    for rank in range(size):
-        ranks.spawn(rank, partial(run, rank=rank))
-    addresses += ranks.exchange(range(size))
-    for rank in range(size):
-        assert ranks.receive(rank) == "ready"
+    addresses += ranks.start(size, body)
     ranks.kill(victim)
     assert [ranks.receive(rank) for rank in range(1, size)] == ["removed"] * 2
     pid, pidfd, sock = ranks.children.pop(victim)

@@ -1,9 +1,9 @@
 // Whether the rank's threads go from one operation straight to the next.
 //
-// In between they are out of the engine for some microseconds. To wake the progress thread for what comes in that time costs its sender a
-// system call, and this rank a switch or a wait for the lock, for every operation. In a burst it is not woken: it looks now and then, and
-// what comes waits for the next operation or for that. A burst is over when a look finds that none has been begun since the last one, or that the
-// last one came after a pause.
+// In between they are out of the engine for some microseconds. To wake the progress thread for what comes in that time costs
+// its sender a system call, and this rank a switch or a wait for the lock, for every operation. In a burst it is not woken: it
+// looks now and then, and what comes waits for the next operation or for that. A burst is over when a look finds that none has
+// been begun since the last one, or that the last one came after a pause.
 #pragma once
 
 #include <cstdint>

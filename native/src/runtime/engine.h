@@ -56,7 +56,7 @@ public:
         ShmAuthority* cells = nullptr;
         Watch* watch = nullptr;
         IoLoop* ticker = nullptr;          // with tcp: who reads sockets keeps deadlines
-        bool may_spin = false;             // every local rank has a processor of its own
+        bool own_processor = false;        // every rank of this machine has one
     };
     void set_parts(const Parts& parts);    // locked
     // Frames that tcp delivered before now are handed to it.
@@ -115,6 +115,7 @@ private:
     bool has_idle_work() const { return node_ != nullptr && node_->has_idle_work(); }  // locked
     bool sleep_as(shm::Sleeper who);        // locked. False: there is mail, or work
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
+    void linger(const Request& request, Time now);  // not locked
     void hand_back();                       // locked
     Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit
     void tick();                            // locked

@@ -8,7 +8,8 @@
 namespace ftcomm {
 namespace {
 
-constexpr Time kSpin = 30'000;  // ns; less than two context switches
+constexpr Time kSpin = 30'000;    // ns; less than two context switches
+constexpr Time kYield = 200'000;  // as long as the ranks that share a processor take to get each its turn, in most collectives
 
 void relax() {
 #if defined(__x86_64__)
@@ -70,7 +71,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
     auto done = [&] { return request->done.load(std::memory_order_acquire); };
     auto& bell = mailbox_->bell[shm::kDriver - 1];
     mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
-    bool spun = !parts_.may_spin;
+    bool lingered = false;
     for (;;) {
         bool did = poll();
         if (done()) return Wait::Done;
@@ -81,16 +82,15 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
             // A mutex is not fair: whoever has just let go would take it again and again.
             give_way();
             lock();
-            spun = !parts_.may_spin;
+            lingered = false;
             continue;
         }
         auto now = IoLoop::now();
         if (deadline != 0 && now >= deadline) return Wait::Timeout;
-        if (!spun) {
-            spun = true;
+        if (!lingered) {
+            lingered = true;
             unlock();
-            for (auto end = now + kSpin; !has_mail() && !done() && IoLoop::now() < end;)
-                for (int i = 0; i < 16; ++i) relax();
+            linger(*request, now);
             lock();
             continue;
         }
@@ -102,9 +102,20 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         lock();
         driver_sleeps_ = false;
         mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
-        spun = !parts_.may_spin;
+        lingered = false;
         if (done()) return Wait::Done;
         if (rc == EINTR) return Wait::Interrupted;
+    }
+}
+
+// What a driver waits for often comes at once: to sleep and be woken costs both sides more. On a processor of its own it looks; on one
+// that it shares, whoever it waits for may need that processor, so it hands it on each time, which is a switch without a wake-up.
+void Engine::linger(const Request& request, Time now) {
+    const auto end = now + (parts_.own_processor ? kSpin : kYield);
+    while (!has_mail() && !request.done.load(std::memory_order_acquire) && IoLoop::now() < end) {
+        if (!parts_.own_processor) ::sched_yield();
+        else
+            for (int i = 0; i < 16; ++i) relax();
     }
 }
 

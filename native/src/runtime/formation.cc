@@ -360,7 +360,7 @@ Status Job::make_node() {
     const auto here = std::count_if(addresses_.begin(), addresses_.end(), [&](const Address& a) {
         return a.job == job_hash_ && (a.processes == id_.processes || !config_.has_secret);
     });
-    parts.may_spin = here <= id_.processors;
+    parts.own_processor = here <= id_.processors;
     engine_.set_parts(parts);
     if (store_) store_->start();
     Authority& authority = cells_ ? static_cast<Authority&>(*cells_) : *store_;

@@ -26,7 +26,7 @@ int begin(Burst& burst, Time& now) {
 FT_TEST(a_burst_is_operations_that_follow_each_other_at_once) {
     Burst burst;
     Time now = 10 * kMilli;
-    for (int i = 0; i < 100; ++i) EXPECT(!operation(burst, now, 100 * kMicro));
+    for (int i = 0; i < 100; ++i) EXPECT(!operation(burst, now, 300 * kMicro));
     EXPECT(!burst.on());
     EXPECT_EQ(begin(burst, now), 8);
     EXPECT(burst.on());
@@ -71,6 +71,17 @@ FT_TEST(operations_with_pauses_end_a_burst) {  // others' operations need the pr
         burst.look(now);
     }
     EXPECT(!burst.on());
+}
+
+FT_TEST(one_pause_does_not_end_a_burst) {
+    Burst burst;
+    Time now = 10 * kMilli;
+    REQUIRE(begin(burst, now) > 0);
+    for (int i = 0; i < 4; ++i) {
+        operation(burst, now, 20 * kMicro);
+        operation(burst, now, 300 * kMicro);
+        EXPECT(burst.look(now = burst.due()));
+    }
 }
 
 FT_TEST(a_thread_that_waits_for_long_ends_a_burst) {

@@ -3,10 +3,10 @@
 // In between they are out of the engine for some microseconds. To wake the progress thread for what comes in that time costs
 // its sender a system call, and this rank a switch or a wait for the lock, for every operation. In a burst it is not woken: it
 // looks now and then, and what comes waits for the next operation or for that. A burst is over when a look finds that none has
-// been begun since the last one, or that the last one came after a pause.
+// been begun since the last one, or only after pauses. One pause is none: a rank that shares its processor is made to pause.
 #pragma once
 
-#include <cstdint>
+#include <utility>
 
 #include "communicator/request.h"
 
@@ -17,23 +17,23 @@ public:
     bool on() const { return on_; }
     // A thread begins to wait for an operation, and looks for mail itself; and it has left.
     void enter(Time now) {
-        ++entered_;
-        quick_ = now - left_at_ < kQuickly ? quick_ + 1 : 0;
+        const bool quickly = now - left_at_ < kQuickly;
+        quick_ = quickly ? quick_ + 1 : 0;
+        seen_ |= quickly;
     }
     // True: a burst has begun, and the progress thread has to be told, as it sleeps for longer.
     bool leave(Time now) {
         left_at_ = now;
         if (on_ || quick_ < kQuick) return false;
         on_ = true;
-        seen_ = entered_;
+        seen_ = false;
         due_ = now + kLook;
         return true;
     }
     // By the progress thread, at any time: whether it goes on. Decided when a look is due.
     bool look(Time now) {
         if (!on_ || now < due_) return on_;
-        on_ = entered_ != seen_ && quick_ > 0;
-        seen_ = entered_;
+        on_ = std::exchange(seen_, false);
         due_ = now + kLook;
         if (!on_) quick_ = 0;
         return on_;
@@ -41,14 +41,14 @@ public:
     Time due() const { return due_; }
 
 private:
-    static constexpr Time kQuickly = 50'000;  // from one operation to the next
+    static constexpr Time kQuickly = 200'000;  // from one operation to the next
     static constexpr int kQuick = 8;
     static constexpr Time kLook = 500'000;  // what comes lies there so long at most
 
     bool on_ = false;
     int quick_ = 0;  // operations in a row that were begun soon after the one before
     Time left_at_ = 0, due_ = 0;
-    std::uint64_t entered_ = 0, seen_ = 0;
+    bool seen_ = false;  // such a one, since the last look
 };
 
 }  // namespace ftcomm

@@ -188,16 +188,20 @@ def communicator(group: Any = None) -> Communicator:
 
     Its operations and the group's are numbered together: call both in the same order on all ranks, from one thread.
     """
-    backend = backend_of(group)
+    return _of(backend_of(group))
+
+
+def _of(backend: Any) -> Communicator:
     policy = next(name for name, code in _POLICIES.items() if code == backend.policy)
     return Communicator(job_of(backend), backend.comm_id, backend.comm_name, backend.slots, policy)
 
 
-def others_open() -> list[str]:
-    """Names of this process's groups besides the default one."""
+def others_open() -> list[Communicator]:
+    """Of this process's groups besides the default one, in the order in which they were made."""
     default = backend_of()
     with _lock:
-        return [backend.comm_name for backend in _groups.values() if backend is not default and not backend.closed]
+        found = [backend for backend in _groups.values() if backend is not default and not backend.closed]
+    return [_of(backend) for backend in found]
 
 
 def outcome(work: Any) -> Outcome:

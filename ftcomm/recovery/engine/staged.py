@@ -19,10 +19,11 @@ from ftcomm.recovery.data import Share, Source, make_source
 from ftcomm.recovery.data.map_source import MapSource
 from ftcomm.recovery.determinism import deterministic
 from ftcomm.recovery.engine.kind import Kind, Setup
+from ftcomm.recovery.engine.logged_groups import LoggedGroups
 from ftcomm.recovery.engine.logged_step import LoggedStep
 from ftcomm.recovery.engine.saved import RunState
 from ftcomm.recovery.engine.stopping import Stopping
-from ftcomm.torch.groups import communicator, others_open
+from ftcomm.torch.groups import communicator
 from ftcomm.torch.shards import sharded
 
 __all__ = ["Staged"]
@@ -50,6 +51,7 @@ class Staged(Kind):
         replicas = isinstance(self._model, DistributedDataParallel)
         group = communicator(self._model.process_group) if replicas else None
         self._share, shares = (0, 1) if group is None else (group.rank, group.size)
+        self._stages = group is None or group.size < self._comm.size  # also replicated ones
         self.alive = tuple(range(shares))
         self.state = RunState(self._model, True, setup.optimizer, setup.schedulers, setup.scaler, setup.extra)
         self.step = LoggedStep()
@@ -61,20 +63,22 @@ class Staged(Kind):
         self.folder = None
         if setup.checkpoint_dir is not None:
             self.folder = CheckpointFolder(os.path.join(setup.checkpoint_dir, f"stage-{self.rank}"), setup.keep)
+        self._groups: LoggedGroups | None = None  # with checkpoints
         self._first = True  # the first step of this process is still to come
         self._saved = -1
         self._stopping: Stopping | None = None
 
     def source(self, loader: Iterable[Any]) -> Source:
         source = make_source(loader, self._share, len(self.alive), keep_batch=False, seed=self._setup.seed)
-        if isinstance(source, MapSource) and len(self.alive) == 1:
-            shares = source.shares
-            if not shares.drop_last and (rest := shares.samples % shares.batch_size):
+        if isinstance(source, MapSource) and self._stages:
+            shares, slots = source.shares, len(self.alive)
+            if not shares.drop_last and (rest := shares.samples % (slots * shares.batch_size)):
                 source.close()
+                each = f", shared out over {slots} replicas" if slots > 1 else ""
                 raise ConfigError(
-                    f"The last batch of an epoch would have {rest} samples, not {shares.batch_size}, and the stages of a "
-                    "pipeline have told each other their shapes in the first step. Give the DataLoader drop_last=True, or a "
-                    f"batch_size that divides {shares.samples}."
+                    f"The last step of an epoch would have {rest} samples{each}, not {slots * shares.batch_size}, and the stages "
+                    "of a pipeline have told each other their shapes in the first step. Give the DataLoader drop_last=True, or a "
+                    f"batch_size with which {shares.samples} samples make whole steps."
                 )
         return source
 
@@ -95,7 +99,8 @@ class Staged(Kind):
                 self._stopping.close(over)
 
     def resume(self) -> None:
-        self._check_groups()  # and the first step comes before the checkpoint
+        if self.folder is not None:  # the first step comes before the checkpoint
+            self._groups = LoggedGroups()
 
     def meet(self) -> None:
         """Nobody is ever missing: whoever sends or receives something waits for the replacement. But all may be told to leave."""
@@ -156,7 +161,8 @@ class Staged(Kind):
 
     def _go_on(self) -> bool:
         """From the checkpoint that the log says is the newest; in a new log, from the newest that all have."""
-        tag, saved = self._comm.resume_from(self._read)
+        assert self._groups is not None
+        tag, saved = self._groups.resume_from(self._read)
         if tag is None:
             saved = self._agree()
         if saved is None:
@@ -210,7 +216,7 @@ class Staged(Kind):
         Returns why this rank could not.
         """
         assert self.folder is not None
-        self._check_groups()
+        assert self._groups is not None
         failed = None
         try:
             self.state.save(self.folder, True, self.alive)
@@ -220,17 +226,8 @@ class Staged(Kind):
         self._comm.all_reduce(all_saved, "min")
         if int(all_saved):
             self._saved = self.state.progress.step
-            self._comm.commit_checkpoint(self._saved)
+            self._groups.commit(self._saved)
         return failed
-
-    def _check_groups(self) -> None:
-        """A checkpoint is of one communicator's log: a replacement would be fed from another one's begin."""
-        if self.folder is not None and (names := others_open()):
-            raise ConfigError(
-                f"There are other process groups than the default one ({', '.join(names)}), and a checkpoint of a replayed job "
-                "is of the default group only: a replacement would hear again in the others what was said before its checkpoint. "
-                "Leave checkpoint_dir out (a replacement does all steps again), or do without new_group and DeviceMesh."
-            )
 
     def _say(self, text: str) -> None:
         who = "" if self.rank == 0 else f"rank {self.rank}: "

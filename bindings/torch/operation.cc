@@ -2,6 +2,7 @@
 
 #include <Python.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <utility>
@@ -16,6 +17,9 @@
 
 namespace ftcomm_torch {
 namespace {
+
+// Seconds: a signal that comes after this thread has last looked for one, and before it sleeps, wakes nobody.
+constexpr double kPiece = 0.5;
 
 // What a Python signal handler raised (KeyboardInterrupt), if a signal came and this is the thread that handles it.
 std::exception_ptr python_interrupt() {
@@ -115,14 +119,14 @@ void Operation::wait_request(ft_request* request, double timeout) {
     const auto start = Clock::now();
     bool given_up = timeout <= 0;
     while (true) {
-        double left = -1;
-        if (!given_up) left = std::max(0.0, timeout - std::chrono::duration<double>(Clock::now() - start).count());
-        const int code = ft_request_wait(request, left);
+        const double left =
+            given_up ? kPiece : std::max(0.0, timeout - std::chrono::duration<double>(Clock::now() - start).count());
+        const int code = ft_request_wait(request, std::min(left, kPiece));
         std::int32_t done = 0;
         const bool maybe_pending = code == FT_INTERRUPTED || code == FT_TIMEOUT;
         if (maybe_pending) ft_request_test(request, &done);
         if (done != 0 || !maybe_pending) return;  // the operation's own result
-        if (code == FT_TIMEOUT) {
+        if (code == FT_TIMEOUT && !given_up && left <= kPiece) {
             // Not this rank's decision alone: the members vote, and the request is then done, one way or the other.
             ft_request_fail(request, FT_TIMEOUT);
             given_up = true;

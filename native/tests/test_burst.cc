@@ -78,10 +78,13 @@ FT_TEST(one_pause_does_not_end_a_burst) {
     Time now = 10 * kMilli;
     REQUIRE(begin(burst, now) > 0);
     for (int i = 0; i < 4; ++i) {
-        operation(burst, now, 20 * kMicro);
+        for (int k = 0; k < 2; ++k) operation(burst, now, 20 * kMicro);
         operation(burst, now, 300 * kMicro);
         EXPECT(burst.look(now = burst.due()));
     }
+    operation(burst, now, 20 * kMicro);  // but every other operation after a pause does
+    operation(burst, now, 300 * kMicro);
+    EXPECT(!burst.look(burst.due()));
 }
 
 FT_TEST(a_thread_that_waits_for_long_ends_a_burst) {

@@ -3,7 +3,8 @@
 // In between they are out of the engine for some microseconds. To wake the progress thread for what comes in that time costs
 // its sender a system call, and this rank a switch or a wait for the lock, for every operation. In a burst it is not woken: it
 // looks now and then, and what comes waits for the next operation or for that. A burst is over when a look finds that none has
-// been begun since the last one, or only after pauses. One pause is none: a rank that shares its processor is made to pause.
+// been begun since the last one, or that half of those that were came after a pause. One pause is none: a rank that shares its
+// processor is made to pause.
 #pragma once
 
 #include <utility>
@@ -19,21 +20,21 @@ public:
     void enter(Time now) {
         const bool quickly = now - left_at_ < kQuickly;
         quick_ = quickly ? quick_ + 1 : 0;
-        seen_ |= quickly;
+        seen_ += quickly ? 1 : -1;
     }
     // True: a burst has begun, and the progress thread has to be told, as it sleeps for longer.
     bool leave(Time now) {
         left_at_ = now;
         if (on_ || quick_ < kQuick) return false;
         on_ = true;
-        seen_ = false;
+        seen_ = 0;
         due_ = now + kLook;
         return true;
     }
     // By the progress thread, at any time: whether it goes on. Decided when a look is due.
     bool look(Time now) {
         if (!on_ || now < due_) return on_;
-        on_ = std::exchange(seen_, false);
+        on_ = std::exchange(seen_, 0) > 0;
         due_ = now + kLook;
         if (!on_) quick_ = 0;
         return on_;
@@ -48,7 +49,7 @@ private:
     bool on_ = false;
     int quick_ = 0;  // operations in a row that were begun soon after the one before
     Time left_at_ = 0, due_ = 0;
-    bool seen_ = false;  // such a one, since the last look
+    int seen_ = 0;  // so many more such ones than others, since the last look
 };
 
 }  // namespace ftcomm

@@ -115,7 +115,7 @@ private:
     bool has_idle_work() const { return node_ != nullptr && node_->has_idle_work(); }  // locked
     bool sleep_as(shm::Sleeper who);        // locked. False: there is mail, or work
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
-    void linger(const Request& request, Time now);  // not locked
+    void linger(const Request& request, std::uint32_t rung, Time now, Time deadline);  // not locked, as the driver
     void hand_back();                       // locked
     Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit
     void tick();                            // locked
@@ -139,7 +139,8 @@ private:
     std::size_t prune_at_ = 64;
     bool changed_ = false;                  // notify() in this input
     bool driving_ = false;                  // a user thread polls
-    bool driver_sleeps_ = false;
+    bool driver_sleeps_ = false;            // or lingers
+    Time crowded_until_ = 0;                // the driver's: somebody computes on the processor that it hands on
     bool progress_sleeps_ = false;
     int passive_ = 0;                       // threads that sleep on changes_
     int inside_ = 0;                        // threads in wait() or wait_change()

@@ -1,7 +1,9 @@
 // User threads in the engine: one of those that wait drives, so that a frame costs no hop between threads.
 #include <sched.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "runtime/engine.h"
 
@@ -10,6 +12,8 @@ namespace {
 
 constexpr Time kSpin = 30'000;    // ns; less than two context switches
 constexpr Time kYield = 200'000;  // as long as the ranks that share a processor take to get each its turn, in most collectives
+constexpr Time kTurn = 1'000'000;  // longer than a rank's in a collective; whoever only computes is given 3 ms
+constexpr Time kCrowded = 100'000'000;
 
 void relax() {
 #if defined(__x86_64__)
@@ -89,9 +93,12 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         if (deadline != 0 && now >= deadline) return Wait::Timeout;
         if (!lingered) {
             lingered = true;
+            const auto rung = bell.load(std::memory_order_acquire);
+            driver_sleeps_ = true;  // as good as: others say what they have for it
             unlock();
-            linger(*request, now);
+            linger(*request, rung, now, deadline);
             lock();
+            driver_sleeps_ = false;
             continue;
         }
         auto rung = bell.load(std::memory_order_acquire);
@@ -109,13 +116,21 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
 }
 
 // What a driver waits for often comes at once: to sleep and be woken costs both sides more. On a processor of its own it looks; on one
-// that it shares, whoever it waits for may need that processor, so it hands it on each time, which is a switch without a wake-up.
-void Engine::linger(const Request& request, Time now) {
-    const auto end = now + (parts_.own_processor ? kSpin : kYield);
-    while (!has_mail() && !request.done.load(std::memory_order_acquire) && IoLoop::now() < end) {
+// that it shares, whoever it waits for may need that processor, so it hands it on each time, which is a switch without a wake-up. Where
+// somebody else computes there, it would get the processor back when that one's turn is over, in milliseconds; who sleeps and is woken
+// gets it at once. So one that had to wait for it sleeps for a while.
+void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time deadline) {
+    if (!parts_.own_processor && now < crowded_until_) return;
+    auto end = now + (parts_.own_processor ? kSpin : kYield);
+    if (deadline != 0) end = std::min(end, deadline);
+    const auto& bell = mailbox_->bell[shm::kDriver - 1];
+    while (!has_mail() && !request.done.load(std::memory_order_acquire) && bell.load(std::memory_order_acquire) == rung &&
+           now < end) {
         if (!parts_.own_processor) ::sched_yield();
         else
             for (int i = 0; i < 16; ++i) relax();
+        const auto before = std::exchange(now, IoLoop::now());
+        if (!parts_.own_processor && now - before > kTurn) crowded_until_ = now + kCrowded;
     }
 }
 

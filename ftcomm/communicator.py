@@ -89,6 +89,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
             out = ffi.new("ft_request**")
             check(C.ft_comm_ready(job.handle, number, out))
             Request(job, out[0], len(members), None, f"the log of {name}").wait()
+        job.made[number] = name
         return cls(job, number, name, members, policy)
 
     @property
@@ -220,6 +221,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         if not self._closed and not self._job.closed:
             check(lib()[1].ft_comm_close(*self._native))
             self._closed = True
+            self._job.made.pop(self.id, None)
 
     def leave(self, timeout: float | None = None) -> None:
         """A planned end of this process's part in the job: the others go on without waiting for a timeout.

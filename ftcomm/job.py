@@ -69,6 +69,7 @@ class Job:
         ffi, C = lib()
         self.name, self.rank, self.world_size, self.incarnation = name, rank, world_size, incarnation
         self.options, self.store, self.joining, self.needed = options, store, False, False
+        self.made: dict[int, str] = {}  # communicators that are open, but for torch's groups
         generation, finished = generation_from_environment() if options.policy == "replay" else (0, ())
         self.instance = f"{name}~{generation}" if generation else name
         self.finished = frozenset(finished)

@@ -14,6 +14,7 @@ import torch_store as torch_store_process
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from test_lost_logs import another_host, empty_disk  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed import pipelining  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
@@ -23,6 +24,7 @@ from torch_keeper import Keep, TorchKeeper, kept  # noqa: E402
 
 import ftcomm  # noqa: E402
 import ftcomm.recovery  # noqa: E402
+import ftcomm.torch  # noqa: E402
 from ftcomm.recovery.data.seeded import mixed  # noqa: E402
 from ftcomm.recovery.engine.restorable import reseed  # noqa: E402
 
@@ -80,12 +82,18 @@ class Place:
 
 
 def training(
-    folder: Path, victims: tuple[int, ...] = (), phases: tuple[str, ...] = (), epochs: int = EPOCHS, until: int = 0
+    folder: Path,
+    victims: tuple[int, ...] = (),
+    phases: tuple[str, ...] = (),
+    epochs: int = EPOCHS,
+    until: int = 0,
+    singles: bool = False,
 ) -> Callable[[harness.Context], Any]:
     """Losses of the last process, digest, steps. The victims' processes of incarnation n die where the nth of the phases is.
-    ``until``: all stay where that step begins."""
+    ``until``: all stay where that step begins. ``singles``: each rank has a group of its own as well."""
 
     def run(context: harness.Context) -> Any:
+        alone = [dist.new_group([rank]) for rank in range(SIZE)][context.rank] if singles else None
         place = Place()
         engine = ftcomm.recovery.Engine(place.model, place.optimizer, checkpoint_dir=folder, checkpoint_every=EVERY)
         phase = phases[context.incarnation] if context.rank in victims and context.incarnation < len(phases) else ""
@@ -109,6 +117,10 @@ def training(
                 losses[now] = place.train(inputs)
                 place.optimizer.step()
                 place.optimizer.zero_grad()
+            if alone is not None:
+                said = torch.tensor([now, 1])
+                dist.all_reduce(said, group=alone)
+                assert said.tolist() == [now, 1], "and not what was said in an older step"
         return losses, place.digest(), engine.step_number
 
     return run
@@ -197,6 +209,29 @@ def test_whoever_dies_goes_on_from_its_checkpoint(
         assert steps_of(job, victims[0]) == expected
 
 
+@pytest.mark.parametrize(
+    ("victims", "phases"), [((2,), ("forward", "update")), pytest.param((0, 1, 2, 3), ("backward",), marks=TABLE)]
+)
+def test_with_groups_of_one_rank(
+    keep: Keep, wanted: list[Any], tmp_path: Path, victims: tuple[int, ...], phases: tuple[str, ...]
+) -> None:
+    job = keep(training(tmp_path, victims, phases, singles=True))
+    same(job.values(), wanted)
+    assert {rank for rank, _ in job.deaths} == {*victims}
+    each_sample_once(job)
+
+
+@pytest.mark.parametrize("how", [empty_disk, another_host])
+def test_without_the_log_of_who_died(keep: Keep, wanted: list[Any], tmp_path: Path, how: Any) -> None:
+    """Its groups' logs come from the others in them; a group of its own begins anew."""
+    hosts = [f"host-{rank}" for rank in range(SIZE)]
+    job = keep(training(tmp_path, (2,), ("backward",), singles=True), transport="tcp", hosts=hosts, on_death=how)
+    same(job.values(), wanted)
+    assert job.deaths == [(2, 0)]
+    assert steps_of(job, 2) == [*range(AT + 1), 0, *range(6, STEPS)]
+    each_sample_once(job)
+
+
 # Each rank marks a checkpoint in three logs, one after another: the second checkpoint is the 4th to the 6th mark.
 MARKS = [
     *(("checkpoint.resume", nth) for nth in range(1, GROUPS + 1)),
@@ -281,6 +316,26 @@ def test_groups_that_come_and_go_are_refused(keep: Keep, tmp_path: Path) -> None
 
     for said in keep(run).values():
         assert "Make groups before engine.steps()" in said
+
+
+def test_communicators_that_are_no_groups_are_refused(keep: Keep, tmp_path: Path) -> None:
+    def run(context: harness.Context) -> str:
+        place = Place()
+        engine = ftcomm.recovery.Engine(place.model, place.optimizer, checkpoint_dir=tmp_path, checkpoint_every=EVERY)
+        ftcomm.torch.communicator().dup().close()
+        twin = ftcomm.torch.communicator().dup()
+        with pytest.raises(ftcomm.ConfigError) as caught:
+            for _, (inputs,) in engine.steps(DataLoader(TensorDataset(INPUTS), batch_size=BATCH)):
+                with engine.step():
+                    place.train(inputs)
+                    place.optimizer.step()
+                    place.optimizer.zero_grad()
+        twin.barrier()
+        return str(caught.value)
+
+    for said in keep(run).values():
+        assert "no process groups" in said
+        assert said.count(".dup") == 1
 
 
 def test_log_groups_are_refused(keep: Keep, tmp_path: Path) -> None:

@@ -117,10 +117,10 @@ def training(
     until: int = 0,
     epochs: int = EPOCHS,
     update_every: int = 1,
-    unwritten: tuple[int, int] = (-1, -1),
+    unwritten: tuple[int, ...] = (-1,),
     **more: Any,
 ) -> Callable[[harness.Context], Any]:
-    """Losses, digest, steps. ``until``: all die when that step begins. ``unwritten``: a rank, and its checkpoint that fails."""
+    """Losses, digest, steps. ``until``: all die when that step begins. ``unwritten``: a rank, and its checkpoints that fail."""
 
     def run(context: harness.Context) -> Any:
         layers = layers_of(context.rank)
@@ -131,7 +131,7 @@ def training(
         engine = ftcomm.recovery.Engine(layers, optimizer, scheduler=rates, **settings)
         kill = Kill(context, victims, phases, layers)
         if context.rank == unwritten[0]:
-            fail_to_save(unwritten[1])
+            fail_to_save(unwritten[1:])
             warnings.showwarning = lambda text, *_, **__: context.mark("warning", str(text))
         context.mark("running")
         context.mark("chose", (engine.strategy.name, engine.reason))
@@ -155,13 +155,13 @@ def training(
     return run
 
 
-def fail_to_save(unwritten: int) -> None:
+def fail_to_save(unwritten: tuple[int, ...]) -> None:
     save = CheckpointFolder.save
 
-    def saved(folder: CheckpointFolder, step: int, *more: Any) -> None:
-        if step == unwritten:
+    def saved(folder: CheckpointFolder, step: int, *more: Any, **how: Any) -> None:
+        if step in unwritten:
             raise ftcomm.SystemFailure("the disk is full")
-        save(folder, step, *more)
+        save(folder, step, *more, **how)
 
     CheckpointFolder.save = saved  # type: ignore[method-assign]
 
@@ -335,6 +335,26 @@ def test_a_checkpoint_that_one_stage_cannot_write(keep: Keep, wanted: list[Any],
     assert (2, "warning", "Training goes on without this checkpoint: the disk is full") in job.group._marks
     for rank in range(STAGES):
         assert max((tmp_path / f"stage-{rank}").iterdir()).name.startswith(f"step-{STEPS:09}-")
+
+
+def test_checkpoints_that_do_not_count_push_out_none(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:
+    """One stage can't write those of steps 4 and 6; the others keep that of step 2, whatever ``keep`` says."""
+    job = keep(training(tmp_path, (1,), ("forward",), unwritten=(2, 4, 6), checkpoint_every=2, keep=2))
+    same(job.values(), wanted)
+    assert steps_of(job, 1)[AT + 1 :] == [0, *range(2, STEPS)]
+
+
+def test_the_one_before_the_last_stays_until_another_counts(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:
+    """That of step 6 can't be written by one stage, and that of step 4 is damaged: that of step 2 is still there."""
+
+    def spoil(job: Any, rank: int) -> None:
+        (newest,) = (tmp_path / f"stage-{rank}").glob("step-*4-*.pt")
+        newest.write_bytes(b"half a pick")
+
+    how: dict[str, Any] = {"unwritten": (2, 6), "checkpoint_every": 2, "keep": 2}
+    job = keep(training(tmp_path, (1,), ("forward",), **how), on_death=spoil)
+    same(job.values(), wanted)
+    assert steps_of(job, 1)[AT + 1 :] == [0, *range(2, STEPS)]
 
 
 def test_gradients_of_the_first_step_do_not_stay(keep: Keep, tmp_path: Path) -> None:

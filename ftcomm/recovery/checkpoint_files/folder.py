@@ -76,7 +76,7 @@ class CheckpointFolder:
         except OSError as error:
             raise SystemFailure(f"The checkpoint folder {self._where} can't be used: {error.strerror}.") from error
 
-    def save(self, step: int, state: dict[Any, Any], wait: bool = True) -> None:
+    def save(self, step: int, state: dict[Any, Any], wait: bool = True, *, prune: bool = True) -> None:
         """Saves the state; then the oldest checkpoints beyond ``keep`` are removed, but never the one just saved.
 
         A checkpoint of the same step is replaced. A save that is still under way is waited for first.
@@ -86,6 +86,7 @@ class CheckpointFolder:
             state: tensors, numbers, strings, None, bytes, and dicts, lists and tuples of these: what ``state_dict()`` gives.
             wait: False: returns when the tensors are copied to CPU memory, which the next such save uses again; training
                 may then change them. A thread writes them, and the next call of save(), wait() or close() raises its error.
+            prune: False: nothing is removed yet; :meth:`prune` does that, or :meth:`discard` takes this one back.
 
         Raises:
             ConfigError: something in the state would not be read back; the message says where it is. Nothing was written.
@@ -98,10 +99,10 @@ class CheckpointFolder:
         copy = copied(state, tensors.add)
         tensors.place(None if wait else self._buffers)
         if wait:
-            self._write(step, copy)
+            self._write(step, copy, prune)
             return
         # Not a daemon: a program that ends well has its last checkpoint.
-        self._thread = threading.Thread(target=self._run, args=(step, copy), name=f"ftcomm-checkpoint-{step}")
+        self._thread = threading.Thread(target=self._run, args=(step, copy, prune), name=f"ftcomm-checkpoint-{step}")
         self._thread.start()
 
     def newest(self) -> tuple[int, dict[Any, Any]] | None:
@@ -149,6 +150,30 @@ class CheckpointFolder:
         if error is not None:
             raise error
 
+    def prune(self, step: int) -> None:
+        """Keeps the checkpoint of ``step`` and the newest ones before it, ``keep`` in all, and later ones.
+
+        Those are of another run, and say nothing about how far back this one may have to go.
+        """
+        self._check_open()
+        self._join()
+        steps: set[int] = set()
+        for entry in self._entries():
+            if entry.step > step:
+                continue
+            if entry.step in steps or len(steps) >= self._keep:
+                self._remove(entry)
+            elif entry.name not in self._damaged:
+                steps.add(entry.step)
+
+    def discard(self, step: int) -> None:
+        """The checkpoint of ``step`` counts for nothing."""
+        self._check_open()
+        self._join()
+        for entry in self._entries():
+            if entry.step == step:
+                self._remove(entry)
+
     def close(self) -> None:
         """Waits for a save under way, raises its error, and frees the memory. May be called twice."""
         self._closed = True
@@ -172,13 +197,13 @@ class CheckpointFolder:
 
     # Writing
 
-    def _run(self, step: int, state: dict[Any, Any]) -> None:
+    def _run(self, step: int, state: dict[Any, Any], prune: bool) -> None:
         try:
-            self._write(step, state)
+            self._write(step, state, prune)
         except BaseException as error:  # noqa: BLE001 - the caller's, at its next call
             self._error = error
 
-    def _write(self, step: int, state: dict[Any, Any]) -> None:
+    def _write(self, step: int, state: dict[Any, Any], prune: bool) -> None:
         def fill(file: IO[bytes]) -> str:
             return Entry.make(self._name, step, content.write(file, state)).name
 
@@ -187,7 +212,8 @@ class CheckpointFolder:
         except OSError as error:
             raise SystemFailure(self._not_written(step, error)) from error
         self._damaged.discard(name)
-        self._prune(step, name)
+        if prune:
+            self._prune(step, name)
 
     def _not_written(self, step: int, error: OSError) -> str:
         try:

@@ -56,7 +56,7 @@ class RunState:
         """What came for :meth:`named`; the objects have loaded theirs."""
         self.extra = {name.removeprefix("extra "): value for name, value in state.items() if name.startswith("extra ")}
 
-    def save(self, folder: CheckpointFolder, wait: bool, alive: tuple[int, ...]) -> None:
+    def save(self, folder: CheckpointFolder, wait: bool, alive: tuple[int, ...], *, prune: bool = True) -> None:
         """``{"model": state_dict, "optimizer": state_dict, "state": {name: state_dict or value}, "buckets": DDP's}``
 
         Raises:
@@ -87,7 +87,7 @@ class RunState:
                 f"Training goes on without the checkpoint before this one: {error}", RuntimeWarning, stacklevel=2
             )
         try:
-            folder.save(self.progress.step, state, wait)
+            folder.save(self.progress.step, state, wait, prune=prune)
         except SystemFailure as error:
             if wait:
                 raise

@@ -213,21 +213,29 @@ class Staged(Kind):
     def _save(self) -> SystemFailure | None:
         """All write theirs, and then it is the one from which replacements go on; if one can't, it is not.
 
-        Returns why this rank could not.
+        Older ones go when this one counts, and not before: the log may still need them, however often one can't be written.
+
+        Returns why this rank could not, if it does not count.
         """
         assert self.folder is not None
         assert self._groups is not None
         failed = None
         try:
-            self.state.save(self.folder, True, self.alive)
+            self.state.save(self.folder, True, self.alive, prune=False)
         except SystemFailure as error:
             failed = error
         all_saved = torch.tensor([int(failed is None)])
         self._comm.all_reduce(all_saved, "min")
-        if int(all_saved):
-            self._saved = self.state.progress.step
-            self._groups.commit(self._saved)
-        return failed
+        step = self.state.progress.step
+        if not int(all_saved):
+            if failed is None:
+                self.folder.discard(step)
+            return failed
+        # By the log, which a process before this one may have written: then this rank has it, whatever becomes of a second try.
+        self._saved = step
+        self._groups.commit(step)
+        self.folder.prune(step)
+        return None
 
     def _say(self, text: str) -> None:
         who = "" if self.rank == 0 else f"rank {self.rank}: "

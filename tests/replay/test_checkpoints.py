@@ -93,6 +93,18 @@ def test_all_die(keep: Keep, wanted: Any, tmp_path: Path) -> None:
     assert all(done <= 25 for _, done in values)
 
 
+@pytest.mark.parametrize(
+    "point", ["checkpoint.resume:1", "result.before:12", "result.after:12", "checkpoint.mark.after:3"]
+)
+def test_a_world_of_one(keep: Keep, tmp_path: Path, point: str) -> None:
+    """What it calls goes to nobody, and is in its log all the same: what comes later has its number there."""
+    (tmp_path / "undisturbed").mkdir()
+    first = digests(keep(1, saving(tmp_path / "undisturbed")).values())
+    job = keep(1, saving(tmp_path), faults=f"rank=0.0,at={point},do=kill")
+    assert digests(job.values()) == first
+    assert job.deaths == [(0, 0)]
+
+
 def test_damaged_checkpoint_the_one_before_is_used(keep: Keep, wanted: Any, tmp_path: Path) -> None:
     """L4, and that it is said."""
     job = keep(3, saving(tmp_path), transport="shm")

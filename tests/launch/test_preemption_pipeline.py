@@ -72,7 +72,7 @@ def test_not_in_the_middle_of_an_accumulation(run: Run) -> None:
 
 def test_a_checkpoint_that_one_stage_cannot_write(run: Run) -> None:
     full = """
-def save(*args):
+def save(*args, **how):
     raise SystemFailure("The disk is full.")
 if step == 4:
     all_are_told()

@@ -92,11 +92,11 @@ def test_checkpoints_of_another_script_are_refused(tmp_path: Path) -> None:
 def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, calls = folders.CheckpointFolder._write, []
 
-    def full(self: Any, step: int, state: Any) -> None:
+    def full(self: Any, step: int, *more: Any) -> None:
         calls.append(step)
         if step in (3, 6, 18):
             raise ftcomm.SystemFailure(f"no space for {step}") from OSError(errno.ENOSPC, "No space left on device")
-        write(self, step, state)
+        write(self, step, *more)
 
     monkeypatch.setattr(folders.CheckpointFolder, "_write", full)
     with pytest.warns(RuntimeWarning, match="without the checkpoint before this one: no space for") as told:
@@ -106,7 +106,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_final_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Any, step: int, state: Any) -> None:
+    def full(self: Any, step: int, *more: Any) -> None:
         raise ftcomm.SystemFailure(f"no space for {step}")
 
     monkeypatch.setattr(folders.CheckpointFolder, "_write", full)

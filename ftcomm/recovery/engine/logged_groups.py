@@ -37,17 +37,14 @@ class LoggedGroups:
                 "their process groups may have another newest checkpoint. Leave checkpoint_dir out, or log all messages."
             )
 
-    def __len__(self) -> int:
-        return 1 + len(self._others)
-
     def resume_from(self, load: Callable[[Any], Any]) -> tuple[Any, Any]:
         """As :meth:`Communicator.resume_from`, in all groups."""
         self._check()
-        known = {group.name: set(group.checkpoints()) for group in self._others if group.size > 1}
+        known = [(group.name, group.checkpoints()) for group in self._others if group.size > 1]
 
         def load_known(tag: Any) -> Any:
             """A mark that is the default group's oldest may have been given up in one that was marked once more."""
-            if missing := [name for name, tags in known.items() if tag not in tags]:
+            if missing := [name for name, tags in known if tag not in tags]:
                 raise ConfigError(f"the log of process group {', '.join(missing)} does not go back to it any more")
             return load(tag)
 

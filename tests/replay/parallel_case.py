@@ -9,7 +9,7 @@ from typing import Any
 import harness
 import torch
 import torch.distributed as dist
-from test_engine_pipeline import digest
+from kept import digest
 from torch import nn
 from torch.distributed import pipelining
 from torch.utils.data import DataLoader, TensorDataset

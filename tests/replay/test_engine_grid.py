@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,9 @@ import torch_store as torch_store_process
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from kept import digest  # noqa: E402
+from test_engine_pipeline import same as same_run  # noqa: E402
+from test_engine_pipeline import steps_of  # noqa: E402
 from test_lost_logs import another_host, empty_disk  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed import pipelining  # noqa: E402
@@ -72,13 +74,7 @@ class Place:
         return [loss.item() for loss in losses]
 
     def digest(self) -> str:
-        state = hashlib.sha256()
-        for value in self.layers.state_dict().values():
-            state.update(value.numpy().tobytes())
-        for values in self.optimizer.state_dict()["state"].values():
-            for value in values.values():
-                state.update(torch.as_tensor(value).numpy().tobytes())
-        return state.hexdigest()
+        return digest(self.layers, self.optimizer)
 
 
 def training(
@@ -153,10 +149,8 @@ def wanted(keep: Keep) -> list[Any]:
 
 
 def same(values: list[Any], wanted: list[Any]) -> None:
-    assert [value[1:] for value in values] == [value[1:] for value in wanted]
+    same_run(values, wanted)
     assert len({value[1] for value in values}) == STAGES  # replicas are equal
-    for value, other in zip(values, wanted, strict=True):  # those of the last process: not of what it did not do again
-        assert value[0] == {step: other[0][step] for step in value[0]}
 
 
 def each_sample_once(job: TorchKeeper, epochs: int = EPOCHS) -> None:
@@ -168,11 +162,6 @@ def each_sample_once(job: TorchKeeper, epochs: int = EPOCHS) -> None:
             assert batches.setdefault((step, copy), what) == what
     for epoch in range(epochs):
         assert sorted(n for at, ns in batches.values() if at == epoch for n in ns) == list(range(SAMPLES))
-
-
-def steps_of(job: TorchKeeper, rank: int) -> list[int]:
-    """In the order in which the rank's processes began them."""
-    return [value[0] for who, name, value in job.group._marks if (who, name) == (rank, "step")]
 
 
 def test_undisturbed(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import torch_store as torch_store_process
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+from kept import digest  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed import pipelining  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
@@ -65,16 +65,6 @@ def run_schedule(schedule: Any, inputs: Any) -> list[float]:
     else:
         schedule.step()
     return [loss.item() for loss in losses]
-
-
-def digest(layers: nn.Module, optimizer: Any) -> str:
-    state = hashlib.sha256()
-    for value in layers.state_dict().values():
-        state.update(value.numpy().tobytes())
-    for values in optimizer.state_dict()["state"].values():
-        for value in values.values():
-            state.update(torch.as_tensor(value).numpy().tobytes())
-    return state.hexdigest()
 
 
 class Kill:

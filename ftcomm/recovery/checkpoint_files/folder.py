@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import warnings
+from collections.abc import Iterable
 from types import TracebackType
 from typing import IO, Any
 
@@ -157,14 +158,7 @@ class CheckpointFolder:
         """
         self._check_open()
         self._join()
-        steps: set[int] = set()
-        for entry in self._entries():
-            if entry.step > step:
-                continue
-            if entry.step in steps or len(steps) >= self._keep:
-                self._remove(entry)
-            elif entry.name not in self._damaged:
-                steps.add(entry.step)
+        self._thin(entry for entry in self._entries() if entry.step <= step)
 
     def discard(self, step: int) -> None:
         """The checkpoint of ``step`` counts for nothing."""
@@ -230,16 +224,7 @@ class CheckpointFolder:
 
     def _prune(self, step: int, name: str) -> None:
         """Removes what the new file makes superfluous. It is whole, and counts first, whatever the steps of others are."""
-        good, seen, later = 1, {step}, 0
-        for entry in self._entries():
-            if entry.name == name:
-                continue
-            if good >= self._keep or entry.step in seen:
-                self._remove(entry)
-            elif entry.name not in self._damaged:
-                good += 1
-                seen.add(entry.step)
-                later = max(later, entry.step)
+        later = max(self._thin(sorted(self._entries(), key=lambda entry: entry.name != name)), default=step)
         if later > step and not self._warned_of_later:
             self._warned_of_later = True
             warnings.warn(
@@ -249,13 +234,23 @@ class CheckpointFolder:
                 stacklevel=4,
             )
 
+    def _thin(self, entries: Iterable[Entry]) -> set[int]:
+        """Keeps the first ``keep`` that are not known to be damaged, one of each step. Returns their steps."""
+        kept: set[int] = set()
+        for entry in entries:
+            if entry.step in kept or len(kept) >= self._keep:
+                self._remove(entry)
+            elif entry.name not in self._damaged:
+                kept.add(entry.step)
+        return kept
+
     def _remove(self, entry: Entry) -> None:
         try:
             self._files.remove(entry.name)
         except OSError as error:  # the new one is there: that is no failure of the save
             path = os.path.join(self._where, entry.name)
             warnings.warn(
-                f"The old checkpoint {path} can't be removed: {error.strerror}.", RuntimeWarning, stacklevel=5
+                f"The old checkpoint {path} can't be removed: {error.strerror}.", RuntimeWarning, stacklevel=6
             )
         self._damaged.discard(entry.name)
 

@@ -128,7 +128,7 @@ private:
     bool start(OpState& op);  // false: it is finished already or cannot start
     void start_run(OpState& op, std::vector<SegmentRun> plan, bool repair);
     void after_progress();
-    bool is_logged(const OpState& op);
+    bool put_on_record(const OpState& op);  // false: it could not be, and the vote decides
     void finish_current(Status status);
     void on_collective(int from, const FrameHeader& header, ByteView payload);
     RunEnv env();

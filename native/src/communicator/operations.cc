@@ -138,7 +138,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     }
     if (decision_.alive.count() == 1) {
         run_alone(op, rank_, plan, false);
-        if (is_logged(op)) finish_current({});
+        if (put_on_record(op)) finish_current({});
         return;
     }
     if (op.shape.is_direct()) {
@@ -236,14 +236,14 @@ void Communicator::after_progress() {
         return;
     }
     if (!run_->done() && log_error_) return;
-    if (!is_logged(*op)) return;
+    if (!put_on_record(*op)) return;
     if (op->repairs > 0) FT_POINT("repair.done");
     finish_current({});
     pump();
 }
 
 // Here, if it has no fence; else before that.
-bool Communicator::is_logged(const OpState& op) {
+bool Communicator::put_on_record(const OpState& op) {
     if (log_error_ && replays() && op.request != nullptr && op.seq > logged_) log_result(op);
     if (!log_error_) propose(log_error_.code == Code::System ? Code::LogFull : log_error_.code, op.seq);
     return log_error_.ok();

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import random
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import wait
@@ -23,6 +24,7 @@ from ftcomm import exit_code
 
 Program = Callable[[Any, Context], Any]
 MOST_RESTARTS = 150
+CRASHES = {-signal.SIGSEGV, -signal.SIGBUS, -signal.SIGABRT, -signal.SIGFPE, -signal.SIGILL}
 
 
 def faults(victims: set[int], point: str, incarnation: int = 0) -> str:
@@ -118,6 +120,10 @@ class Keeper:
     def marked(self, rank: int, name: str) -> bool:
         return any(mark[:2] == (rank, name) for mark in self.group._marks)
 
+    def died_only(self, *expected: tuple[int, int]) -> None:
+        """Else the error says of what the others died."""
+        assert sorted(self.deaths) == [*expected], "\n".join(self._errors)
+
     def values(self, deadline: float = 60.0) -> list[Any]:
         """Of all ranks, when all have ended well. Nothing is left behind."""
         until = time.monotonic() + deadline
@@ -169,8 +175,10 @@ class Keeper:
         last_round = self._round[rank]
         if was_member or result.status == exit_code.STARTS_AGAIN:
             self._next_round(rank)
-        if result.error is not None and len(self._errors) < 8:
-            self._errors.append(result.text())
+        if result.status in CRASHES:
+            raise Failed(result.text())  # its replacement would hide it
+        if result.status != -signal.SIGKILL and len(self._errors) < 8:
+            self._errors.append(f"rank {rank}.{self._incarnation[rank]}: {result.text()}")
         if result.status == exit_code.STARTS_AGAIN:
             self.taken_along.append((rank, self._incarnation[rank]))
         else:

@@ -98,7 +98,7 @@ def test_two_stages_at_once(keep: Keep, wanted: Any) -> None:
     """Both are served by the others. (Not by each other: tests/recovery/test_parallel_work.py.)"""
     job = keep(training(None, (1, 2)))
     same(job.values(), wanted())
-    assert sorted(job.deaths) == [(1, 0), (2, 0)]
+    job.died_only((1, 0), (2, 0))
     both = events(job, "parallel-replay")
     assert [event["rank"] for event in sorted(both, key=lambda e: e["rank"])] == [1, 2]
     for event in both:
@@ -122,7 +122,7 @@ def dies_helping(context: harness.Context) -> None:
 def test_a_helper_dies(keep: Keep, wanted: Any) -> None:
     job = keep(training(None, (2,), prepare=dies_helping))
     same(job.values(), wanted())
-    assert sorted(job.deaths) == [(0, 0), (2, 0)]
+    job.died_only((0, 0), (2, 0))
     (event,) = [event for event in events(job, "parallel-replay") if event["rank"] == 2]
     assert event["helpers"]["0"] == 6
     assert {*event["left_out"]} == {"0"}

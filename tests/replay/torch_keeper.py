@@ -35,6 +35,7 @@ class TorchKeeper(Keeper):
         **options: Any,
     ):
         self._store, self._backend = store, backend
+        options.setdefault("heartbeat", 3.0)  # a busy machine is no reason to take somebody for dead
         super().__init__(ranks, size, lambda _, context: program(context), direct=False, **options)
 
     def _run(self, group: Group, context: Context) -> Any:

@@ -77,17 +77,40 @@ class Checkpoints:
 
     def checkpoints(self) -> list[str | int]:
         """Tags that this rank can :meth:`resume` from, the newest first. Empty in the first process, and before a commit."""
-        ffi, C = lib()
+        return self._tags(lib()[1].ft_comm_checkpoints)
+
+    def note(self, tag: str | int) -> None:
+        """Says where this rank is, by itself: not collective, and nothing waits for it.
+
+        Its replacement may go on from here, with ``resume(tag, noted=True)``, if it has this rank's state of this point from
+        somewhere else: from a replica, for instance. Messages that it has sent need not be received. Nothing is given up by the
+        log for it; the newest four are kept, up to the next checkpoint. What is done again is not noted again.
+
+        Raises:
+            ConfigError: an operation of this rank is open, :meth:`resume` was not called before, or messages inside a log group
+                are not logged.
+            LogFull: the log has reached its limit.
+        """
+        check(lib()[1].ft_comm_note(*self._native, _text_of(tag).encode()))
+
+    def notes(self) -> list[str | int]:
+        """Tags of the :meth:`note` s that this rank can go on from, the newest first: since its newest checkpoint, and with all
+        in the log that it had sent."""
+        return self._tags(lib()[1].ft_comm_notes)
+
+    def _tags(self, ask: Any) -> list[str | int]:
+        ffi, _ = lib()
         size, needed = 4096, ffi.new("size_t*")
         while True:
             out = ffi.new("char[]", size)
-            check(C.ft_comm_checkpoints(*self._native, out, size, needed))
+            check(ask(*self._native, out, size, needed))
             if needed[0] < size:
                 return [json.loads(text) for text in json.loads(ffi.string(out).decode())]
             size = needed[0] + 1
 
-    def resume(self, tag: str | int | None = None) -> None:
+    def resume(self, tag: str | int | None = None, *, noted: bool = False) -> None:
         """Ends what every process does again, and goes on at the checkpoint ``tag``; None: right here (there is no checkpoint).
+        ``noted``: at the :meth:`note` of that tag.
 
         Collective. Call it once, on every rank and in every process, after loading that checkpoint. Before it, each process
         does the same: a replacement is fed from the log there as well.
@@ -100,7 +123,8 @@ class Checkpoints:
         """
         ffi, C = lib()
         out = ffi.new("ft_request**")
-        check(C.ft_comm_resume(*self._native, ffi.NULL if tag is None else _text_of(tag).encode(), out))
+        text = ffi.NULL if tag is None else _text_of(tag).encode()
+        check((C.ft_comm_resume_noted if noted else C.ft_comm_resume)(*self._native, text, out))
         Request(self._job, out[0], self.size, None, f"resume on {self.name}").wait()
 
     def resume_from(self, load: Callable[[str | int], T]) -> tuple[str | int | None, T | None]:

@@ -108,6 +108,7 @@ void Checker::finish_replay() {
     if (undisturbed_ == nullptr || world_.violation().found()) return;
     for (const auto& [key, written] : undisturbed_->logs) {
         const auto& now = history_.logs[key];
+        if (key.dst == kNotes) continue;  // who goes on from an older one may have lost the newest, or not noted it yet
         if (key.dst == kHeard) continue;  // when word of an answer comes, and how often, depends on who lives then
         const bool in_time = key.dst == kAnswers;  // and messages that say what those were
         if (written.size() != now.size() || (key.dst == kResults && written != now)) {

@@ -46,6 +46,7 @@ constexpr Rule kRules[] = {
     {"L13", "given up only when all have acknowledged"},
     {"L14", "a mark proves the commit", 6100},
     {"L15", "nothing is late beyond a mark"},
+    {"L16", "a note holds with all that comes before it"},
     {"G1", "who dies takes its log group along"},
     {"G2", "a log group goes on from one checkpoint"},
 };

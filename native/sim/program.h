@@ -100,6 +100,7 @@ private:
     void post_answers(int step);
     void post_resume();           // program_checkpoints.cc
     void post_commit(int step);
+    void note();
     void resumed();
     bool ends_replay(const OpenCall& call);
     void end_of_replay_group();
@@ -112,7 +113,7 @@ private:
     bool napped_ = false, stop_ = false;
     bool resumed_ = false;        // replay with checkpoints
     bool goes_back_ = false;      // another one of its log group goes on from an older checkpoint
-    std::string tag_;             // from which one; empty: from the resume point
+    std::string tag_;             // from which one, or from which note; empty: from the resume point
     std::uint64_t state_ = 1;     // replay: a hash of all that this rank has received, groups before this one
     std::map<std::pair<int, int>, std::uint64_t> received_;  // replay: in this group; what does not depend on time
     std::map<int, std::vector<int>> heard_;  // replay: step of a fan-in -> sources in the order of its receives

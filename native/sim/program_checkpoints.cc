@@ -1,5 +1,6 @@
 // What a rank's user does about checkpoints: saves its state and commits it; after a restart loads the newest, or the one before when the newest
 // is damaged, and goes on from there.
+#include "sim/data.h"
 #include "sim/program.h"
 #include "sim/world.h"
 
@@ -15,9 +16,14 @@ void Program::post_resume() {
         tags.erase(tags.begin());
     }
     tag_ = tags.empty() ? "" : tags.front();  // before the first one is the start
+    const auto notes = self_.node->comm_notes(c.comm);
+    const bool noted = !notes.empty() && world_.random().chance(0.6);
+    if (noted) tag_ = world_.random().chance(0.7) ? notes.front() : notes[world_.random().below(notes.size())];
     world_.trace().text(world_.now(), "%d.%u resumes from \"%s\"", self_.slot, self_.incarnation, tag_.c_str());
     RequestPtr request;
-    world_.input(self_, [&](Node& node, Time now) { request = node.comm_resume(now, c.comm, tag_); });
+    world_.input(self_, [&](Node& node, Time now) {
+        request = noted ? node.comm_resume_noted(now, c.comm, tag_) : node.comm_resume(now, c.comm, tag_);
+    });
     add(std::move(call), request);
 }
 
@@ -28,7 +34,7 @@ void Program::resumed() {
         world_.violate("X", "slot %d goes on from checkpoint %s, which it has not saved", self_.slot, tag_.c_str());
         return;
     }
-    world_.counters().add("inject resume from a checkpoint");
+    world_.counters().add(tag_.starts_with("note") ? "inject resume from a note" : "inject resume from a checkpoint");
     state_ = saved->state;
     heard_ = saved->heard;
     group_ = saved->group;
@@ -44,6 +50,21 @@ void Program::post_commit(int index) {
     world_.trace().text(world_.now(), "%d.%u commits checkpoint %s", self_.slot, self_.incarnation, tag.c_str());
     world_.input(self_, [&](Node& node, Time now) { request = node.comm_commit(now, c.comm, tag); });
     add(std::move(call), request);
+}
+
+// Between two groups, where nothing of its own is open. Others may not have received yet what it has sent.
+void Program::note() {
+    const auto& s = world_.scenario();
+    if (!s.notes || !s.log_groups.empty() || !resumed_ ||
+        mixed(s.seed, static_cast<std::uint64_t>(self_.slot * 1000 + group_)) % 3 == 0)
+        return;
+    const auto tag = "note " + std::to_string(group_);
+    world_.save(self_.slot, tag, {state_, heard_, group_});
+    Status status;
+    world_.input(self_, [&](Node& node, Time now) { status = node.comm_note(now, handles_[0].id, tag); });
+    const bool voted_out = status.code == Code::StaleEpoch || status.code == Code::NoAuthority;  // its next call will tell it
+    if (self_.running() && !status.ok() && !voted_out)
+        world_.violate("X", "slot %d: %s: refused: %s", self_.slot, tag.c_str(), status.message.c_str());
 }
 
 }  // namespace ftcomm::sim

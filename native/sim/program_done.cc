@@ -148,6 +148,7 @@ void Program::after_group() {
     ++group_;
     next_step_ = world_.scenario().groups[static_cast<std::size_t>(group_)];
     phase_ = Phase::Post;
+    note();
 }
 
 void Program::call_shrink(int comm_index) {

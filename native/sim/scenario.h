@@ -138,6 +138,7 @@ struct Scenario {
     int resume_group = -1;             // replay: with checkpoints; before this group is what every process does again
     bool log_late = false;             // replay: messages between hosts are logged off the critical path
     std::vector<std::int32_t> log_groups;  // replay: of each slot; messages inside one are in no log. Empty: all are
+    bool notes = false;                // replay: ranks note places between checkpoints, each by itself
     bool may_lose_all = false;         // replay: also the last one may die
     int group_count() const { return static_cast<int>(groups.size()) - 1; }
 };

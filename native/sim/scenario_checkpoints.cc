@@ -33,6 +33,7 @@ void draw_checkpoints(Scenario& s) {
         if (!under_way(s, s.groups[static_cast<std::size_t>(g)], true)) candidates.push_back(g);
     s.resume_group = r.pick(candidates);
     if (r.chance(0.4)) s.may_lose_all = true;  // then only the logs know what was committed
+    s.notes = Random(s.seed ^ 0x407e5ULL).chance(0.6);
     // One communicator has checkpoints: what others did behind the resume point could not be left out.
     for (int i = s.groups[static_cast<std::size_t>(s.resume_group)]; i < static_cast<int>(s.steps.size()); ++i)
         s.steps[static_cast<std::size_t>(i)].comm = 0;

@@ -30,10 +30,11 @@ std::string describe(const Scenario& s) {
                   static_cast<unsigned long long>(s.seed), s.ranks, static_cast<int>(s.comms.size()), s.steps.size(),
                   static_cast<unsigned long long>(s.segment_bytes), static_cast<unsigned long long>(s.flat_limit),
                   s.network.frames, s.quiet ? ", quiet" : "",
-                  s.resume_group >= 0 ? ", replay with checkpoints"
-                  : s.replay          ? ", replay"
-                  : s.joins           ? ", joins"
-                                      : "",
+                  s.notes               ? ", replay with checkpoints and notes"
+                  : s.resume_group >= 0 ? ", replay with checkpoints"
+                  : s.replay            ? ", replay"
+                  : s.joins             ? ", joins"
+                                        : "",
                   s.peer_memory ? ", peer memory" : "");
     std::string out = line;
     out += "  hosts";

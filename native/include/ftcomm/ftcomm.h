@@ -137,6 +137,11 @@ FT_API int ft_comm_logged(ft_job* job, ft_comm comm, int dst, uint64_t n, uint64
 FT_API int ft_job_flush_log(ft_job* job);             /* what is logged late is in the log when it returns */
 FT_API int ft_comm_commit(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
 FT_API int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);
+/* A note says where this rank is, and needs no other rank: for a replacement that has its state from somewhere else. notes: tags that it can
+ * go on from, as above. resume_noted: as resume, and collective with it: the others may call either. */
+FT_API int ft_comm_note(ft_job* job, ft_comm comm, const char* tag);
+FT_API int ft_comm_notes(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed);
+FT_API int ft_comm_resume_noted(ft_job* job, ft_comm comm, const char* tag, ft_request** out);
 
 typedef struct {
     int32_t kind, dtype, op, algorithm, root;
@@ -194,6 +199,8 @@ FT_API int ft_request_chunk(ft_request* request, int32_t index, uint64_t* offset
 FT_API const char* ft_last_error(void);                /* JSON of this thread's last error, "" if none */
 FT_API size_t ft_dtype_size(int32_t dtype);
 FT_API int ft_reduce_supported(int32_t dtype, int32_t op);
+/* Of the sizes, and of the first and last cache line of each: whether two ranks have the same, nearly for nothing. */
+FT_API uint32_t ft_sample(const void* const* data, const size_t* bytes, size_t count);
 FT_API uint32_t ft_crc32c(const void* data, uint64_t bytes, uint32_t seed);  /* seed: the checksum of what came before, or 0 */
 FT_API const char* ft_version(void);
 FT_API const char* ft_build_info(void);                /* JSON: compiler, CPU features, transports */

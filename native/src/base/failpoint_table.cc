@@ -103,6 +103,8 @@ static constexpr PointInfo kPoints[] = {
 
     {"checkpoint.resume", "Replay: the end of what every process does again is about to be marked in the log."},
     {"checkpoint.mark.before", "Replay: all ranks have agreed on a checkpoint; this rank is about to mark it in its log."},
+    {"note.before", "Replay: this rank is about to note its place in its log, by itself."},
+    {"note.after", "Replay: its place is noted."},
     {"checkpoint.mark.after", "Replay: the checkpoint is marked in this rank's log; nothing has been given up."},
     {"checkpoint.collect", "Replay: what comes before the checkpoint before the last is about to be given up."},
 

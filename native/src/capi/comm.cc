@@ -39,6 +39,17 @@ int post(ft_job* job, bool survivors, ft_request** out, F f) {
     return rc != FT_OK ? rc : guarded([&] { return give(job, std::move(request), survivors, out); });
 }
 
+int give_tags(const std::vector<std::string>& tags, char* out, size_t cap, size_t* needed) {
+    Json j;
+    j.begin_list();
+    for (const auto& tag : tags) j.text(tag);
+    j.end_list();
+    const auto& text = j.str();
+    *needed = text.size();
+    if (text.size() < cap) std::memcpy(out, text.c_str(), text.size() + 1);
+    return FT_OK;
+}
+
 }  // namespace
 
 extern "C" {
@@ -118,6 +129,19 @@ int ft_comm_resume(ft_job* job, ft_comm comm, const char* tag, ft_request** out)
     return post(job, false, out, [&](Node& node) { return node.comm_resume(IoLoop::now(), comm, tag != nullptr ? tag : ""); });
 }
 
+int ft_comm_resume_noted(ft_job* job, ft_comm comm, const char* tag, ft_request** out) {
+    if (tag == nullptr) return fail(Code::Invalid, "a note has a tag");
+    return post(job, false, out, [&](Node& node) { return node.comm_resume_noted(IoLoop::now(), comm, tag); });
+}
+
+int ft_comm_note(ft_job* job, ft_comm comm, const char* tag) {
+    if (tag == nullptr) return fail(Code::Invalid, "a note has a tag");
+    return with_node(job, [&](Node& node) {
+        auto s = node.comm_note(IoLoop::now(), comm, tag);
+        return s ? int{FT_OK} : fail(s);
+    });
+}
+
 int ft_job_flush_log(ft_job* job) {
     return with_node(job, [&](Node& node) {
         auto s = node.flush_log(IoLoop::now());
@@ -173,16 +197,11 @@ int ft_comm_logged(ft_job* job, ft_comm comm, int dst, uint64_t n, uint64_t* byt
 }
 
 int ft_comm_checkpoints(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed) {
-    return with_node(job, [&](Node& node) {
-        Json j;
-        j.begin_list();
-        for (const auto& tag : node.comm_checkpoints(comm)) j.text(tag);
-        j.end_list();
-        const auto& text = j.str();
-        *needed = text.size();
-        if (text.size() < cap) std::memcpy(out, text.c_str(), text.size() + 1);
-        return int{FT_OK};
-    });
+    return with_node(job, [&](Node& node) { return give_tags(node.comm_checkpoints(comm), out, cap, needed); });
+}
+
+int ft_comm_notes(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* needed) {
+    return with_node(job, [&](Node& node) { return give_tags(node.comm_notes(comm), out, cap, needed); });
 }
 
 int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) {

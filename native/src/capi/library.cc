@@ -1,4 +1,6 @@
 // What belongs to no job: build, data types, failpoints.
+#include <algorithm>
+#include <cstddef>
 #include <string>
 
 #include "base/crc32c.h"
@@ -26,6 +28,17 @@ int ft_reduce_supported(int32_t dtype, int32_t op) {
 }
 
 uint32_t ft_crc32c(const void* data, uint64_t bytes, uint32_t seed) { return crc32c(data, bytes, seed); }
+
+uint32_t ft_sample(const void* const* data, const size_t* bytes, size_t count) {
+    constexpr size_t kLine = 64;
+    auto sum = crc32c(bytes, count * sizeof *bytes, 0);
+    for (size_t i = 0; i < count; ++i) {
+        const auto n = std::min(bytes[i], kLine);
+        const auto* const first = static_cast<const std::byte*>(data[i]);
+        if (n > 0) sum = crc32c(first + bytes[i] - n, n, crc32c(first, n, sum));
+    }
+    return sum;
+}
 
 const char* ft_version(void) { return FTCOMM_VERSION; }
 

@@ -18,7 +18,7 @@
 namespace ftcomm {
 
 // Ranks are job slots. `dst` of the streams that a rank writes for its own replacement:
-inline constexpr int kResults = -1, kAnswers = -2, kMarks = -3, kFailures = -4, kHeard = -5;
+inline constexpr int kResults = -1, kAnswers = -2, kMarks = -3, kFailures = -4, kHeard = -5, kNotes = -6;
 
 struct LogKey {
     std::uint64_t comm = 0;

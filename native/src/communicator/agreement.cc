@@ -18,7 +18,7 @@ struct Communicator::Agreement {
     enum State : std::int64_t { kBusy, kQuiet, kFailed };
     RequestPtr request, gather;
     std::string tag;
-    bool commits = false;
+    bool commits = false, noted = false;  // noted: the tag is that of a note
     Place here;  // behind it
     std::size_t width = 0;
     std::vector<std::int64_t> mine, all;
@@ -46,9 +46,9 @@ Communicator::~Communicator() {
     if (agreement_ != nullptr) --core_.agreements;
 }
 
-RequestPtr Communicator::resume(const std::string& tag) {
+RequestPtr Communicator::resume(const std::string& tag, bool noted) {
     if (marks_ > 0) return refuse(Code::Invalid, "resume was called before on communicator " + spec_.name + ": call it once");
-    if (!group_resume_) return begin_agreement(tag, false);
+    if (!group_resume_) return begin_agreement(tag, false, noted);
     if (group_resume_->request != nullptr)
         return refuse(Code::Invalid,
                       "resume on communicator " + spec_.name + " while another one is under way: wait for it first");
@@ -74,7 +74,7 @@ RequestPtr Communicator::refuse(Code code, std::string text) {
     return request;
 }
 
-RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits) {
+RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits, bool noted) {
     if (!replays()) return refuse(Code::Invalid, "checkpoints in the log need the policy replay");
     if (agreement_ != nullptr)
         return refuse(Code::Invalid, "resume or commit_checkpoint on communicator " + spec_.name +
@@ -84,6 +84,7 @@ RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits) {
     a.request = std::make_shared<Request>();
     a.tag = tag;
     a.commits = commits;
+    a.noted = noted;
     // What is said to the others is what the mark will say: after they have agreed, messages from further on may be here already.
     a.here = place();
     a.here.next_seq = next_seq_ + 1;
@@ -137,6 +138,8 @@ void Communicator::settle_agreement() {
         } else if (next_seq_ != a->here.next_seq || place().messages.sent != a->here.messages.sent) {
             status = Status::error(Code::Invalid, "resume on communicator " + spec_.name +
                                                       ": operations were begun while it was under way. Wait for it first");
+        } else if (a->noted) {
+            status = go_on_from_note(a->tag, a->here);
         } else {
             std::uint64_t number = 0;
             status = find_mark(a->tag, a->here, &number);

@@ -76,6 +76,15 @@ std::uint64_t Communicator::proven_by_mark() const {
     return newest ? newest->place.next_seq - 1 : 0;
 }
 
+Status Communicator::at_resume_point(const Mark& mark, const Place& here) const {
+    if (here == mark.base) return {};
+    return Status::error(Code::ReplayDiverged,
+                         "before resume, this process has called " + std::to_string(here.next_seq - 1) +
+                             " operations on communicator " + spec_.name + ", one before it " +
+                             std::to_string(mark.base.next_seq - 1) +
+                             " (or other messages): what comes before resume must be the same in every process");
+}
+
 // All ranks are here, or were when a process before this one came to this point. number: of the mark with that tag.
 Status Communicator::find_mark(const std::string& tag, const Place& here, std::uint64_t* number) const {
     const auto last = core_.config.log->last(note_key(kMarks));
@@ -86,12 +95,7 @@ Status Communicator::find_mark(const std::string& tag, const Place& here, std::u
                                                               spec_.name + ", which is empty: start without a tag");
     const auto newest = read_mark(last);
     if (!newest) return damaged_marks();
-    if (here != newest->base)
-        return Status::error(Code::ReplayDiverged,
-                             "before resume, this process has called " + std::to_string(here.next_seq - 1) +
-                                 " operations on communicator " + spec_.name + ", one before it " +
-                                 std::to_string(newest->base.next_seq - 1) +
-                                 " (or other messages): what comes before resume must be the same in every process");
+    if (auto s = at_resume_point(*newest, here); !s) return s;
     for (auto n = last; n > 0; --n) {
         const auto m = read_mark(n);
         if (!m) break;
@@ -120,18 +124,22 @@ Status Communicator::go_on_from(std::uint64_t number, const Place& here) {
     }
     const auto to = read_mark(number);
     if (!to) return damaged_marks();
-    next_seq_ = to->place.next_seq;
+    pairs_->count_anew(marks_);
+    go_on_at(to->place);
+    return {};
+}
+
+void Communicator::go_on_at(const Place& place, const LoggedPairs::Left& left) {
+    next_seq_ = place.next_seq;
     done_seq_ = next_seq_ - 1;
-    // Made before it may read on: what comes before this checkpoint may be gone, and it has not been told yet that it is not to look there.
-    const auto& ring_sent = to->place.ring.sent;
+    // Made before it may read on: what comes before this place may be gone, and it has not been told yet that it is not to look there.
+    const auto& ring_sent = place.ring.sent;
     const bool with_ring = ring_ != nullptr || std::any_of(ring_sent.begin(), ring_sent.end(), [](auto n) { return n > 0; });
     if (with_ring) ring();
     log_->set_reading(true);
-    pairs_->go_to(to->place.messages);
-    pairs_->count_anew(marks_);
-    if (with_ring) ring().pairs().go_to(to->place.ring);
+    pairs_->go_to(place.messages, left);
+    if (with_ring) ring().pairs().go_to(place.ring);
     serve_logged();
-    return {};
 }
 
 // All ranks are at this checkpoint, with `acknowledged` marks written by each of them.

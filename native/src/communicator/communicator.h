@@ -63,10 +63,13 @@ public:
     void resume();  // admitting or solo has ended: start what was posted meanwhile
 
     // agreement.cc: the policy replay. Collective. resume says where the prologue ends, and where this process goes on (empty: right there).
-    RequestPtr resume(const std::string& tag);
+    RequestPtr resume(const std::string& tag, bool noted = false);
     RequestPtr commit_checkpoint(const std::string& tag);
     void settle_agreement();
     std::vector<std::string> checkpoints() const;  // the newest first
+    // notes.cc: of this rank alone. resume goes on from a note as from a checkpoint.
+    Status note(const std::string& tag);
+    std::vector<std::string> notes() const;  // that resume can go on from, the newest first
     void set_log_position(std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {
         if (pairs_ != nullptr) pairs_->set_position(iteration, micro_batch);
     }
@@ -191,11 +194,20 @@ private:
     Status damaged_marks() const;
     struct Agreement;
     RequestPtr refuse(Code code, std::string text);
-    RequestPtr begin_agreement(const std::string& tag, bool commits);
+    RequestPtr begin_agreement(const std::string& tag, bool commits, bool noted = false);
     RequestPtr waited_for(const RequestPtr& request) const;
     Status judge(const Agreement& agreement) const;
+    Status at_resume_point(const Mark& mark, const Place& here) const;
     Status find_mark(const std::string& tag, const Place& here, std::uint64_t* number) const;
     Status go_on_from(std::uint64_t number, const Place& here);
+    void go_on_at(const Place& place, const LoggedPairs::Left& left = {});
+    // notes.cc
+    struct Note;
+    bool has_noted(const std::string& tag) const;
+    std::vector<Note> usable_notes() const;  // the newest first
+    bool has_all_before(const Note& note) const;
+    Status go_on_from_note(const std::string& tag, const Place& here);
+    std::uint64_t proven_by_note() const;
     // group_resume.cc
     void resume_with_group(RequestPtr request, std::uint64_t number, const Place& here);
     void offer_to(int rank);
@@ -322,6 +334,7 @@ private:
     std::optional<GroupResume> group_resume_;
     std::map<int, std::uint64_t> offers_;  // of the others of the log group: the mark that each can go on from
     std::uint64_t marks_ = 0;  // the program has passed so many, the resume point included
+    std::optional<std::uint64_t> noted_;  // how far it was at the newest note
     std::uint64_t replayed_ = 0;  // so many were
     bool catching_up_ = false;  // until the first operation that is not in the log
     Status log_error_;  // a result that could not be logged

@@ -411,7 +411,17 @@ LoggedPairs::Position LoggedPairs::position() const {
     return now;
 }
 
-void LoggedPairs::go_to(const Position& position) {
+LoggedPairs::Left LoggedPairs::left() const {
+    Left out(peers_.size());
+    for (std::size_t r = 0; r < peers_.size(); ++r) {
+        const auto& p = peers_[r];
+        for (const auto& message : p.waiting) out[r].push_back(message.seq);
+        for (auto last = p.seen; !out[r].empty() && out[r].back() == last; --last) out[r].pop_back();  // look() finds them again
+    }
+    return out;
+}
+
+void LoggedPairs::go_to(const Position& position, const Left& left) {
     for (std::size_t r = 0; r < peers_.size(); ++r) {
         peers_[r].sent = position.sent[r];
         peers_[r].seen = peers_[r].taken = position.received[r];
@@ -420,6 +430,15 @@ void LoggedPairs::go_to(const Position& position) {
         else peers_[r].waiting.clear();
         peers_[r].open = peers_[r].shown.seq = 0;
         peers_[r].asked = ~0u;
+        for (std::size_t n = 0; r < left.size() && n < left[r].size(); ++n) {
+            LogRecord record;
+            if (auto s = log_.peek(from(static_cast<int>(r)), left[r][n], &record); !s) {
+                broke(std::move(s));
+                return;
+            }
+            ++peers_[r].seen;
+            peers_[r].waiting.push_back({record.seq, record.tag, record.payload.size()});
+        }
     }
     on_view();
 }

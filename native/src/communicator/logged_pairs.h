@@ -74,11 +74,23 @@ public:
         bool same_messages(const Position& other) const { return sent == other.sent && received == other.received; }
     };
     Position position() const;
-    void go_to(const Position& position);
+    // By rank, messages that are still to be received, and of which a later one has been received, as may be between checkpoints: the
+    // position's `received` are the first ones but for these.
+    using Left = std::vector<std::vector<std::uint64_t>>;
+    Left left() const;
+    void go_to(const Position& position, const Left& left = {});
     void count_anew(std::uint64_t mark) {  // answers are numbered from mark to mark: what counts them need not grow for ever
         mark_ = mark;
         asked_.clear();
     }
+    // What count_anew() has counted since, so that another process can count on: by source and tag, the receives.
+    struct Asks {
+        int src;
+        std::int64_t tag;
+        std::uint64_t count;
+    };
+    std::vector<Asks> asks() const;
+    void count_on(const std::vector<Asks>& asks);
     // The program is there now, for people who read the log. No micro-batch: the nth message to each rank from now on is of the nth.
     void set_position(std::uint64_t iteration, std::optional<std::uint32_t> micro_batch);
     void on_resume_point();  // this process is the first to be there

@@ -53,4 +53,50 @@ struct Communicator::Mark {
     }
 };
 
+// A place that a rank has noted by itself (notes.cc).
+struct Communicator::Note {
+    std::string tag;
+    std::uint64_t marks = 0;  // that the program had passed
+    Place place;
+    LoggedPairs::Left left;  // messages before it, to be received after it
+    std::vector<LoggedPairs::Asks> asked;  // since the last of these
+
+    Bytes encode() const {
+        ByteWriter w;
+        w.text(tag).put(marks).put(place.next_seq);
+        Mark::put(w, place.messages);
+        Mark::put(w, place.ring);
+        w.put(static_cast<std::uint32_t>(left.size()));
+        for (const auto& from : left) {
+            w.put(static_cast<std::uint32_t>(from.size()));
+            for (auto n : from) w.put(n);
+        }
+        w.put(static_cast<std::uint32_t>(asked.size()));
+        for (const auto& a : asked) w.put(static_cast<std::int32_t>(a.src)).put(a.tag).put(a.count);
+        return w.take();
+    }
+    static std::optional<Note> decode(ByteView data) {
+        ByteReader r(data);
+        Note n;
+        n.tag = r.text();
+        n.marks = r.get<std::uint64_t>();
+        n.place.next_seq = r.get<std::uint64_t>();
+        n.place.messages = Mark::get(r);
+        n.place.ring = Mark::get(r);
+        n.left.resize(r.count(4));
+        for (auto& from : n.left) {
+            from.resize(r.count(8));
+            for (auto& seq : from) seq = r.get<std::uint64_t>();
+        }
+        n.asked.resize(r.count(20));
+        for (auto& a : n.asked) {
+            a.src = r.get<std::int32_t>();
+            a.tag = r.get<std::int64_t>();
+            a.count = r.get<std::uint64_t>();
+        }
+        if (!r.done()) return std::nullopt;
+        return n;
+    }
+};
+
 }  // namespace ftcomm

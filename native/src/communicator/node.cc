@@ -142,6 +142,10 @@ RequestPtr Node::comm_resume(Time now, CommId comm, const std::string& tag) {
     FTCOMM_WITH_COMM(comm);
     return c->resume(tag);
 }
+RequestPtr Node::comm_resume_noted(Time now, CommId comm, const std::string& tag) {
+    FTCOMM_WITH_COMM(comm);
+    return c->resume(tag, true);
+}
 RequestPtr Node::comm_commit(Time now, CommId comm, const std::string& tag) {
     FTCOMM_WITH_COMM(comm);
     return c->commit_checkpoint(tag);
@@ -168,6 +172,16 @@ void Node::close_comm(Time now, CommId comm) {
 std::vector<std::string> Node::comm_checkpoints(CommId comm) const {
     const auto* c = impl_->find(comm);
     return c != nullptr ? c->checkpoints() : std::vector<std::string>{};
+}
+
+Status Node::comm_note(Time now, CommId comm, const std::string& tag) {
+    Input input(*impl_, now);
+    auto* c = impl_->find(comm);
+    return c != nullptr ? c->note(tag) : Status::error(Code::Invalid, "there is no such communicator");
+}
+std::vector<std::string> Node::comm_notes(CommId comm) const {
+    const auto* c = impl_->find(comm);
+    return c != nullptr ? c->notes() : std::vector<std::string>{};
 }
 
 void Node::comm_log_position(CommId comm, std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {

@@ -138,10 +138,13 @@ public:
     void close_comm(Time now, CommId comm);
     // Replay, see communicator/agreement.cc. Collective. comm_resume: an empty tag is the resume point itself.
     RequestPtr comm_resume(Time now, CommId comm, const std::string& tag);
+    RequestPtr comm_resume_noted(Time now, CommId comm, const std::string& tag);
     RequestPtr comm_commit(Time now, CommId comm, const std::string& tag);
     // Replay: done at once, but for a communicator whose log is lost (communicator/restore.h): nothing is to be posted on it before.
     RequestPtr comm_ready(Time now, CommId comm);
     std::vector<std::string> comm_checkpoints(CommId comm) const;
+    Status comm_note(Time now, CommId comm, const std::string& tag);
+    std::vector<std::string> comm_notes(CommId comm) const;
     // Of the messages that this rank sends from now on; see LoggedPairs. Does nothing under other policies than replay.
     void comm_log_position(CommId comm, std::uint64_t iteration, std::optional<std::uint32_t> micro_batch);
     // A process that does again what is in its log, without computing it: see LoggedPairs. False, nullopt: not under the policy replay.

@@ -29,6 +29,16 @@ void LoggedPairs::read_answers() {
     read(log_.first(key), log_.last(key));
 }
 
+std::vector<LoggedPairs::Asks> LoggedPairs::asks() const {
+    std::vector<Asks> out;
+    for (const auto& [what, count] : asked_) out.push_back({what.first, what.second, count});
+    return out;
+}
+
+void LoggedPairs::count_on(const std::vector<Asks>& asks) {
+    for (const auto& a : asks) asked_[{a.src, a.tag}] = a.count;
+}
+
 Status LoggedPairs::remember(const Recv& r, const Answer& answer) {
     if (r.answered || !core_.rules.l5 || channel_ != Channel::Messages) return {};
     const auto what = asked(r);

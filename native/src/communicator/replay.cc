@@ -57,6 +57,7 @@ void Communicator::read_log() {
     const bool complete = anybody_left() || !core_.rules.l12 || failed;
     served_ = logged_ == 0 || complete ? logged_ : logged_ - 1;
     if (core_.rules.l14) served_ = std::max(served_, proven_by_mark());
+    if (core_.rules.l16) served_ = std::max(served_, proven_by_note());
     shared_seq_ = served_;
     catching_up_ = true;
     if (served_ > 0) last_ = last_from_log(served_);

@@ -41,6 +41,7 @@ struct Rules {
     bool l13 = true;  // given up is only what a checkpoint made superfluous that all have acknowledged
     bool l14 = true;  // a mark in the log proves that all agreed on it
     bool l15 = true;  // nothing is late beyond a mark
+    bool l16 = true;  // a note proves what comes before it, and holds only with all of that in the log
     bool g1 = true;   // who dies takes its log group along
     bool g2 = true;   // a log group goes on from one checkpoint
 
@@ -77,6 +78,7 @@ struct Rules {
                          : n == "L12" ? &r.l12
                          : n == "L14" ? &r.l14
                          : n == "L15" ? &r.l15
+                         : n == "L16" ? &r.l16
                          : n == "L13" ? &r.l13
                          : n == "G1"  ? &r.g1
                          : n == "G2"  ? &r.g2

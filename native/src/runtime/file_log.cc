@@ -26,7 +26,7 @@ constexpr std::uint64_t kLong = 256u << 10;
 pairlog::RecordKind kind_of(const LogKey& key) {
     return key.dst == kResults                        ? pairlog::RecordKind::Result
            : key.dst == kAnswers || key.dst == kHeard ? pairlog::RecordKind::Answer
-           : key.dst == kMarks                        ? pairlog::RecordKind::Mark
+           : key.dst == kMarks || key.dst == kNotes   ? pairlog::RecordKind::Mark
            : key.dst == kFailures                     ? pairlog::RecordKind::Failure
                                                       : pairlog::RecordKind::Message;
 }

@@ -19,11 +19,12 @@ from torch import Tensor, nn  # noqa: E402
 from torch.distributed.pipelining import schedules  # noqa: E402
 
 import ftcomm  # noqa: E402
+from ftcomm.recovery.engine.lines import Line  # noqa: E402
+from ftcomm.recovery.engine.message import Packed, join, pack, split, unpack  # noqa: E402
 from ftcomm.recovery.engine.parallel import recovery  # noqa: E402
 from ftcomm.recovery.engine.parallel import service as service_module  # noqa: E402
 from ftcomm.recovery.engine.parallel.helpers import AT_ONCE, Helpers  # noqa: E402
-from ftcomm.recovery.engine.parallel.message import Packed, join, pack, split, unpack  # noqa: E402
-from ftcomm.recovery.engine.parallel.service import Line, Service  # noqa: E402
+from ftcomm.recovery.engine.parallel.service import Service  # noqa: E402
 from ftcomm.recovery.engine.parallel.work import Done, Item, add, compute, parts  # noqa: E402
 
 

@@ -122,6 +122,12 @@ def training(
     return run
 
 
+def lines_of(job: TorchKeeper, rank: int, text: str) -> list[str]:
+    """Of its processes, on stderr, with that in them."""
+    logs = [process.result.log for (who, _), process in job.group._processes.items() if who == rank]
+    return [line for log in logs for line in log.splitlines() if text in line]
+
+
 def plain(context: harness.Context) -> Any:
     """What the engine's user would write by hand."""
     place = Place()
@@ -185,17 +191,23 @@ def test_undisturbed(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:
         ),
     ],
 )
-def test_whoever_dies_goes_on_from_its_checkpoint(
+def test_whoever_dies_goes_on_from_its_replicas_state(
     keep: Keep, wanted: list[Any], tmp_path: Path, victims: tuple[int, ...], phases: tuple[str, ...]
 ) -> None:
+    """Or from its checkpoint, if there is none, or it has made the update that the victim died in."""
     job = keep(training(tmp_path, victims, phases))
     same(job.values(), wanted)
     assert {rank for rank, _ in job.deaths} == {*victims}
     each_sample_once(job)
     if len(victims) == 1:
-        again = [*range(6, AT + 1)]
-        expected = [*range(AT + 1), *(step for _ in phases[1:] for step in (0, *again)), 0, *range(6, STEPS)]
+        goes_on = 6 if phases == ("update",) else AT
+        again = [*range(goes_on, AT + 1)]
+        expected = [*range(AT + 1), *(step for _ in phases[1:] for step in (0, *again)), 0, *range(goes_on, STEPS)]
         assert steps_of(job, victims[0]) == expected
+    for rank in victims:
+        if rank ^ COPIES not in victims:
+            served = lines_of(job, rank, f"goes on at step {AT}, with the state of rank {rank ^ COPIES}")
+            assert bool(served) == (phases != ("update",))
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,27 @@ class LoggedGroups:
                 ) from error
         return tag, saved
 
+    def note(self, tag: str) -> None:
+        """As :meth:`Communicator.note`, in all groups."""
+        self._check()
+        for group in (*self._others, self._default):
+            group.note(tag)
+
+    def notes(self) -> list[Any]:
+        """Tags of those that all groups have, the newest first."""
+        others = [group.notes() for group in self._others]
+        return [tag for tag in self._default.notes() if all(tag in tags for tags in others)]
+
+    def checkpoints(self) -> list[Any]:
+        """As :meth:`Communicator.checkpoints`, of the default group."""
+        return self._default.checkpoints()
+
+    def resume_noted(self, tag: str) -> None:
+        """As :meth:`Communicator.resume`, in all groups."""
+        self._check()
+        for group in (self._default, *self._others):
+            group.resume(tag, noted=True)
+
     def commit(self, tag: int) -> None:
         """As :meth:`Communicator.commit_checkpoint`, in all groups. Collective. Errors are those of the members of one group."""
         self._check()

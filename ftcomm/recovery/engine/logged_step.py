@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -13,6 +14,9 @@ __all__ = ["LoggedStep"]
 class LoggedStep:
     """The context manager around one batch's step. Nothing is ever put back: who dies in it does it again, from the logs.
 
+    Args:
+        on_update: called before each update of the optimizer.
+
     Attributes:
         stepped: the batch has had its step.
         inside: in the body.
@@ -22,7 +26,8 @@ class LoggedStep:
 
     dropped = False
 
-    def __init__(self) -> None:
+    def __init__(self, on_update: Callable[[], None] = lambda: None) -> None:
+        self._on_update = on_update
         self.inside = self.updated = False
         self.stepped = True  # before the first batch
 
@@ -46,4 +51,5 @@ class LoggedStep:
         """The optimizer's hook. An update that comes after the loop has gone on would be in no checkpoint."""
         if not self.inside:
             raise ConfigError("optimizer.step() was called outside of `with engine.step():`.")
+        self._on_update()
         self.updated = True

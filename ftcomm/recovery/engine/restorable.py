@@ -9,7 +9,7 @@ import torch
 
 from ftcomm.recovery.data.seeded import mixed, seed_all
 
-__all__ = ["Restorable", "reseed"]
+__all__ = ["Restorable", "copied", "reseed"]
 
 _OF_STEPS = 1  # else step 3 of rank 5 would draw what the loading of sample 5 draws in epoch 3
 
@@ -37,10 +37,10 @@ class Restorable:
         if buffers:
             with torch.no_grad():
                 torch._foreach_copy_([copy for _, copy in self._buffers], buffers)
-        self._schedules = [_copied(scheduler.state_dict()) for scheduler in self._schedulers]
+        self._schedules = [copied(scheduler.state_dict()) for scheduler in self._schedulers]
         self._settings = [
             [
-                {key: _copied(value) for key, value in group.items() if key != "params"}
+                {key: copied(value) for key, value in group.items() if key != "params"}
                 for group in optimizer.param_groups
             ]
             for optimizer in self._optimizers
@@ -72,14 +72,14 @@ class Restorable:
             self._scaler._per_optimizer_states = defaultdict(fresh)
 
 
-def _copied(value: Any) -> Any:
-    """Schedulers write a learning rate that is a tensor in place."""
+def copied(value: Any) -> Any:
+    """Tensors, too: schedulers write a learning rate that is a tensor in place."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone()
     if type(value) is dict:
-        return {key: _copied(item) for key, item in value.items()}
+        return {key: copied(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(item) for item in value)
+        return type(value)(copied(item) for item in value)
     return value
 
 

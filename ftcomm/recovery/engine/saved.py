@@ -72,14 +72,8 @@ class RunState:
             return
         if parts is None:
             return  # another rank writes it
-        named = self.named()
-        state = {
-            **parts,
-            "state": {
-                name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in named.items()
-            },
-            "buckets": None if self._alone or self.gathered is not None else reducer.layout_of(self._model),
-        }
+        buckets = None if self._alone or self.gathered is not None else reducer.layout_of(self._model)
+        state = {**parts, "state": self.small(), "buckets": buckets}
         try:
             folder.wait()
         except SystemFailure as error:
@@ -92,6 +86,11 @@ class RunState:
             if wait:
                 raise
             warnings.warn(f"Training goes on without this checkpoint: {error}", RuntimeWarning, stacklevel=2)
+
+    def small(self) -> dict[str, Any]:
+        """Of :meth:`named`: what :meth:`load` finds under "state"."""
+        named = self.named().items()
+        return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in named}
 
     def _parts(self, alive: tuple[int, ...]) -> dict[str, Any] | None:
         if self.gathered is not None:

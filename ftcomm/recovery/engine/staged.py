@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError, SystemFailure, Unsupported
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.data import Share, Source, make_source
@@ -23,6 +24,7 @@ from ftcomm.recovery.engine.logged_groups import LoggedGroups
 from ftcomm.recovery.engine.logged_step import LoggedStep
 from ftcomm.recovery.engine.saved import RunState
 from ftcomm.recovery.engine.stopping import Stopping
+from ftcomm.recovery.engine.twins import Twins
 from ftcomm.torch.groups import communicator
 from ftcomm.torch.shards import sharded
 
@@ -54,7 +56,7 @@ class Staged(Kind):
         self._stages = group is None or group.size < self._comm.size  # also replicated ones
         self.alive = tuple(range(shares))
         self.state = RunState(self._model, True, setup.optimizer, setup.schedulers, setup.scaler, setup.extra)
-        self.step = LoggedStep()
+        self.step = LoggedStep(self._updates)
         self._parallel: Any = None
         if setup.schedule is not None:
             from ftcomm.recovery.engine.parallel import ParallelReplay  # which imports torch's pipelines: half a second
@@ -64,6 +66,10 @@ class Staged(Kind):
         if setup.checkpoint_dir is not None:
             self.folder = CheckpointFolder(os.path.join(setup.checkpoint_dir, f"stage-{self.rank}"), setup.keep)
         self._groups: LoggedGroups | None = None  # with checkpoints
+        self._twins: Twins | None = None
+        self._used: dict[int, tuple[int, int]] = {}  # gradients of the last update
+        if self.folder is not None and group is not None and group.size > 1 and _notes_are_cheap(group):
+            self._twins = Twins(group, self.state, self._model.module, setup.optimizer)
         self._first = True  # the first step of this process is still to come
         self._saved = -1
         self._stopping: Stopping | None = None
@@ -95,6 +101,8 @@ class Staged(Kind):
             over = True
             raise
         finally:
+            if self._twins is not None:
+                self._twins.close()
             if self._stopping is not None:
                 self._stopping.close(over)
 
@@ -135,6 +143,7 @@ class Staged(Kind):
             self._first = False
             self._build_buckets()
             if self._go_on():
+                self._begins()
                 return
         if self.state.progress.step % self._setup.every == 0:
             if self._leaves_gradients():
@@ -144,6 +153,25 @@ class Staged(Kind):
                 )
             if failed := self._save():
                 warnings.warn(f"Training goes on without this checkpoint: {failed}", RuntimeWarning, stacklevel=2)
+        self._begins()
+
+    def _begins(self) -> None:
+        if self._twins is None or self._groups is None:
+            return
+        # A state is one of a step's begin if no gradients of the step before are needed; those of its update are used up.
+        if all(now == used or not grad.any() for grad, now, used in self._gradients_since()):
+            self._twins.begins(self._groups)
+
+    def _gradients_since(self) -> Iterator[tuple[Any, Any, Any]]:
+        for number, grad in enumerate(parameter.grad for parameter in self._model.parameters()):
+            if grad is not None:
+                yield grad, (id(grad), grad._version), self._used.get(number)
+
+    def _updates(self) -> None:
+        if self._twins is not None:
+            self._twins.updates()
+            grads = [parameter.grad for parameter in self._model.parameters()]
+            self._used = {n: (id(grad), grad._version) for n, grad in enumerate(grads) if grad is not None}
 
     def finish(self) -> None:
         due = self.folder is not None and not self._first and self._saved != self.state.progress.step
@@ -160,20 +188,43 @@ class Staged(Kind):
                 module._has_rebuilt_buckets = True
 
     def _go_on(self) -> bool:
-        """From the checkpoint that the log says is the newest; in a new log, from the newest that all have."""
+        """From a replica's state; or from the checkpoint that the log says is the newest; or, in a new log, that all have."""
         assert self._groups is not None
+        if self._go_on_like_a_twin():
+            return True
         tag, saved = self._groups.resume_from(self._read)
         if tag is None:
             saved = self._agree()
         if saved is None:
             return False
-        self.state.load(saved)
-        for parameter in self._model.parameters():
-            parameter.grad = None  # of the first step
+        self._load(saved)
         self._saved = self.state.progress.step
         if self.rank == 0 or tag is not None:
             self._say(f"goes on from the checkpoint of step {self._saved}")
         return True
+
+    def _go_on_like_a_twin(self) -> bool:
+        assert self._groups is not None
+        checkpoints, notes = self._groups.checkpoints(), self._groups.notes()
+        if self._twins is None or not notes or (found := self._twins.fetch(notes)) is None:
+            return False
+        note, saved = found
+        try:
+            self._load(saved)
+        except Exception as error:
+            if not checkpoints:  # which would put right what is half loaded
+                raise
+            self._say(f"a replica's state can't be loaded here, but the checkpoint can: {error}")
+            return False
+        self._groups.resume_noted(note)
+        if self.state.progress.step in checkpoints:
+            self._saved = self.state.progress.step
+        return True
+
+    def _load(self, saved: dict[str, Any]) -> None:
+        self.state.load(saved)
+        for parameter in self._model.parameters():
+            parameter.grad = None  # of the first step
 
     def _read(self, tag: Any) -> dict[str, Any]:
         assert self.folder is not None
@@ -242,6 +293,12 @@ class Staged(Kind):
         print(f"ftcomm: {who}{text}", file=sys.stderr, flush=True)
 
 
+def _notes_are_cheap(group: Communicator) -> bool:
+    """And possible. Where a record has to survive its host, each would wait for the disk."""
+    options = group.job.options
+    return options.log == "all" and options.durability == "process"
+
+
 def _check(setup: Setup) -> None:
     model = setup.model
     if hasattr(model, "submod"):
@@ -258,6 +315,12 @@ def _check(setup: Setup) -> None:
         )
     if setup.checkpoint_dir is None:
         return
+    if any(isinstance(module, DistributedDataParallel) and module.static_graph for module in model.modules()):
+        raise ConfigError(
+            "static_graph=True is not supported with checkpoints under the policy 'replay': DistributedDataParallel orders its "
+            "buckets in a later iteration then, and a replacement would do so when the others do not. Leave it out, or "
+            "checkpoint_dir."
+        )
     if setup.keep < 2:
         raise ConfigError(
             "keep=1 is too few under the policy 'replay': while a rank dies between writing a checkpoint and its commit, its "

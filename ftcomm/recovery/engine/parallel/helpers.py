@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import queue
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,13 +18,13 @@ from torch import nn
 
 from ftcomm.errors import ReplayDiverged
 from ftcomm.job import Job
-from ftcomm.recovery.engine.parallel.message import Frame, Packed, framed, receive, send
-from ftcomm.recovery.engine.parallel.service import Address, Line, find, machine
+from ftcomm.recovery.engine.lines import CONNECTING, Address, Line, call, find
+from ftcomm.recovery.engine.message import Frame, Packed, framed, receive, send
+from ftcomm.recovery.engine.parallel.service import NAME
 from ftcomm.recovery.engine.parallel.work import Done, Item, compute, parts, settings
 
 __all__ = ["Helper", "Helpers"]
 
-CONNECTING = 2.0  # seconds: the first step waits so long for who is about to answer
 SLACK, SLOWER = 1.0, 5.0  # a helper has a second more than five times what its work would take here
 AT_ONCE = 2  # results of a helper that are kept here: each is as large as the stage
 
@@ -84,8 +83,7 @@ class Helper(threading.Thread):
                 self._line.close()
 
     def _connect(self) -> None:
-        host = "127.0.0.1" if self._address["machine"] == machine() else self._address["host"]
-        self._line = Line(socket.create_connection((host, self._address["port"]), CONNECTING))
+        self._line = call(self._address)
         if self._left.is_set():
             return
         self._line.prove(bytes.fromhex(self._address["secret"]), first=False)
@@ -128,7 +126,7 @@ class Helpers:
         # Each replacement begins with its neighbour, so that two do not ask the same ones of many.
         others = sorted((rank for rank in job.alive() if rank != job.rank), key=lambda rank: (rank < job.rank, rank))
         for rank in others:
-            if len(self.all) < 2 * (micro_batches - 1) and (address := find(job, rank)) is not None:
+            if len(self.all) < 2 * (micro_batches - 1) and (address := find(job, NAME, rank)) is not None:
                 self.all.append(Helper(rank, address, self._greeting))
                 self.all[-1].start()
         self._first = True

@@ -12,9 +12,9 @@ from torch.distributed.pipelining import schedules
 from torch.nn.parallel import DistributedDataParallel
 
 from ftcomm.communicator import Communicator
+from ftcomm.recovery.engine.message import pack
 from ftcomm.recovery.engine.parallel.ghost import Form, form_of, signature
 from ftcomm.recovery.engine.parallel.logged import Messages, Sent
-from ftcomm.recovery.engine.parallel.message import pack
 from ftcomm.recovery.engine.parallel.trial import kind_of
 from ftcomm.recovery.engine.parallel.watch import Watch, equal
 from ftcomm.recovery.engine.parallel.work import Content, Item, content_of, fresh, tensors_of

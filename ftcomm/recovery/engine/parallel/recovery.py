@@ -19,10 +19,10 @@ from torch.distributed.pipelining import schedules
 
 from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError
+from ftcomm.recovery.engine.message import Packed, pack
 from ftcomm.recovery.engine.parallel.ghost import Differing, Ghost
 from ftcomm.recovery.engine.parallel.helpers import Helpers
 from ftcomm.recovery.engine.parallel.logged import Ahead, Need, ahead_of
-from ftcomm.recovery.engine.parallel.message import Packed, pack
 from ftcomm.recovery.engine.parallel.observe import Observer, obstacle
 from ftcomm.recovery.engine.parallel.service import Service
 from ftcomm.recovery.engine.parallel.trial import kind_of, trial

@@ -9,8 +9,8 @@ from typing import Any
 from torch.distributed import distributed_c10d
 
 from ftcomm.communicator import Communicator
+from ftcomm.recovery.engine.message import Packed
 from ftcomm.recovery.engine.parallel.ghost import Form, form_of, signature
-from ftcomm.recovery.engine.parallel.message import Packed
 from ftcomm.recovery.engine.parallel.watch import Watch, copy_of
 from ftcomm.recovery.engine.parallel.work import Item, compute, fresh
 

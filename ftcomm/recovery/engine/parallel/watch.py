@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ftcomm.communicator import Communicator
 from ftcomm.recovery.determinism import capture_rng, restore_rng
+from ftcomm.recovery.engine.message import Packed, pack, unpack
 from ftcomm.recovery.engine.parallel.logged import ahead_of
-from ftcomm.recovery.engine.parallel.message import Packed, pack, unpack
 
 __all__ = ["Watch", "copy_of", "equal"]
 

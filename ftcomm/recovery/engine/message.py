@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Frame", "Packed", "framed", "join", "pack", "receive", "send", "split", "unpack"]
+__all__ = ["Frame", "Packed", "framed", "join", "pack", "receive", "receive_framed", "send", "split", "unpack"]
 
 _LINE = 64  # bytes
 _LENGTH = struct.Struct("!Q")
@@ -143,11 +143,16 @@ def receive(line: socket.socket) -> Any:
     Raises:
         OSError, EOFError: the other end is gone.
     """
+    return receive_framed(line)[0]
+
+
+def receive_framed(line: socket.socket) -> tuple[Any, Tensor]:
+    """The same, and the buffer that all its tensors are in."""
     head = bytearray(_LENGTH.unpack(_fill(line, bytearray(_LENGTH.size)))[0])
     structure, described, total = pickle.loads(_fill(line, head))
     buffer = torch.empty(total, dtype=torch.uint8)
     _fill(line, buffer.numpy())
-    return unpack(Packed(structure, split(described, buffer)))
+    return unpack(Packed(structure, split(described, buffer))), buffer
 
 
 def _fill(line: socket.socket, room: Any) -> Any:

@@ -9,7 +9,7 @@ import torch
 from ftcomm._lib import lib
 from ftcomm.torch.transfer_plan import cut
 
-__all__ = ["Blocks", "Sample", "checksum", "digest"]
+__all__ = ["Blocks", "checksum", "digest", "sample"]
 
 
 def checksum(data: torch.Tensor) -> int:
@@ -24,27 +24,15 @@ def digest(tensor: torch.Tensor) -> int:
     return checksum(_bytes(data)) if data.numel() else 0
 
 
-class Sample:
-    """Of tensors in memory of the CPU: sizes, and the first and last cache line of each. A look, not a proof."""
+def sample(tensors: Sequence[torch.Tensor]) -> int:
+    """CRC-32C of the sizes, and of the first and last cache line, of tensors in memory of the CPU: a look, not a proof.
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        ffi, self._C = lib()
-        self._tensors = tensors
-        self._sizes = ffi.new("size_t[]", [tensor.nbytes if _dense(tensor) else 0 for tensor in tensors])
-        self._data = ffi.new("uintptr_t[]", len(tensors))
-        self._pointers = ffi.cast("void*const*", self._data)
-
-    def __call__(self) -> int:
-        """CRC-32C of the sample, as it is now."""
-        self._data[0 : len(self._tensors)] = [tensor.data_ptr() for tensor in self._tensors]
-        return int(self._C.ft_sample(self._pointers, self._sizes, len(self._tensors)))
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    """Its bytes lie beside each other, in whatever order."""
-    return bool(
-        tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
-    )
+    Of those that do not lie in one piece only that they are there. All is asked anew: ``.data`` may be another one each time.
+    """
+    ffi, C = lib()
+    data = ffi.new("uintptr_t[]", [tensor.data_ptr() for tensor in tensors])
+    sizes = ffi.new("size_t[]", [tensor.nbytes if tensor.is_contiguous() else 0 for tensor in tensors])
+    return int(C.ft_sample(ffi.cast("void*const*", data), sizes, len(tensors)))
 
 
 class Blocks:

@@ -62,6 +62,8 @@ void Program::note() {
     world_.save(self_.slot, tag, {state_, heard_, group_});
     Status status;
     world_.input(self_, [&](Node& node, Time now) { status = node.comm_note(now, handles_[0].id, tag); });
+    if (self_.running() && status.ok() && self_.node->stale())  // its operations ended without being over
+        world_.violate("X", "slot %d: %s: noted, though voted out", self_.slot, tag.c_str());
     const bool voted_out = status.code == Code::StaleEpoch || status.code == Code::NoAuthority;  // its next call will tell it
     if (self_.running() && !status.ok() && !voted_out)
         world_.violate("X", "slot %d: %s: refused: %s", self_.slot, tag.c_str(), status.message.c_str());

@@ -244,8 +244,33 @@ def _own_momenta(context: harness.Context, script: Script) -> None:
     script.optimizer.register_step_post_hook(keep_own)
 
 
+def _own_number(context: harness.Context, script: Script) -> None:
+    def keep_own(*_: Any) -> None:
+        script.optimizer.state[script.net[0].bias]["own"] = context.rank
+
+    script.optimizer.register_step_post_hook(keep_own)
+
+
 def _own_extra(context: harness.Context, script: Script) -> None:
     script.engine.extra["rank"] = context.rank
+
+
+def _own_table(context: harness.Context, script: Script) -> None:
+    """The same at both ends."""
+    script.engine.extra["table"] = table = torch.zeros(100, 100)
+    table[50, 50] = context.rank
+
+
+def _goes_on(context: harness.Context, script: Script) -> None:
+    real = twins.framed
+
+    def framed(content: Any) -> Any:
+        frame = real(content)
+        if isinstance(content, dict):
+            script.net[0].weight.detach().add_(0.0)
+        return frame
+
+    twins.framed = framed
 
 
 @pytest.mark.parametrize(
@@ -257,7 +282,10 @@ def _own_extra(context: harness.Context, script: Script) -> None:
         (_counts, "its state has changed since the step began"),
         (_replaces, "its state has changed since the step began"),
         (_own_momenta, "in another state"),
+        (_own_number, "in another state"),
         (_own_extra, "in another state"),
+        (_own_table, "in another state"),
+        (_goes_on, "its state changed while it was copied"),
     ],
 )
 def test_then_there_is_the_checkpoint(keep: Keep, tmp_path: Path, spoil: Any, reason: str) -> None:

@@ -70,6 +70,7 @@ class Staged(Kind):
         self._used: dict[int, tuple[int, int]] = {}  # gradients of the last update
         if self.folder is not None and group is not None and group.size > 1 and _notes_are_cheap(group):
             self._twins = Twins(group, self.state, self._model.module, setup.optimizer)
+            self._hook = setup.optimizer.register_step_post_hook(self._updated)
         self._first = True  # the first step of this process is still to come
         self._saved = -1
         self._stopping: Stopping | None = None
@@ -103,6 +104,7 @@ class Staged(Kind):
         finally:
             if self._twins is not None:
                 self._twins.close()
+                self._hook.remove()
             if self._stopping is not None:
                 self._stopping.close(over)
 
@@ -130,6 +132,7 @@ class Staged(Kind):
         sys.exit(0)
 
     def offer(self, share: Share) -> None:
+        self._used.clear()  # only an update of this very step can have used them: others of their names may come
         self._comm.log_position(self.state.progress.step)
         self.step.offer()
 
@@ -160,7 +163,7 @@ class Staged(Kind):
             return
         # A state is one of a step's begin if no gradients of the step before are needed; those of its update are used up.
         if all(now == used or not grad.any() for grad, now, used in self._gradients_since()):
-            self._twins.begins(self._groups)
+            self._twins.begins(self._groups, self._saved == self.state.progress.step)
 
     def _gradients_since(self) -> Iterator[tuple[Any, Any, Any]]:
         for number, grad in enumerate(parameter.grad for parameter in self._model.parameters()):
@@ -170,8 +173,10 @@ class Staged(Kind):
     def _updates(self) -> None:
         if self._twins is not None:
             self._twins.updates()
-            grads = [parameter.grad for parameter in self._model.parameters()]
-            self._used = {n: (id(grad), grad._version) for n, grad in enumerate(grads) if grad is not None}
+
+    def _updated(self, *_: Any) -> None:
+        grads = [parameter.grad for parameter in self._model.parameters()]
+        self._used = {n: (id(grad), grad._version) for n, grad in enumerate(grads) if grad is not None}
 
     def finish(self) -> None:
         due = self.folder is not None and not self._first and self._saved != self.state.progress.step
@@ -206,6 +211,8 @@ class Staged(Kind):
     def _go_on_like_a_twin(self) -> bool:
         assert self._groups is not None
         checkpoints, notes = self._groups.checkpoints(), self._groups.notes()
+        if self._twins is not None and checkpoints and not notes:
+            self._say("its log has no note since its checkpoint, to go on from there with a replica's state")
         if self._twins is None or not notes or (found := self._twins.fetch(notes)) is None:
             return False
         note, saved = found
@@ -217,7 +224,7 @@ class Staged(Kind):
             self._say(f"a replica's state can't be loaded here, but the checkpoint can: {error}")
             return False
         self._groups.resume_noted(note)
-        if self.state.progress.step in checkpoints:
+        if note.endswith(" saved"):
             self._saved = self.state.progress.step
         return True
 

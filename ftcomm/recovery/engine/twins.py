@@ -23,8 +23,7 @@ from ftcomm.errors import Closed, ConfigError, LogCorrupt, LogFull
 from ftcomm.recovery.engine.beginning import Beginning
 from ftcomm.recovery.engine.lines import Line, Server, call, find
 from ftcomm.recovery.engine.logged_groups import LoggedGroups
-from ftcomm.recovery.engine.message import framed, pack, receive, receive_framed, send
-from ftcomm.recovery.engine.restorable import copied
+from ftcomm.recovery.engine.message import Packed, framed, pack, receive, receive_framed, send, unpack
 from ftcomm.recovery.engine.saved import RunState
 from ftcomm.torch.blocks import checksum
 
@@ -57,13 +56,13 @@ class Twins:
 
     # -- who lives
 
-    def begins(self, groups: LoggedGroups) -> None:
-        """A step begins, and no gradients are left from the last one."""
+    def begins(self, groups: LoggedGroups, saved: bool) -> None:
+        """A step begins, and no gradients are left from the last one. ``saved``: all ranks have a checkpoint of it."""
         if self._out:
             return
         try:
             with self._changed:
-                tag = self._beginning.take()
+                tag = self._beginning.take(saved)
                 self._changed.notify_all()
             if self._server is None:
                 self._server = Server(self._group.job, NAME, self._serve)
@@ -91,6 +90,8 @@ class Twins:
                 return
             try:
                 frame = framed(self._beginning.content())
+                if not self._beginning.is_there():  # a forward pass may have begun meanwhile
+                    tag, frame = "", framed("its state changed while it was copied")
             except Exception as error:  # noqa: BLE001 - of a state_dict, of pickle
                 tag, frame = "", framed(f"its state can't be sent ({type(error).__name__}: {error})")
         send(line.socket, frame)
@@ -157,8 +158,10 @@ class Twins:
             raise _Refused(saved)
         if checksum(buffer) != sum_:
             raise _Refused("its state came damaged")
-        # Each by itself: what an optimizer keeps of them should not keep the rest.
-        return tag, {**saved, "optimizer": copied(saved["optimizer"]), "state": copied(saved["state"])}
+        # Each tensor by itself, as what keeps one should not keep the rest; but one that is there twice stays one.
+        packed = pack((saved["optimizer"], saved["state"]))
+        own = unpack(Packed(packed.structure, [tensor.detach().clone() for tensor in packed.tensors]))
+        return tag, {**saved, "optimizer": own[0], "state": own[1]}
 
     def _say(self, text: str) -> None:
         print(f"ftcomm: rank {self._group.job.rank}: {text}", file=sys.stderr, flush=True)

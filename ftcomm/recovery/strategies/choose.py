@@ -56,6 +56,8 @@ def choose(facts: Facts, wanted: str = "auto") -> tuple[Strategy, str]:
 
 
 def _from_where(facts: Facts) -> str:
+    if facts.checkpoints and facts.replicas:
+        return ", from the state of a living replica or from its newest checkpoint on"
     if facts.checkpoints:
         return ", from its newest checkpoint on"
     return ", from the first one on, and the log grows, as there is no checkpoint_dir"

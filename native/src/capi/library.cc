@@ -33,7 +33,7 @@ uint32_t ft_sample(const void* const* data, const size_t* bytes, size_t count) {
     constexpr size_t kLine = 64;
     auto sum = crc32c(bytes, count * sizeof *bytes, 0);
     for (size_t i = 0; i < count; ++i) {
-        const auto n = std::min(bytes[i], kLine);
+        const auto n = data[i] != nullptr ? std::min(bytes[i], kLine) : 0;  // whose storage has been freed
         const auto* const first = static_cast<const std::byte*>(data[i]);
         if (n > 0) sum = crc32c(first + bytes[i] - n, n, crc32c(first, n, sum));
     }

@@ -97,7 +97,8 @@ bool Communicator::has_all_before(const Note& note) const {
 std::vector<std::string> Communicator::notes() const {
     std::vector<std::string> out;
     if (!replays() || restore_ != nullptr) return out;
-    for (auto& note : usable_notes()) out.push_back(std::move(note.tag));
+    for (auto& note : usable_notes())
+        if (note.place.next_seq - 1 <= served_ || !core_.rules.l16) out.push_back(std::move(note.tag));
     return out;
 }
 

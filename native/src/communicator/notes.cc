@@ -98,7 +98,7 @@ std::vector<std::string> Communicator::notes() const {
     std::vector<std::string> out;
     if (!replays() || restore_ != nullptr) return out;
     for (auto& note : usable_notes())
-        if (note.place.next_seq - 1 <= served_ || !core_.rules.l16) out.push_back(std::move(note.tag));
+        if (marks_ > 0 || note.place.next_seq - 1 <= served_ || !core_.rules.l16) out.push_back(std::move(note.tag));
     return out;
 }
 

@@ -120,6 +120,14 @@ class Keeper:
     def marked(self, rank: int, name: str) -> bool:
         return any(mark[:2] == (rank, name) for mark in self.group._marks)
 
+    def marks(self, rank: int, name: str) -> list[Any]:
+        """Their values, in the order in which the rank's processes made them."""
+        return [value for who, what, value in self.group._marks if (who, what) == (rank, name)]
+
+    def said(self, rank: int) -> str:
+        """By the rank's processes, on stderr."""
+        return "\n".join(process.result.log for (who, _), process in self.group._processes.items() if who == rank)
+
     def died_only(self, *expected: tuple[int, int]) -> None:
         """Else the error says of what the others died."""
         assert sorted(self.deaths) == [*expected], "\n".join(self._errors)

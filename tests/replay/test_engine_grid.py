@@ -122,12 +122,6 @@ def training(
     return run
 
 
-def lines_of(job: TorchKeeper, rank: int, text: str) -> list[str]:
-    """Of its processes, on stderr, with that in them."""
-    logs = [process.result.log for (who, _), process in job.group._processes.items() if who == rank]
-    return [line for log in logs for line in log.splitlines() if text in line]
-
-
 def plain(context: harness.Context) -> Any:
     """What the engine's user would write by hand."""
     place = Place()
@@ -206,8 +200,8 @@ def test_whoever_dies_goes_on_from_its_replicas_state(
         assert steps_of(job, victims[0]) == expected
     for rank in victims:
         if rank ^ COPIES not in victims:
-            served = lines_of(job, rank, f"goes on at step {AT}, with the state of rank {rank ^ COPIES}")
-            assert bool(served) == (phases != ("update",))
+            served = f"goes on at step {AT}, with the state of rank {rank ^ COPIES}" in job.said(rank)
+            assert served == (phases != ("update",))
 
 
 @pytest.mark.parametrize(

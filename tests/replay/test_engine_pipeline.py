@@ -205,7 +205,7 @@ def each_sample_once(job: TorchKeeper, epochs: int = EPOCHS) -> None:
 
 def steps_of(job: TorchKeeper, rank: int) -> list[int]:
     """In the order in which the rank's processes began them."""
-    return [value[0] for who, name, value in job.group._marks if (who, name) == (rank, "step")]
+    return [value[0] for value in job.marks(rank, "step")]
 
 
 def test_undisturbed(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:

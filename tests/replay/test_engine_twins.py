@@ -109,15 +109,6 @@ def training(
     return run
 
 
-def said(job: TorchKeeper, rank: int) -> str:
-    """By its processes, on stderr."""
-    return "\n".join(process.result.log for (who, _), process in job.group._processes.items() if who == rank)
-
-
-def steps_of(job: TorchKeeper, rank: int) -> list[int]:
-    return [value for who, name, value in job.group._marks if (who, name) == (rank, "step")]
-
-
 def check(keep: Keep, tmp_path: Path, victims: tuple[int, ...], goes_on: int, reason: str, **more: Any) -> TorchKeeper:
     """The victims end with what they would have, and go on there; ``reason``: of the last of them."""
     undisturbed = {name: value for name, value in more.items() if name != "phase"}
@@ -126,9 +117,9 @@ def check(keep: Keep, tmp_path: Path, victims: tuple[int, ...], goes_on: int, re
     assert job.values() == wanted
     job.died_only(*((rank, 0) for rank in victims))
     for rank in victims:
-        again = steps_of(job, rank)
+        again = job.marks(rank, "step")
         assert again[again.index(0, 1) :] == [0, *range(goes_on, STEPS)]
-    assert reason in said(job, victims[-1])
+    assert reason in job.said(victims[-1])
     return job
 
 
@@ -174,8 +165,8 @@ def test_buffers_of_its_own_are_in_its_checkpoint_only(keep: Keep, tmp_path: Pat
     wanted = keep(training(tmp_path / "undisturbed", norm=True)).values()
     job = keep(training(tmp_path / "killed", (0,), norm=True))
     assert job.values() == wanted
-    assert steps_of(job, 0)[AT + 1 :] == [0, *range(6, STEPS)]
-    assert GONE_ON in said(job, 0)
+    assert job.marks(0, "step")[AT + 1 :] == [0, *range(6, STEPS)]
+    assert GONE_ON in job.said(0)
 
 
 def _changes(context: harness.Context, script: Script) -> None:
@@ -307,8 +298,8 @@ def test_too_much_for_each_step(keep: Keep, tmp_path: Path) -> None:
     """Said once on each rank."""
     job = keep(training(tmp_path, (0,), extra={"log": [0.1] * 200_000}))
     job.values()
-    assert said(job, 1).count("replacements do not get this replica's state") == 1
-    assert "goes on from the checkpoint of step 6" in said(job, 0)
+    assert job.said(1).count("replacements do not get this replica's state") == 1
+    assert "goes on from the checkpoint of step 6" in job.said(0)
 
 
 def test_who_dies_while_it_sends(keep: Keep, tmp_path: Path) -> None:
@@ -317,7 +308,7 @@ def test_who_dies_while_it_sends(keep: Keep, tmp_path: Path) -> None:
     job = keep(training(tmp_path / "killed", (0,), spoil=_dies))
     assert job.values() == wanted
     job.died_only((0, 0), (1, 0))
-    assert "with the state of rank 2" in said(job, 0)
+    assert "with the state of rank 2" in job.said(0)
 
 
 def test_again_and_again(keep: Keep, tmp_path: Path) -> None:
@@ -325,7 +316,7 @@ def test_again_and_again(keep: Keep, tmp_path: Path) -> None:
     wanted = keep(training(tmp_path / "undisturbed")).values()
     job = keep(training(tmp_path / "killed"))
     for victim, step in ((0, 3), (1, 7), (0, 9), (2, 13)):
-        job.run_until(lambda victim=victim, step=step: step in steps_of(job, victim)[-3:])
+        job.run_until(lambda victim=victim, step=step: step in job.marks(victim, "step")[-3:])
         job.kill(victim)
     assert job.values() == wanted
     assert len(job.deaths) == 4

@@ -85,12 +85,8 @@ def wanted(keep: Keep, tmp_path: Path) -> list[str]:
     return digests(keep(3, noting(folder), transport="shm").values())
 
 
-def steps_of(job: Keeper, rank: int) -> list[int]:
-    return [value for who, name, value in job.group._marks if (who, name) == (rank, "step")]
-
-
 def at_step(step: int) -> Callable[[Any], bool]:
-    return lambda job: job.marked(1, "step") and steps_of(job, 1)[-1] >= step
+    return lambda job: job.marked(1, "step") and job.marks(1, "step")[-1] >= step
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -101,8 +97,8 @@ def test_a_replacement_goes_on_from_its_newest_note(
     job = keep(3, noting(tmp_path), transport=transport, faults=f"rank=1.0,at={point},do=kill")
     assert digests(job.values()) == wanted
     job.died_only((1, 0))
-    (start,) = [value for who, name, value in job.group._marks if (who, name) == (1, "from a note")]
-    steps = steps_of(job, 1)
+    (start,) = job.marks(1, "from a note")
+    steps = job.marks(1, "step")
     assert steps[start - STEPS :] == [*range(start, STEPS)]
     died_in = steps[start - STEPS - 1]
     assert start == (died_in + 1 if point.startswith("note.after") else died_in)
@@ -141,7 +137,9 @@ def test_notes_of_a_lost_log_do_not_count(keep: Keep, wanted: list[str], tmp_pat
         on_death=lambda job, rank: how(job, rank) if len(job.deaths) == 1 else None,
     )
     assert digests(job.values()) == wanted
-    assert [step for step in steps_of(job, 1) if steps_of(job, 1).count(step) > 1][:1] == [7], "from its checkpoint"
+    assert [step for step in job.marks(1, "step") if job.marks(1, "step").count(step) > 1][:1] == [7], (
+        "from its checkpoint"
+    )
 
 
 def test_a_damaged_note_does_not_count(keep: Keep, wanted: list[str], tmp_path: Path) -> None:
@@ -154,7 +152,7 @@ def test_a_damaged_note_does_not_count(keep: Keep, wanted: list[str], tmp_path: 
     job = keep(3, noting(tmp_path), transport="shm", faults="rank=1.0,at=note.after:12,do=kill", on_death=spoil)
     assert digests(job.values()) == wanted
     assert not job.marked(1, "from a note"), "what comes before a damaged one is not looked for"
-    assert steps_of(job, 1).count(7) == 2
+    assert job.marks(1, "step").count(7) == 2
 
 
 def test_wrong_use_is_told(ranks: Any) -> None:

@@ -2,8 +2,7 @@
 
 What is no tensor, or small, is copied at the begin. Of the model and the optimizer the tag has a sample: sizes, and a cache line
 at either end of each tensor. So replicas that only seem to be equal (each with a share of the optimizer's state, averaged now and
-then) have other tags. Buffers, and
-tensors in schedulers and extra, are in it with their whole content.
+then) have other tags. Buffers, and tensors in schedulers and extra, are in it with their whole content.
 
 Later the tag is made again, and the version counters are looked at: the script, or a forward pass, may have changed something.
 What neither shows: a parameter that is written to through ``.data`` before the update, but not at its ends.
@@ -74,9 +73,8 @@ class Beginning:
         self._has_more = any(type(m).get_extra_state is not nn.Module.get_extra_state for m in module.modules())
         self._taken: _Taken | None = None
         self._watched: _Watched | None = None
-        self._digests: dict[
-            int, tuple[tuple[int, int], int, Any]
-        ] = {}  # of buffers, and of what is large: most never change
+        # By id, of buffers and of what is large: most never change.
+        self._digests: dict[int, tuple[tuple[int, int], int, Any]] = {}
 
     @property
     def tag(self) -> str:
@@ -92,9 +90,7 @@ class Beginning:
         small = pack((self._state.small(), self._settings(), self._more()))
         if len(small.structure) > COPIED:
             raise Unsupported(f"schedulers, data and extra have {len(small.structure)} bytes, too many for each step")
-        if (
-            sum(tensor.nbytes for tensor in small.tensors) <= COPIED
-        ):  # larger ones (an average of the model) are watched
+        if _is_copied(small):  # larger ones (an average of the model) are watched
             small = Packed(small.structure, [tensor.detach().clone() for tensor in small.tensors])
         if self._watched is None or not self._watched.may_be_all(self._optimizer):
             self._watched = _Watched(self._module, self._optimizer)
@@ -141,7 +137,7 @@ class Beginning:
 
     def _digest(self, watched: _Watched, small: Packed, known: bool) -> int:
         """``known``: what does not seem to have changed since the last time is not read again."""
-        copies = sum(tensor.nbytes for tensor in small.tensors) <= COPIED
+        copies = _is_copied(small)
         found = [sample(watched.tensors), *(self._of(buffer, known) for buffer in watched.buffers)]
         found += [digest(tensor) if copies else self._of(tensor, known) for tensor in small.tensors]
         return _crc(repr((found, watched.plain(), unpack(Packed(small.structure, _Placeholders())))))
@@ -160,6 +156,10 @@ class _Placeholders(list[Any]):
 
     def __getitem__(self, number: Any) -> Any:
         return f"tensor {number}"
+
+
+def _is_copied(small: Packed) -> bool:
+    return bool(sum(tensor.nbytes for tensor in small.tensors) <= COPIED)
 
 
 def _versions(tensors: list[Any]) -> Versions:

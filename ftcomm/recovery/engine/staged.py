@@ -210,10 +210,12 @@ class Staged(Kind):
 
     def _go_on_like_a_twin(self) -> bool:
         assert self._groups is not None
+        if self._twins is None:
+            return False
         checkpoints, notes = self._groups.checkpoints(), self._groups.notes()
-        if self._twins is not None and checkpoints and not notes:
+        if checkpoints and not notes:
             self._say("its log has no note since its checkpoint, to go on from there with a replica's state")
-        if self._twins is None or not notes or (found := self._twins.fetch(notes)) is None:
+        if not notes or (found := self._twins.fetch(notes)) is None:
             return False
         note, saved = found
         try:

@@ -96,11 +96,13 @@ class Replicated(Kind):
             return
         patience = self._setup.patience if self._strategy.waits else None
         here = join.enter(self._model, self._optimizer, self.state.named(), patience, self._last_words)
+        gone = {*self.alive} - {*here.alive}
         self.alive = here.alive
         self.state.take(here.extra)
         if here.joined:
             self._gradients.joined()
             self.state.progress.joined += len(here.joined)
+        if here.joined or gone:  # all know the same of both; of newcomers' first begin, which lacks `gone`, by `joined`
             tensors = check_replicas(
                 join.everybody(self._model), self._model, [self._optimizer], join.shards(self._model)
             )

@@ -70,6 +70,11 @@ class Restorable:
             # unscale_() may have been called, and would be refused when the step is done again.
             fresh = torch.amp.grad_scaler._refresh_per_optimizer_state
             self._scaler._per_optimizer_states = defaultdict(fresh)
+            # A fused optimizer divides by the scale itself. The scaler hands it over here, takes it back only after a step, and
+            # would multiply what it finds when the step is done again.
+            for optimizer in self._optimizers:
+                for name in ("grad_scale", "found_inf"):
+                    vars(optimizer).pop(name, None)
 
 
 def copied(value: Any) -> Any:

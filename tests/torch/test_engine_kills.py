@@ -1,0 +1,103 @@
+"""The engine with DistributedDataParallel: kills while a checkpoint is written, with a gradient scaler, and at random moments."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ddp_training import (
+    ALL,
+    AT,
+    CHECKPOINT,
+    STEPS,
+    Run,
+    most,
+    train,
+    used_samples,
+)
+from kept import Kept
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> dict[Any, Any]:
+    return {}
+
+
+@pytest.fixture
+def wanted(world: Any, undisturbed: dict[Any, Any]) -> Run:
+    if "run" not in undisturbed:
+        undisturbed["run"] = Run(world, strategy="replication")
+        assert len(undisturbed["run"].digests) == 1
+    return undisturbed["run"]
+
+
+@pytest.mark.parametrize("phase", CHECKPOINT)
+def test_a_death_while_a_checkpoint_is_written(world: Any, wanted: Run, tmp_path: Path, phase: str) -> None:
+    """Of the lowest rank, which writes it. The next one is written by its replacement."""
+    how = {"strategy": "replication", "checkpoint_dir": tmp_path, "checkpoint_every": AT}
+    run = Run(world, phase, 0, **how)
+    assert len(run.values) == 4
+    assert run.digests == wanted.digests
+    assert run.only("progress")["joined"] == 1
+    assert run.samples(0) == run.samples(1) == ALL
+    files = sorted(path for path in tmp_path.iterdir() if path.suffix == ".pt")
+    assert torch.load(files[-1], weights_only=True)["state"]["engine"]["step"] == 2 * STEPS
+
+
+SCALED = ["plain", "fused", "unscaled", "skipped"]
+
+
+@pytest.mark.parametrize("phase", most(["backward-50"], ["forward", "update", "end"]))
+@pytest.mark.parametrize("scaled", SCALED)
+def test_a_dropped_step_with_a_gradient_scaler(
+    world: Any, undisturbed: dict[Any, Any], scaled: str, phase: str
+) -> None:
+    """The scale is put back, also in a fused optimizer. An update before was skipped; with "skipped" this one, too."""
+    if scaled not in undisturbed:
+        undisturbed[scaled] = Run(world, strategy="replication", scaled=scaled)
+        assert len(undisturbed[scaled].digests) == 1
+    calm, run = undisturbed[scaled], Run(world, phase, strategy="replication", scaled=scaled)
+    assert len(run.values) == 4
+    assert calm.only("scale") not in (None, 1024.0)
+    assert run.only("scale") == calm.only("scale")
+    assert run.digests == calm.digests
+    assert run.only("progress")["joined"] == 1
+
+
+@pytest.mark.parametrize("strategy", ["replication", "rollback", "lossy"])
+@pytest.mark.parametrize("kills", most([5], [50]))
+def test_random_kills(world: Any, wanted: Run, strategy: str, kills: int, tmp_path: Path) -> None:
+    """At any moment, in starts and in recoveries as well, as long as one rank is left that has the state.
+
+    ``replication`` waits for replacements. With the others the run goes on until the last one is there, however long it takes.
+    """
+    rng = random.Random(f"{strategy}{kills}")
+    exact, enough = strategy == "replication", tmp_path / "enough"
+    more: dict[str, Any] = {} if exact else {"enough": enough}
+    job = Kept(world, lambda context: train(context, epochs=4 * kills if exact else 10000, strategy=strategy, **more))
+    killed, whole = 0, {*()}
+    while not (killed == kills and (exact or len(whole) == 4)) and job.step():
+        trains = {(r, i) for r, name, i in job.group._marks if name == "trains"}
+        whole = {r for r in range(4) if (r, job.incarnation[r]) in trains}
+        victim = rng.randrange(4)
+        if killed < kills and whole - {victim} and rng.random() < (0.03 if len(whole) == 4 else 0.01):
+            job.group.kill(victim, incarnation=job.incarnation[victim])
+            killed += 1
+            job.group.wait_ended(victim, job.incarnation[victim])
+            whole -= {victim}
+    enough.touch()
+    values = job.values()
+    assert killed == kills == sum(job.incarnation)
+    assert len({value["digest"] for value in values}) == 1
+    joined = {value["progress"]["joined"] for value in values}
+    assert len(joined) == 1
+    assert joined.pop() <= kills  # who is killed before it comes in has not
+    if exact:
+        assert {value["steps"] for value in values} == {4 * kills * STEPS}
+    used = used_samples(job.group._marks)
+    last = max(used)
+    assert [epoch for epoch in range(last) if used[epoch] != ALL] == []
+    assert used[last] == ALL if exact else len(used[last]) == len(set(used[last]))

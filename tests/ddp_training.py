@@ -136,7 +136,8 @@ def train(
         if not begun:
             begun = True
             context.mark("trains", context.incarnation)
-        context.mark("batch", (step, engine.epoch, numbers.tolist()))
+        counts = engine._step._gradients.weight > 0  # else a filler, at the end of an epoch
+        context.mark("batch", (step, engine.epoch, numbers.tolist() if counts else []))
         epoch = engine.epoch
         kill.at(step, "between")
         if step == AT and engine._folder is not None and not phase.startswith("checkpoint"):
@@ -273,3 +274,10 @@ def used_samples(marks: list[Any]) -> dict[int, list[int]]:
 
 def said(marks: list[Any], what: str) -> list[Any]:
     return [mark for mark in marks if mark[1] == what]
+
+
+def diary(marks: list[Any], epoch: int) -> str:
+    """What each rank had and which ranks' gradients each committed step of the epoch has, as it was told."""
+    return "\n".join(
+        f"{rank} {name} {value}" for rank, name, value in marks if name in ("batch", "in") and value[1] == epoch
+    )

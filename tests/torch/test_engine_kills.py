@@ -14,6 +14,7 @@ from ddp_training import (
     CHECKPOINT,
     STEPS,
     Run,
+    diary,
     most,
     train,
     used_samples,
@@ -50,7 +51,7 @@ def test_a_death_while_a_checkpoint_is_written(world: Any, wanted: Run, tmp_path
 SCALED = ["plain", "fused", "unscaled", "skipped"]
 
 
-@pytest.mark.parametrize("phase", most(["backward-50"], ["forward", "update", "end"]))
+@pytest.mark.parametrize("phase", most(["backward-50"], ["forward", "end"]))
 @pytest.mark.parametrize("scaled", SCALED)
 def test_a_dropped_step_with_a_gradient_scaler(
     world: Any, undisturbed: dict[Any, Any], scaled: str, phase: str
@@ -77,7 +78,11 @@ def test_random_kills(world: Any, wanted: Run, strategy: str, kills: int, tmp_pa
     rng = random.Random(f"{strategy}{kills}")
     exact, enough = strategy == "replication", tmp_path / "enough"
     more: dict[str, Any] = {} if exact else {"enough": enough}
-    job = Kept(world, lambda context: train(context, epochs=4 * kills if exact else 10000, strategy=strategy, **more))
+    job = Kept(
+        world,
+        lambda context: train(context, epochs=4 * kills if exact else 10000, strategy=strategy, **more),
+        heartbeat=3.0,
+    )
     killed, whole = 0, {*()}
     while not (killed == kills and (exact or len(whole) == 4)) and job.step():
         trains = {(r, i) for r, name, i in job.group._marks if name == "trains"}
@@ -99,5 +104,6 @@ def test_random_kills(world: Any, wanted: Run, strategy: str, kills: int, tmp_pa
         assert {value["steps"] for value in values} == {4 * kills * STEPS}
     used = used_samples(job.group._marks)
     last = max(used)
-    assert [epoch for epoch in range(last) if used[epoch] != ALL] == []
+    for epoch in range(last):
+        assert used[epoch] == ALL, f"epoch {epoch}: {diary(job.group._marks, epoch)}"
     assert used[last] == ALL if exact else len(used[last]) == len(set(used[last]))

@@ -21,6 +21,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 TORCHRUN_GLOO = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *TORCHRUN]
 
 
+def restarting(ranks: int, backend: str) -> list[str]:
+    """A launcher that starts all ranks again when one of them has died: torchrun for gloo, ftrun for ftcomm."""
+    if backend == "ftcomm":
+        return [*FTRUN, "--nproc-per-node", str(ranks), "--policy", "raise", "--max-restarts", "1"]
+    return [*TORCHRUN_GLOO, "--nproc-per-node", str(ranks), "--max-restarts=1"]
+
+
 class Broken(RuntimeError):
     """A round that measures nothing; the text says why."""
 

@@ -1,6 +1,6 @@
 """What SWIFT compares itself with, each as short as it can honestly be: checkpoints of all, and snapshots in memory.
 
-The training itself is in _strategies_ranks.py. State is a list of tensors: the model's and the optimizer's.
+The training is in _strategies_ranks.py and _parallel_ranks.py. State is a list of tensors: the model's and the optimizer's.
 """
 
 from __future__ import annotations

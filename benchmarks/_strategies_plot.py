@@ -1,10 +1,12 @@
-"""The picture of strategies.py: as SWIFT's figure 8a, throughput without failures above, recovery below."""
+"""The picture of strategies.py and parallel_recovery.py, as SWIFT's figure 8: throughput above, recovery below."""
 
 from __future__ import annotations
 
 import statistics
 from pathlib import Path
 from typing import Any
+
+from _plots import bars, finish, points, pyplot
 
 PARTS = {  # in their order; what the picture calls them, and shades that differ in gray as well
     "detection": ("detection, until a new process is started", "#1b2a41"),
@@ -14,34 +16,14 @@ PARTS = {  # in their order; what the picture calls them, and shades that differ
 }
 
 
-def draw(found: dict[str, list[dict[str, Any]]], throughput: dict[str, list[float]], path: Path) -> None:
-    """Bars are medians, points are runs."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+def draw(found: dict[str, list[dict[str, Any]]], throughput: dict[str, list[float]], training: str, path: Path) -> None:
+    """Bars are medians, points are runs; ``training`` is what runs over gloo for comparison."""
+    plt = pyplot()
     figure, (above, below) = plt.subplots(2, 1, figsize=(9.5, 8), layout="constrained")
-
-    def points(axis: Any, at: int, values: list[float]) -> None:
-        spread = [at + 0.3 * ((number + 0.5) / len(values) - 0.5) for number in range(len(values))]
-        axis.plot(spread, values, "o", color="white", markeredgecolor="black", markersize=4, zorder=3)
-
-    def finish(axis: Any, systems: list[str]) -> None:
-        axis.set_xticks(range(len(systems)), [system.replace("-", "-\n") for system in systems], fontsize=9)
-        axis.grid(axis="y", color="#dddddd")
-        axis.set_axisbelow(True)
-
-    systems = [system for system, values in throughput.items() if values]
-    for at, system in enumerate(systems):
-        height = statistics.median(throughput[system])
-        above.bar(at, height, color="#8fa9b8", edgecolor="black", linewidth=0.6, width=0.65)
-        points(above, at, throughput[system])
-        above.text(at, 0.03, f"{height:.2f}", ha="center", fontsize=9)
+    bars(above, {system: values for system, values in throughput.items() if values}, 2)
     above.axhline(1, color="black", linewidth=0.8, linestyle="--")
-    above.set_ylabel("iterations per second over those\nof plain DDP with gloo (ratio)")
+    above.set_ylabel(f"iterations per second over those\nof {training} with gloo (ratio)")
     above.set_title("Throughput while nobody dies", fontsize=10)
-    finish(above, systems)
 
     systems = [system for system, rows in found.items() if rows and "recovery" in rows[0]]
     highest = 0.0

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-ENGINES = ("replication", "rollback", "lossy")
+ENGINES = ("replication", "rollback", "lossy", "replay")
 SAMPLES, AFTER = 1024, 3
 
 
@@ -109,8 +109,12 @@ class Training:
     def engine(self) -> None:
         dist.init_process_group("ftcomm")
         ddp = DistributedDataParallel(self.model)
-        engine = self.engine_of(ddp, self.optimizer, self.plan.system)
-        until = None
+        more: dict[str, Any] = {}
+        if self.plan.system == "replay":
+            every = self.plan.checkpoint - self.plan.first
+            more = {"checkpoint_dir": self.folder / "checkpoints", "checkpoint_every": every}
+        engine = self.engine_of(ddp, self.optimizer, self.plan.system, **more)
+        until = self.plan.last if self.plan.system == "replay" or self.plan.victim < 0 else None
         for step, batch in engine.steps(DataLoader(self.data, self.plan.batch), epochs=1 << 30):
             iteration = self.plan.first + step
             with engine.step():
@@ -120,10 +124,10 @@ class Training:
                 self.optimizer.zero_grad()
             if engine.committed:
                 self.ended(iteration)
-                # The same on all ranks: the plan's last one, or some after the replacement has come in.
+                # The same on all ranks: the plan's last one, or some after the replacement has come in (under replay all wait).
                 if engine.progress.joined and until is None:
                     until = max(iteration + AFTER, self.plan.kill + 1)
-                if iteration == (until if self.plan.victim >= 0 else self.plan.last):
+                if iteration == until:
                     break
         self.compare(iteration)
 

@@ -1,7 +1,9 @@
 """What a killed worker costs a training run with the recovery engine, and what the engine costs when nobody is killed.
 
     python benchmarks/engine_recovery.py [--kills 20] [--ranks 4] [--memory-mib 1024] [--workers 2] [--strategies ...]
-    python benchmarks/engine_recovery.py --strategies lossy torchft torchft-fast          beside torchft
+    python benchmarks/engine_recovery.py --strategies lossy torchft       some of them
+    python benchmarks/engine_recovery.py --quick                          two kills of each: does everything work?
+    python benchmarks/engine_recovery.py --json FILE --plot FILE          and then  --from FILE --plot FILE  without measuring
 
 Each strategy is a run under ``ftrun``: DistributedDataParallel, an MLP on random data from a DataLoader with worker processes.
 The driver sends SIGKILL to one rank after another, each at a random moment when all train. Every rank holds ``--memory-mib`` that
@@ -13,10 +15,10 @@ the kernel has to free at its death. Times are of one clock of the machine (CLOC
   its first step, less a median step; *transfer* of it is the time in which the state comes over;
 - *start*: from the kill until the replacement asks: ftrun, the interpreter, the imports, the model, the loader's workers.
 
-torchft (where it can be imported) is used as in its own train_ddp.py, over gloo; a lighthouse takes a silent replica for dead
-after 5 s, its default, or after 500 ms (torchft-fast). In its *next step* is no wait for the replacement either, but often gloo's
-timeout of its example, 5 s: a survivor that has no link to the dead one learns of it by that. A strategy that does not come
-to its end is a row "failed", with the reason below the tables.
+torchft (left out, with a line that says so, where it can't be imported) is used as in its own train_ddp.py, over gloo; a
+lighthouse takes a silent replica for dead after 5 s, its default, or after 500 ms (torchft-fast). In its *next step* is no wait
+for the replacement either, but often gloo's timeout of its example, 5 s: a survivor that has no link to the dead one learns of it
+by that. A strategy that does not come to its end is a row "failed", with the reason below the tables.
 
 "healthy" is the throughput of undisturbed steps over that of the same loop without an engine (``plain``: DDP with
 ``ftcomm.torch.lossy_hook``), in runs of their own, in turn, medians of ``--rounds``.
@@ -40,96 +42,13 @@ from pathlib import Path
 from typing import Any
 
 import _torchft
-from _diary import process_number
+from _engine_recovery_plot import draw
 from _jobs import FTRUN, Broken, all_tidied, kill_all, one_thread, start, tail
 
 STRATEGIES = ["replication", "rollback", "lossy"]
 TORCHFT = _torchft.SETTINGS
-WIDTH, SAMPLES, BATCH = 512, 4096, 16
-
-
-def worker(args: argparse.Namespace) -> None:
-    """A rank. Writes lines ``what time`` into a file of its own."""
-    import torch
-    import torch.distributed as dist
-    from torch import nn
-    from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.data import DataLoader, TensorDataset
-
-    import ftcomm.recovery
-    import ftcomm.torch
-
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    if args.worker not in TORCHFT:
-        dist.init_process_group("ftcomm")
-    held = bytearray(args.memory_mib << 20)
-    held[:: os.sysconf("SC_PAGESIZE")] = b"x" * len(held[:: os.sysconf("SC_PAGESIZE")])
-    rank, incarnation = _torchft.rank() if args.worker in TORCHFT else dist.get_rank(), process_number()
-    model = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 10))
-    ddp: Any = model if args.worker in TORCHFT else DistributedDataParallel(model)
-    optimizer: Any = torch.optim.AdamW(ddp.parameters())
-    data = TensorDataset(torch.randn(SAMPLES, 64), torch.randint(10, (SAMPLES,)))
-    loader = DataLoader(data, batch_size=BATCH, num_workers=args.workers, persistent_workers=args.workers > 0)
-    loss_of = nn.CrossEntropyLoss()
-    with open(Path(args.folder) / f"times-{rank}-{incarnation}", "w", buffering=1) as out:
-
-        def say(what: str) -> None:
-            out.write(f"{what} {time.monotonic()} {os.getpid()}\n")
-
-        def over(step: int) -> bool:
-            stop = torch.tensor([float((Path(args.folder) / "stop").exists() or step >= args.steps)])
-            dist.all_reduce(stop, op=dist.ReduceOp.MAX)
-            return bool(stop.item())
-
-        if args.worker in TORCHFT:
-            say("asks")
-            peer = _torchft.Worker(model, optimizer)
-            sampler: Any = torch.utils.data.DistributedSampler(data, args.ranks, rank)
-            loader = DataLoader(
-                data, BATCH, sampler=sampler, num_workers=args.workers, persistent_workers=args.workers > 0
-            )
-            while peer.manager.current_step() < args.steps:
-                for x, y in loader:
-                    step = peer.manager.current_step()
-                    peer.optimizer.zero_grad()
-                    loss_of(peer.ddp(x), y).backward()
-                    peer.optimizer.step()
-                    if peer.manager.current_step() > step:
-                        say("step")
-                    if step + 1 >= args.steps:
-                        break
-            peer.manager.shutdown(wait=False)
-            return
-        if args.worker == "plain":
-            ddp.register_comm_hook(None, ftcomm.torch.lossy_hook)
-            sampler = torch.utils.data.DistributedSampler(data)
-            loader = DataLoader(
-                data, BATCH, sampler=sampler, num_workers=args.workers, persistent_workers=args.workers > 0
-            )
-            step = 0
-            while step < args.steps:
-                for x, y in loader:
-                    ftcomm.torch.join_point(ddp, optimizer)
-                    loss_of(ddp(x), y).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    say("step")
-                    step += 1
-                    if over(step):
-                        break
-        else:
-            engine = ftcomm.recovery.Engine(ddp, optimizer, args.worker)
-            for step, (x, y) in engine.steps(loader, epochs=1 << 30):
-                with engine.step():
-                    loss_of(ddp(x), y).backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                if engine.committed:
-                    say("step")
-                if over(step):
-                    break
-    dist.destroy_process_group()
+PARTS = ("next step", "joining", "transfer", "start")
+Row = dict[str, Any]
 
 
 class Run:
@@ -137,7 +56,14 @@ class Run:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=args.within))
         self.name = name
         self.ranks = args.ranks
-        me = [__file__, "--worker", name, "--folder", str(self.folder), "--steps", str(steps)]
+        me = [
+            str(Path(__file__).with_name("_engine_recovery_ranks.py")),
+            name,
+            "--folder",
+            str(self.folder),
+            "--steps",
+            str(steps),
+        ]
         me += ["--memory-mib", str(args.memory_mib), "--workers", str(args.workers)]
         launcher = [*FTRUN, "--nproc-per-node", str(args.ranks), "--max-restarts", "1000", "--policy", "lossy"]
         launcher += ["--events", str(self.folder / "events")]
@@ -209,7 +135,7 @@ def step_of(times: list[float]) -> float:
 
 def killed(args: argparse.Namespace, strategy: str) -> dict[str, list[float]]:
     run, rng = Run(args, strategy, 1 << 30), random.Random(strategy)
-    found: dict[str, list[float]] = {"next step": [], "joining": [], "transfer": [], "start": []}
+    found: dict[str, list[float]] = {part: [] for part in PARTS}
     try:
         for number in range(args.kills):
             run.wait(lambda: run.all_train(20))
@@ -256,54 +182,89 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--memory-mib", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--strategies", nargs="+", default=STRATEGIES, choices=[*STRATEGIES, *TORCHFT])
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--strategies", nargs="+", default=[*STRATEGIES, *TORCHFT], choices=[*STRATEGIES, *TORCHFT])
+    parser.add_argument(
+        "--quick", action="store_true", help="2 kills of each, one undisturbed run, 64 MiB: does all work?"
+    )
+    parser.add_argument("--json", type=Path, help="write every single figure there")
+    parser.add_argument("--plot", type=Path, help="draw the medians there (png, svg)")
+    parser.add_argument("--from", dest="earlier", type=Path, help="measure nothing: figures of an earlier run")
     args = parser.parse_args()
-    if args.worker:
-        worker(args)
-        return
-    args.strategies = _torchft.without_missing(args.strategies)
-    with all_tidied() as args.within:
-        failed = measure(args)
-    if failed:
-        print("\n" + "\n\n".join(failed), file=sys.stderr)
+    if args.quick:
+        args.kills, args.rounds, args.memory_mib = 2, 1, 64
+    if args.earlier:
+        found = json.loads(args.earlier.read_text())
+        report(found)
+    else:
+        args.strategies = _torchft.without_missing(args.strategies)
+        with all_tidied() as args.within:
+            found = measure(args)
+    if args.json:
+        args.json.write_text(json.dumps(found))
+    if args.plot:
+        draw(found["killed"], throughput(found["healthy"]), args.plot)
+    if found["failed"]:
+        print("\n" + "\n\n".join(found["failed"]), file=sys.stderr)
         sys.exit(1)
 
 
-def measure(args: argparse.Namespace) -> list[str]:
-    """Prints the tables; why what has failed did."""
-    failed: list[str] = []
-    print(
-        f"{args.ranks} ranks, {args.kills} kills, {args.memory_mib} MiB and {args.workers} loader workers each; "
-        "ms, median (largest)"
-    )
-    print("| strategy | next step | joining | transfer | start |\n|---|---|---|---|---|", flush=True)
+def measure(args: argparse.Namespace) -> Row:
+    """Seconds of each kill and of each undisturbed run's median step, and why what has failed did; prints the tables."""
+    found: Row = {name: getattr(args, name) for name in ("ranks", "kills", "memory_mib", "workers", "rounds")}
+    found |= {"killed": {}, "healthy": {name: {} for name in ["plain", *args.strategies]}, "failed": []}
+    print(heading(found), flush=True)
     for strategy in args.strategies:
         try:
-            found = killed(args, strategy)
-            cells = [f"{1e3 * statistics.median(v):.1f} ({1e3 * max(v):.1f})" for v in found.values()]
+            found["killed"][strategy] = killed(args, strategy)
         except Broken as error:
-            cells = ["failed", "", "", ""]
-            failed.append(str(error))
-        print(f"| {strategy} | {' | '.join(cells)} |", flush=True)
-    rates: dict[str, dict[int, float]] = {name: {} for name in ["plain", *args.strategies]}
+            found["killed"][strategy] = None
+            found["failed"].append(str(error))
+        print(line_of(strategy, found["killed"][strategy]), flush=True)
     for number in range(args.rounds):
-        for name in random.Random(number).sample(list(rates), len(rates)):
+        for name in random.Random(number).sample(list(found["healthy"]), len(found["healthy"])):
             try:
-                rates[name][number] = healthy(args, name)
+                found["healthy"][name][str(number)] = healthy(args, name)
             except Broken as error:
-                failed.append(str(error))
-    print(f"\nhealthy step, medians of {args.rounds} runs\n| | ms | over plain | runs |\n|---|---|---|---|")
-    for name, values in rates.items():
-        ratios = [value / rates["plain"][number] for number, value in values.items() if number in rates["plain"]]
+                found["failed"].append(str(error))
+    report_healthy(found)
+    return found
+
+
+def heading(found: Row) -> str:
+    what = f"{found['ranks']} ranks, {found['kills']} kills, {found['memory_mib']} MiB"
+    what += f" and {found['workers']} loader workers each; ms, median (largest)"
+    return f"{what}\n| strategy | {' | '.join(PARTS)} |\n|---|---|---|---|---|"
+
+
+def line_of(strategy: str, parts: dict[str, list[float]] | None) -> str:
+    cells = ["failed", "", "", ""]
+    if parts is not None:
+        cells = [f"{1e3 * statistics.median(parts[part]):.1f} ({1e3 * max(parts[part]):.1f})" for part in PARTS]
+    return f"| {strategy} | {' | '.join(cells)} |"
+
+
+def throughput(rates: dict[str, dict[str, float]]) -> dict[str, list[float]]:
+    """Each undisturbed run's over that of the plain loop in the same round."""
+    plain = rates["plain"]
+    return {name: [plain[n] / step for n, step in steps.items() if n in plain] for name, steps in rates.items()}
+
+
+def report_healthy(found: Row) -> None:
+    rounds, ratios = found["rounds"], throughput(found["healthy"])
+    print(f"\nhealthy step, medians of {rounds} runs\n| | ms | over plain | runs |\n|---|---|---|---|")
+    for name, values in found["healthy"].items():
         cells = [f"{1e3 * statistics.median(values.values()):.2f}" if values else ""]
-        cells.append(f"{statistics.median(ratios):.3f}" if ratios else "")
-        of_all = len(values) if len(values) == args.rounds else f"failed {args.rounds - len(values)} of {args.rounds}"
+        cells.append(f"{statistics.median(1 / ratio for ratio in ratios[name]):.3f}" if ratios[name] else "")
+        of_all = len(values) if len(values) == rounds else f"failed {rounds - len(values)} of {rounds}"
         print(f"| {name} | {' | '.join(cells)} | {of_all} |")
-    return failed
+
+
+def report(found: Row) -> None:
+    print(heading(found))
+    for strategy, parts in found["killed"].items():
+        print(line_of(strategy, parts))
+    report_healthy(found)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import copy
-import importlib
-import importlib.util
 import random
-import sys
-import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import timm_optimizers
 import torch
 
 GROUPS = 20
@@ -18,6 +16,17 @@ INTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLAIN = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad", "Lamb", "Lars"]
 ALL = [*PLAIN, "Adamax"]
 FUSED = ["SGD", "Adam", "AdamW", "Adagrad"]
+TIMM = ("Lamb", "Lars")
+
+
+def variants(names: list[str]) -> list[tuple[str, dict[str, bool]]]:
+    """Each of torch's three ways to make a step, where it has them."""
+    fused = [name for name in FUSED if name in names]
+    return [
+        *((name, {"foreach": False}) for name in names),
+        *((name, {"foreach": True}) for name in names),
+        *((name, {"fused": True}) for name in fused),
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -28,25 +37,22 @@ def one_thread() -> Any:
     torch.set_num_threads(before)
 
 
+def exact_and_plain() -> list[tuple[str, dict[str, bool], bool]]:
+    """Of each variant exact undo, and plain undo if there is one."""
+    return [(*variant, exact) for exact in (True, False) for variant in variants(ALL if exact else PLAIN)]
+
+
 def case_id(value: Any) -> str:
+    if isinstance(value, bool):
+        return "exact" if value else "plain"
     return value if isinstance(value, str) else next(f"{k}-{v}" for k, v in value.items())
 
 
 def cls(name: str) -> Any:
-    """The optimizer's class; timm's without the rest of timm, which needs torchvision."""
-    if name not in ("Lamb", "Lars"):
+    """The optimizer's class; without timm its tests are skipped."""
+    if name not in TIMM:
         return getattr(torch.optim, name)
-    if "timm" not in sys.modules:
-        found = importlib.util.find_spec("timm")
-        if found is None or not found.submodule_search_locations:
-            pytest.skip("timm is not installed")
-        for package, folders in (
-            ("timm", list(found.submodule_search_locations)),
-            ("timm.optim", [f"{folder}/optim" for folder in found.submodule_search_locations]),
-        ):
-            sys.modules[package] = types.ModuleType(package)
-            sys.modules[package].__path__ = folders
-    return getattr(importlib.import_module(f"timm.optim.{name.lower()}"), name)
+    return timm_optimizers.load(name) or pytest.skip("timm is not installed")
 
 
 def settings(name: str, draw: random.Random, plain: bool) -> dict[str, Any]:
@@ -54,7 +60,7 @@ def settings(name: str, draw: random.Random, plain: bool) -> dict[str, Any]:
     lr = 10 ** draw.uniform(-5, -1)
     decay = draw.choice([0.0, 0.0, 10 ** draw.uniform(-5, -1)])
     found: dict[str, Any] = {"lr": lr, "weight_decay": decay}
-    if name not in ("Lamb", "Lars"):
+    if name not in TIMM:
         found["maximize"] = draw.random() < 0.3
     betas = (draw.uniform(0.5, 0.99), draw.uniform(0.8, 0.9999))
     if name in ("SGD", "Lars"):
@@ -111,14 +117,33 @@ def ordinary(shape: tuple[int, ...], dtype: torch.dtype, gen: torch.Generator) -
     return torch.randn(shape, generator=gen, dtype=torch.float64).to(dtype)
 
 
-def make(name: str, cases: int, seed: int, dtype: torch.dtype = torch.float32, plain: bool = False, **more: Any) -> Any:
-    """An optimizer of ``cases`` parameters in groups with settings of their own; no step was made."""
+def make(
+    name: str,
+    cases: int | tuple[int, ...],
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+    plain: bool = False,
+    **more: Any,
+) -> Any:
+    """An optimizer of ``cases`` parameters in groups with settings of their own, or of so many in each; no step was made."""
     draw, gen = random.Random(seed), torch.Generator().manual_seed(seed)
-    values = ordinary if plain else extreme
-    params = [torch.nn.Parameter(row.clone()) for row in values((cases, 3), dtype, gen)]
-    size = max(1, cases // GROUPS)
-    groups = [{"params": params[at : at + size], **settings(name, draw, plain)} for at in range(0, cases, size)]
+    sizes = cases if isinstance(cases, tuple) else (max(1, cases // GROUPS),) * min(cases, GROUPS)
+    rows = iter((ordinary if plain else extreme)((sum(sizes), 3), dtype, gen))
+    groups = [
+        {"params": [torch.nn.Parameter(next(rows).clone()) for _ in range(size)], **settings(name, draw, plain)}
+        for size in sizes
+    ]
     return cls(name)(groups, **more)
+
+
+def batches(name: str, seed: int, number: int = 50, **more: Any) -> Iterator[tuple[int, Any]]:
+    """So many optimizers of 20 groups, each with settings of its own, and a seed for the gradients: a thousand cases.
+
+    In one optimizer Lamb, which clips all gradients by one norm, would spoil every case by the NaN of one. Every fifth has two
+    parameters in each group, so that foreach and fused code gets lists.
+    """
+    for at in range(number):
+        yield 1000 * seed + at, make(name, GROUPS * (1 + (at % 5 == 0)), 1000 * seed + at, **more)
 
 
 def parameters(optimizer: Any) -> list[Any]:
@@ -144,12 +169,12 @@ def picture(optimizer: Any) -> Any:
     """Everything that a step may change."""
     found = optimizer.state_dict()
     state = {at: {k: clone(v) for k, v in values.items()} for at, values in found["state"].items()}
-    groups = copy.deepcopy(found["param_groups"])
+    groups = [{k: clone(v) for k, v in group.items()} for group in found["param_groups"]]
     return [p.detach().clone() for p in parameters(optimizer)], {"state": state, "param_groups": groups}
 
 
 def clone(value: Any) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+    return value.clone() if isinstance(value, torch.Tensor) else copy.copy(value)
 
 
 def same(one: Any, other: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import pickle
 import sys
@@ -249,30 +248,6 @@ def test_sparse_gradients_of_a_closure() -> None:
             continue
         with pytest.raises(ConfigError, match=r"sparse gradients.*exact=True"):
             undo.undo()
-
-
-@pytest.mark.parametrize(
-    "target", ["_foreach_add_", "_foreach_lerp_", "_foreach_mul_", "_foreach_sqrt", "_foreach_addcdiv_"]
-)
-def test_foreach_code_that_was_interrupted(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("Adam", "NAdam", "RMSprop", "SGD"):
-        optimizer = cases.make(name, 40, seed=1, plain=True, foreach=True)
-        undo = Undo(optimizer)
-        cases.steps(optimizer, 1, seed=2, plain=True)
-        cases.gradients(optimizer, seed=3, plain=True)
-        before, real, calls = cases.picture(optimizer), getattr(torch, target), iter(range(100))
-
-        def failing(*args: Any, real: Any = real, calls: Any = calls, **kwargs: Any) -> Any:
-            real(*args, **kwargs)
-            if next(calls) == 2:
-                raise ZeroDivisionError
-            return real(*args, **kwargs) if not target.endswith("_") else None
-
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, target, failing)
-            with contextlib.suppress(ZeroDivisionError):
-                optimizer.step()
-        assert is_taken_back(optimizer, undo, before)
 
 
 def test_threads_copies_and_what_nobody_holds() -> None:

@@ -13,7 +13,7 @@ from ftcomm.errors import ConfigError
 from ftcomm.options import Options
 from ftcomm.stores import Store
 
-__all__ = ["Meeting", "find"]
+__all__ = ["Meeting", "find", "under_mpi"]
 
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 
@@ -22,7 +22,8 @@ _MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRA
 class Meeting:
     """Where this process meets the others, and as which rank; the job's name and secret where the method chose them.
 
-    ``watch(job)`` is a context in which the start runs, where the method can see deaths that the store can not.
+    ``watch(job)`` is a context in which the start runs, where the method can see deaths that the store can not. It tells the
+    others through the method's store; through another one where that is given: ``watch(job, connect)``.
     """
 
     store: Any
@@ -30,7 +31,7 @@ class Meeting:
     world_size: int
     job: str | None = None
     secret: str | None = None
-    watch: Callable[[str], AbstractContextManager[None]] | None = None
+    watch: Callable[..., AbstractContextManager[None]] | None = None
 
 
 def find(method: str, rank: int | None, world_size: int | None, options: Options, timeout: float) -> Meeting:
@@ -61,13 +62,18 @@ def find(method: str, rank: int | None, world_size: int | None, options: Options
 def _automatic(environment: Mapping[str, str]) -> str:
     if "RANK" in environment and "WORLD_SIZE" in environment:
         return "env://"
-    if any(name in environment for name in _MPI_VARIABLES):
+    if under_mpi(environment):
         return "mpi://"
     raise ConfigError(
         "No launcher is seen: neither RANK and WORLD_SIZE nor an MPI launcher's variables are set. Start the program with "
         "`ftrun --nproc-per-node 4 prog.py` or `mpirun --with-ft ulfm -n 4 python prog.py`, or call "
         "ftcomm.init(rank=, world_size=, init_method='tcp://127.0.0.1:29500')."
     )
+
+
+def under_mpi(environment: Mapping[str, str]) -> bool:
+    """Whether an MPI launcher has started this process."""
+    return any(name in environment for name in _MPI_VARIABLES)
 
 
 def _number(name: str, given: int | None, environment: Mapping[str, str]) -> int:

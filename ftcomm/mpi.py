@@ -16,13 +16,14 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from ftcomm.errors import ConfigError, Error, PeerFailure, SystemFailure, Timeout
 from ftcomm.init_methods import Meeting
 from ftcomm.options import Options
+from ftcomm.stores import Store
 
-__all__ = ["meet"]
+__all__ = ["Hosting", "meet"]
 
 _TAG = 28_017  # below the least upper bound that MPI guarantees for tags
 _PAUSE = 0.002  # MPI has no wait with a timeout, and its blocking calls keep a processor busy
@@ -30,8 +31,42 @@ _WATCH_PAUSE = 0.05
 _sent: list[Any] = []
 
 
-def meet(rank: int | None, world_size: int | None, options: Options, timeout: float) -> Meeting:
-    """Every process of the MPI job calls this; its ranks are MPI's."""
+class Hosting(Protocol):
+    """How rank 0 hosts a store, and the others reach it. ``key``: whoever knows it belongs to the job."""
+
+    def host(self, name: str, key: str, timeout: float) -> tuple[Any, tuple[str, int], Callable[[], Store] | None]:
+        """At the host ``name``: the store, its address, and what makes another connection to it (None: not for the watch)."""
+
+    def visit(self, address: tuple[str, int], key: str, timeout: float) -> Any:
+        """The store at this address, which came up before the address was told."""
+
+
+class _Own:
+    """A TcpStore."""
+
+    def host(self, name: str, key: str, timeout: float) -> tuple[Any, tuple[str, int], Callable[[], Store]]:
+        from ftcomm.stores.tcp import TcpStore
+        from ftcomm.stores.tcp_server import TcpStoreServer
+
+        server = TcpStoreServer(name, 0, key.encode())
+        try:
+            store = TcpStore(*server.address, key.encode(), timeout, server)
+        except Error:
+            server.close(0)
+            raise
+        return store, server.address, lambda: TcpStore(*server.address, key.encode())
+
+    def visit(self, address: tuple[str, int], key: str, timeout: float) -> Any:
+        from ftcomm.stores.tcp import TcpStore
+
+        return TcpStore(*address, key.encode(), timeout, came_up=True)
+
+
+def meet(
+    rank: int | None, world_size: int | None, options: Options, timeout: float, hosting: Hosting | None = None
+) -> Meeting:
+    """Every process of the MPI job calls this; its ranks are MPI's. ``hosting``: of another store than ftcomm's own."""
+    hosting = hosting or _Own()
     MPI = _load()
     world = MPI.COMM_WORLD
     if rank not in (None, world.rank) or world_size not in (None, world.size):
@@ -42,8 +77,8 @@ def meet(rank: int | None, world_size: int | None, options: Options, timeout: fl
         _warn_if_deaths_end_the_job(MPI)
     deadline = time.monotonic() + timeout
     if world.rank == 0:
-        return _host(MPI, options, timeout, deadline)
-    return _visit(MPI, timeout, deadline)
+        return _host(MPI, hosting, options, timeout, deadline)
+    return _visit(MPI, hosting, timeout, deadline)
 
 
 def _load() -> Any:
@@ -95,33 +130,25 @@ def _warn_if_deaths_end_the_job(MPI: Any) -> None:
 # -- the messages --------------------------------------------------------------------------------------------------------
 
 
-def _host(MPI: Any, options: Options, timeout: float, deadline: float) -> Meeting:
+def _host(MPI: Any, hosting: Hosting, options: Options, timeout: float, deadline: float) -> Meeting:
     """Rank 0: hears where everybody is, then invites all, or tells all who is missing."""
-    from ftcomm.stores.tcp import TcpStore
-    from ftcomm.stores.tcp_server import TcpStoreServer
-
     world = MPI.COMM_WORLD
     pending = {rank: world.irecv(source=rank, tag=_TAG) for rank in range(1, world.size)}
     hosts = {MPI.Get_processor_name()}
-    server = None
     try:
         hosts |= set(_complete(MPI, pending, deadline).values())
         key = options.secret or secrets.token_hex(32)  # spread by MPI, never on a command line
-        server = TcpStoreServer("127.0.0.1" if len(hosts) == 1 else MPI.Get_processor_name(), 0, key.encode())
-        job = f"mpi-{secrets.token_hex(8)}"
-        store = TcpStore(*server.address, key.encode(), timeout, server)
+        name = "127.0.0.1" if len(hosts) == 1 else MPI.Get_processor_name()
+        store, address, connect = hosting.host(name, key, timeout)
     except Error as error:
-        if server is not None:
-            server.close(0)
         _tell(MPI, error)
         raise
-    _tell(MPI, (*server.address, key, job))
-    return Meeting(store, 0, world.size, job, key, _watch(MPI, server.address, key))
+    job = f"mpi-{secrets.token_hex(8)}"
+    _tell(MPI, (*address, key, job))
+    return Meeting(store, 0, world.size, job, key, _watch(MPI, connect))
 
 
-def _visit(MPI: Any, timeout: float, deadline: float) -> Meeting:
-    from ftcomm.stores.tcp import TcpStore
-
+def _visit(MPI: Any, hosting: Hosting, timeout: float, deadline: float) -> Meeting:
     world = MPI.COMM_WORLD
     _complete(MPI, {0: world.isend(MPI.Get_processor_name(), 0, _TAG)}, deadline)
     # Rank 0 finds out at its own deadline who is missing; it may have started a little later, and its word is worth waiting for.
@@ -129,7 +156,7 @@ def _visit(MPI: Any, timeout: float, deadline: float) -> Meeting:
     if isinstance(answer, Error):
         raise answer
     host, port, key, job = answer
-    store = TcpStore(host, port, key.encode(), timeout, came_up=True)  # or rank 0 has died since
+    store = hosting.visit((host, port), key, timeout)  # or rank 0 has died since
     return Meeting(store, world.rank, world.size, job, key)
 
 
@@ -186,7 +213,7 @@ def _died(ranks: list[int]) -> PeerFailure:
 def _missing(ranks: list[int]) -> Timeout:
     names = ", ".join(map(str, ranks))
     return Timeout(
-        f"Rank{'s' if len(ranks) > 1 else ''} {names} never called ftcomm.init() (timeout). See what they are doing.",
+        f"Rank{'s' if len(ranks) > 1 else ''} {names} never came to the start of the job (timeout). See what they are doing.",
         ranks=ranks,
         operation="rendezvous",
     )
@@ -195,16 +222,16 @@ def _missing(ranks: list[int]) -> Timeout:
 # -- deaths between the messages and the end of the start ----------------------------------------------------------------
 
 
-def _watch(MPI: Any, address: tuple[str, int], key: str) -> Callable[[str], Any] | None:
+def _watch(MPI: Any, usual: Callable[[], Store] | None) -> Callable[..., Any] | None:
     """A context for rank 0: while the job starts, MPI's list of the dead is watched, and a death fails the start on all ranks."""
     if not _survives_deaths() or MPI.Query_thread() != MPI.THREAD_MULTIPLE or not hasattr(MPI.COMM_WORLD, "Get_failed"):
         return None
 
     @contextmanager
-    def watching(job: str) -> Iterator[None]:
+    def watching(job: str, connect: Callable[[], Store] | None = usual) -> Iterator[None]:
         from ftcomm.rendezvous import fail_start
-        from ftcomm.stores.tcp import TcpStore
 
+        assert connect is not None
         world, ended = MPI.COMM_WORLD, threading.Event()
 
         def watch() -> None:
@@ -213,7 +240,7 @@ def _watch(MPI: Any, address: tuple[str, int], key: str) -> Callable[[str], Any]
                 failed = world.Get_failed()
                 if failed.size > 0:
                     dead = MPI.Group.Translate_ranks(failed, range(failed.size), world.group)
-                    store = TcpStore(*address, key.encode())
+                    store = connect()
                     fail_start(store, job, world.size, _died(sorted(dead)))
                     store.close()
                     return

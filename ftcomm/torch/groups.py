@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import threading
@@ -17,6 +18,7 @@ from ftcomm.job import Job
 from ftcomm.options import Options
 from ftcomm.rendezvous import incarnation_from_environment, job_name, start_job
 from ftcomm.request import Outcome
+from ftcomm.torch import rendezvous
 from ftcomm.torch._extension import load
 
 __all__ = ["backend_of", "communicator", "create", "job_of", "others_open", "outcome"]
@@ -103,19 +105,25 @@ def _find(ranks: list[int]) -> tuple[_Entry, list[int]] | None:
 
 def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
     global _started
-    name = job_name()
+    meeting = None if dist_opts.global_ranks_in_group else rendezvous.take()
+    name = meeting.job if meeting is not None else job_name()
     if dist_opts.global_ranks_in_group:  # the default group has another backend
         name += f".{communicator_id('group', dist_opts.group_id, *ranks):x}"
     elif _started:
         name += f".{_started}"  # destroyed and initialized again, maybe over the same store
-    job = start_job(
-        dist_opts.store,
-        dist_opts.group_rank,
-        dist_opts.group_size,
-        options,
-        job=name,
-        timeout=dist_opts.timeout.total_seconds(),
-    )
+    around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if meeting is not None:
+        options = dataclasses.replace(options, secret=options.secret or meeting.secret)
+        around = rendezvous.starting(meeting, dist_opts.store, name)
+    with around:
+        job = start_job(
+            dist_opts.store,
+            dist_opts.group_rank,
+            dist_opts.group_size,
+            options,
+            job=name,
+            timeout=dist_opts.timeout.total_seconds(),
+        )
     if not dist_opts.global_ranks_in_group:
         _started += 1
     entry = _Entry(job, None, ranks)

@@ -8,15 +8,18 @@ __all__ = ["register_backend"]
 
 
 def register_backend() -> None:
-    """Registers ``ftcomm`` for CPU and CUDA tensors; a second call does nothing.
+    """Registers ``ftcomm`` for CPU and CUDA tensors, and the init method ``mpi://``; a second call does nothing.
 
     The extension is loaded when the first process group is made: a missing or mismatching build is reported there.
     """
     import torch.distributed as dist
 
+    from ftcomm.torch import rendezvous
+
     if not dist.is_available() or "FTCOMM" in dist.Backend._plugins:
         return
     dist.Backend.register_backend("ftcomm", _create, extended_api=True, devices=["cpu", "cuda"])
+    rendezvous.register()
 
 
 def _create(dist_opts: Any, pg_options: Any) -> Any:

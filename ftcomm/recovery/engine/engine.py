@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ftcomm.errors import ConfigError
 from ftcomm.launch import preempt
+from ftcomm.launch.launchers import launcher
 from ftcomm.recovery._numbers import count, number
 from ftcomm.recovery.engine.bar import Bar
 from ftcomm.recovery.engine.kind import Kind, Setup
@@ -99,13 +100,15 @@ class Engine:
         number("patience", patience, "seconds")
         self.model, self.optimizer = model, optimizer
         comm = communicator(getattr(model, "process_group", None)) if dist.is_initialized() else None
+        under = launcher(os.environ)
         shards = Shards(model, comm.size) if comm is not None and comm.policy != "replay" and sharded(model) else None
         self.strategy, self.reason = choose(
             Facts(
                 world_size=1 if comm is None else comm.size,
                 policy=None if comm is None else comm.policy,
                 replicas=isinstance(model, DistributedDataParallel),
-                replaced=int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) > 0,
+                replaced=under.replaces,
+                all_end=under.ends_all,
                 checkpoints=checkpoint_dir is not None,
                 sharded=shards is not None,
                 twins=shards is not None and shards.replicated,

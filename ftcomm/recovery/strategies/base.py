@@ -15,7 +15,8 @@ class Facts:
         world_size: ranks of the job.
         policy: of the model's process group: raise, lossy or replay; None without a process group.
         replicas: every rank holds the whole model (DistributedDataParallel).
-        replaced: the launcher starts another process for one that died.
+        replaced: the launcher starts another process for one that died, and the others go on.
+        all_end: the launcher ends all others when one has died, and maybe starts all again (torchrun).
         checkpoints: there is a folder for them.
         sharded: each rank holds a part of the model (FSDP2).
         twins: and another rank holds the same part (HSDP).
@@ -28,6 +29,7 @@ class Facts:
     checkpoints: bool
     sharded: bool = False
     twins: bool = False
+    all_end: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from ftcomm.recovery.strategies.rollback import ROLLBACK
 
 __all__ = ["STRATEGIES", "choose"]
 
+_ALL_END = "the launcher ends all when one dies (torchrun does; ftrun replaces the one)"
+_LAST_WORDS = f"{_ALL_END}: they leave with a checkpoint of the last whole step"
+
 STRATEGIES = {
     strategy.name: strategy for strategy in (REPLICATION, LOSSY, ROLLBACK, REPLAY, PARALLEL_REPLAY, CHECKPOINT)
 }
@@ -37,6 +40,10 @@ def choose(facts: Facts, wanted: str = "auto") -> tuple[Strategy, str]:
     if facts.policy == "lossy" and facts.replicas:
         if facts.replaced:
             return REPLICATION, "every rank holds the whole state, and the launcher replaces who dies"
+        if facts.all_end and facts.checkpoints:
+            return REPLICATION, f"every rank holds the whole state, and {_LAST_WORDS}"
+        if facts.all_end:
+            return ROLLBACK, f"{_ALL_END}, and as there is no checkpoint_dir nothing is kept then"
         return ROLLBACK, "every rank holds the whole state, and nobody replaces who dies: survivors go on without it"
     if facts.policy == "lossy" and facts.sharded:
         if not facts.twins:
@@ -46,13 +53,17 @@ def choose(facts: Facts, wanted: str = "auto") -> tuple[Strategy, str]:
             )
         if facts.replaced:
             return REPLICATION, "another rank holds the same shards, and the launcher replaces who dies"
+        if facts.all_end and facts.checkpoints:
+            return REPLICATION, f"another rank holds the same shards, and {_LAST_WORDS}"
         return CHECKPOINT, "the model is sharded, and nobody replaces who dies (ftrun --max-restarts would)"
+    if facts.policy == "replay" and facts.all_end:
+        return REPLAY, f"the policy is replay, but {_ALL_END}: the next start goes on from the newest checkpoint"
     if facts.policy == "replay":
         return (
             REPLAY,
             f"what ranks tell each other is logged: who dies is replaced and does its steps again{_from_where(facts)}",
         )
-    return CHECKPOINT, f"with policy {facts.policy!r} survivors can't go on; ftrun --policy lossy would let them"
+    return CHECKPOINT, f"with policy {facts.policy!r} survivors can't go on; FTCOMM_POLICY=lossy would let them"
 
 
 def _from_where(facts: Facts) -> str:

@@ -1,0 +1,136 @@
+"""torch's rendezvous under an MPI launcher: ``init_process_group("ftcomm")`` with no address in the environment.
+
+MPI spreads the address of a torch TCPStore in rank 0, as :mod:`ftcomm.mpi` does it for ``ftcomm.init()``. Loads nothing of MPI or
+of ftcomm's native part before it is asked to: torch registers this when it is imported itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+__all__ = ["register", "starting", "take"]
+
+# Seconds; the store is up already. torch's client takes a refused connection for one that is not yet, and tries again for all of
+# its timeout, which init_process_group() makes half an hour: too long for a rank 0 that has died.
+_CONNECT_WITHIN = 10.0
+_met: list[Any] = []  # the Meeting of a rendezvous whose job has not begun to start
+
+
+def register() -> None:
+    """The scheme ``mpi://``, which ``env://``, torch's default, gives way to where a launcher of MPI has set no ``RANK``."""
+    from torch.distributed.rendezvous import register_rendezvous_handler
+
+    register_rendezvous_handler("mpi", _meet)
+    try:
+        from torch.distributed.rendezvous import _rendezvous_handlers as known  # a handler can't be replaced in public
+
+        known["env"] = _giving_way(known["env"])
+    except (ImportError, KeyError, TypeError):
+        return  # another torch: init_method="mpi://" has to be said
+
+
+def _giving_way(torchs: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    def environment(url: str, **kwargs: Any) -> Iterator[Any]:
+        from ftcomm.init_methods import under_mpi
+
+        given = "RANK" in os.environ or "rank" in _query(url)
+        return torchs(url, **kwargs) if given or not under_mpi(os.environ) else _meet(url, **kwargs)
+
+    return environment
+
+
+def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:
+    from ftcomm.mpi import meet
+    from ftcomm.options import Options
+
+    said = _query(url)
+    meeting = meet(said.get("rank"), said.get("world_size"), Options(), timeout.total_seconds(), _TorchHosting())
+    _met[:] = [meeting]
+    yield meeting.store, meeting.rank, meeting.world_size
+    raise RuntimeError("Unable to perform re-rendezvous using mpi:// method")  # as torch's own handlers
+
+
+def _query(url: str) -> dict[str, int]:
+    return {name: int(values[-1]) for name, values in parse_qs(urlsplit(url).query).items() if values[-1].isdigit()}
+
+
+class _TorchHosting:
+    """A torch TCPStore. It has no secret of its own: as with ``env://``, who reaches its port can read and write it."""
+
+    def host(self, name: str, key: str, timeout: float) -> tuple[Any, tuple[str, int], None]:
+        from torch.distributed import TCPStore
+
+        from ftcomm.errors import SystemFailure
+        from ftcomm.stores.tcp_server import resolve
+
+        family, kind, protocol, _, address = resolve(name, 0)
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.bind(address)  # by itself torch binds all interfaces
+            listening.listen(1024)
+            port = listening.getsockname()[1]
+        except OSError as error:
+            listening.close()
+            raise SystemFailure(f"No store can listen at {name}: {error.strerror}.") from None
+        try:
+            store = TCPStore(
+                name,
+                port,
+                is_master=True,
+                timeout=timedelta(seconds=timeout),
+                wait_for_workers=False,
+                master_listen_fd=listening.detach(),
+            )
+        except RuntimeError as error:  # as an error of ftcomm's it is told to all ranks
+            raise SystemFailure(f"No store can be had at {name}: {error}") from None
+        return store, (name, port), None
+
+    def visit(self, address: tuple[str, int], key: str, timeout: float) -> Any:
+        from torch.distributed import DistNetworkError, TCPStore
+
+        bound = min(timeout, _CONNECT_WITHIN)
+        try:
+            socket.create_connection(address, bound).close()
+            return TCPStore(*address, is_master=False, timeout=timedelta(seconds=bound), wait_for_workers=False)
+        except (OSError, DistNetworkError) as error:
+            raise _lost(error) from None
+
+
+def take() -> Any:
+    """The Meeting of the rendezvous that led here, once; None: it was another one."""
+    return _met.pop() if _met else None
+
+
+@contextlib.contextmanager
+def starting(meeting: Any, store: Any, job: str) -> Iterator[None]:
+    """Around the start: rank 0 watches for deaths that MPI knows of, and the others name rank 0 if its store is gone."""
+    from torch.distributed import DistNetworkError
+
+    from ftcomm.stores.torch_store import TorchStore
+
+    watch: AbstractContextManager[None] = contextlib.nullcontext()
+    if meeting.watch is not None:
+        watch = meeting.watch(job, lambda: TorchStore(store))
+    usual = store.timeout
+    try:
+        store.set_timeout(min(usual, timedelta(seconds=_CONNECT_WITHIN)))  # TorchStore() makes another connection
+        with watch:
+            yield
+    except DistNetworkError as error:
+        raise _lost(error) from None
+    finally:
+        store.set_timeout(usual)
+
+
+def _lost(error: BaseException) -> Exception:
+    from ftcomm.errors import SystemFailure
+
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SystemFailure(f"The job's store can't be reached; rank 0, its host, may have ended: {first}")

@@ -1,0 +1,111 @@
+"""The engine under torchrun, which ends all workers when one dies, and then starts all again or none."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch.running import PATIENCE, clean_environment
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+REASON = "strategy replication: every rank holds the whole state, and the launcher ends all when one dies"
+
+# The example as it is, but for the fault: torchrun has no number for a worker's replacement, so it would be killed again.
+ONCE = f"""
+import os, runpy, sys
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.environ["FTCOMM_FAULTS"] = os.environ.get("FAULTS", "")
+sys.path.insert(0, {str(EXAMPLES)!r})
+runpy.run_path({str(EXAMPLES / "train_engine.py")!r}, run_name="__main__")
+"""
+
+
+class Torchrun:
+    """``run("--max-restarts", "1", script_flags=...)`` -> exit code, what workers printed, what was said on stderr."""
+
+    def __init__(self, script: Path) -> None:
+        self._script = script
+        self._script.write_text(ONCE)
+
+    def __call__(self, restarts: int, *script_flags: str, faults: str = "") -> tuple[int, str, str]:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
+                *("--max-restarts", str(restarts), str(self._script), "--epochs", "1", *script_flags),
+            ],
+            env=clean_environment(FTCOMM_POLICY="lossy", FAULTS=faults),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        try:
+            out, err = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)  # its workers with it
+            out, err = process.communicate()
+            pytest.fail(f"torchrun hangs.\n{out}\n{err}")
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def torchrun(tmp_path: Path) -> Torchrun:
+    return Torchrun(tmp_path / "script.py")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Last lines, by the flags of the script."""
+    run = Torchrun(tmp_path_factory.mktemp("undisturbed") / "script.py")
+    lines = {}
+    for flags in ("", "--hsdp"):
+        code, out, err = run(0, *flags.split())
+        assert code == 0, err
+        lines[flags] = out.splitlines()[-1]
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("faults", "flags"),
+    [
+        ("rank=2,at=step:10,do=kill", ""),
+        ("rank=0,at=ring.rs.hop,step=10,do=kill", ""),
+        ("rank=2,at=step:10,do=kill", "--hsdp"),
+    ],
+)
+def test_all_go_on_from_the_last_whole_step(
+    torchrun: Torchrun, tmp_path: Path, undisturbed: dict[str, str], faults: str, flags: str
+) -> None:
+    code, out, err = torchrun(1, "--checkpoints", str(tmp_path / "c"), *flags.split(), faults=faults)
+    assert code == 0, err
+    assert "strategy replication" in err
+    (left,) = re.findall(r"SIGTERM: all leave before step (\d+); its state is in a checkpoint", err)
+    assert f"goes on from the checkpoint of step {left}" in err
+    assert out.splitlines()[-1] == undisturbed[flags]
+
+
+def test_without_restarts_the_next_start_goes_on(
+    torchrun: Torchrun, tmp_path: Path, undisturbed: dict[str, str]
+) -> None:
+    """The survivors train no step without the dead rank in the time that torchrun takes to end them."""
+    where = ("--checkpoints", str(tmp_path / "c"))
+    code, _, err = torchrun(0, *where, faults="rank=2,at=step:10,do=kill")
+    assert code == 1, err
+    assert REASON in err
+    assert "SIGTERM: all leave before step 10; its state is in a checkpoint" in err
+    code, out, err = torchrun(0, *where)
+    assert code == 0, err
+    assert "goes on from the checkpoint of step 10" in err
+    assert out.splitlines()[-1] == undisturbed[""]
+
+
+def test_without_checkpoints_all_begin_anew(torchrun: Torchrun, undisturbed: dict[str, str]) -> None:
+    code, out, err = torchrun(1, faults="rank=2,at=step:10,do=kill")
+    assert code == 0, err
+    assert "strategy rollback: the launcher ends all when one dies" in err
+    assert "as there is no checkpoint_dir nothing is kept" in err
+    assert out.count("step     0 ") == 2
+    assert out.splitlines()[-1] == undisturbed[""]

@@ -2,7 +2,7 @@
 
     python benchmarks/strategies.py [--rounds 5] [--json FILE] [--plot FILE]
     python benchmarks/strategies.py --systems replication elastic      some of them
-    python benchmarks/strategies.py --quick                            one round with the smallest batches: does everything work?
+    python benchmarks/strategies.py --quick                            one round with batches of 2: does everything work?
     python benchmarks/strategies.py --backend ftcomm                   the restarted systems over ftcomm in place of gloo
     python benchmarks/strategies.py --from FILE [FILE ...] --plot FILE draws what earlier runs have written
 
@@ -147,11 +147,11 @@ def main() -> None:
     parser.add_argument(
         "--batch", type=int, default=4, help="of each rank: pictures, or texts of 256 bytes (default 4)"
     )
-    parser.add_argument("--quick", action="store_true", help="one round, batches of 1")
+    parser.add_argument("--quick", action="store_true", help="one round, batches of 2")
     args = parser.parse_args()
     args.systems = _torchft.without_missing(args.systems)
     if args.quick:
-        args.rounds, args.batch = 1, 1
+        args.rounds, args.batch = 1, 2
     if args.earlier:
         rows = earlier(args.earlier)
     else:

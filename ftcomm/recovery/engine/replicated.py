@@ -102,7 +102,7 @@ class Replicated(Kind):
         if here.joined:
             self._gradients.joined()
             self.state.progress.joined += len(here.joined)
-        if here.joined or gone:  # all know the same of both; of newcomers' first begin, which lacks `gone`, by `joined`
+        if here.joined or gone:  # the same on all: who was not at the last begin has `joined`
             tensors = check_replicas(
                 join.everybody(self._model), self._model, [self._optimizer], join.shards(self._model)
             )

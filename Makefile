@@ -49,7 +49,7 @@ $(STAMPS)/timm: $(STAMPS)/venv | $(STAMPS)/package-$(TORCH)
 	@touch $@
 
 test: setup native-test
-	$(PYTEST) -q $(SIDE_BY_SIDE)
+	$(PYTEST) -q $(SIDE_BY_SIDE) --durations 20
 
 # The package's own build has made them.
 native-test: setup

@@ -6,7 +6,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from kept import digest
@@ -255,11 +254,6 @@ PHASES = [
 CHECKPOINT = ["checkpoint-before", "checkpoint-after"]
 COMPLETE = ("update", "scheduler", "end")  # the others have all gradients of the victim
 ALL = list(range(4 * BATCH * STEPS))
-
-
-def most(phases: list[Any], rest: Any) -> list[Any]:
-    """The others are in the long tables."""
-    return [*phases, *(pytest.param(phase, marks=pytest.mark.table) for phase in rest if phase not in phases)]
 
 
 def used_samples(marks: list[Any]) -> dict[int, list[int]]:

@@ -17,10 +17,14 @@ class State(Enum):
     WAITING = "waiting for a newcomer, or as one to come in"
     REPLAYING = "applying the log"
     HELPING = "computing for a replacement"
-    RECOVERING = "recovering: vote, repair; a newcomer: getting the state"
+    AGREEING = "agreeing on who is dead: noticing, voting"
+    REPAIRING = "repairing what was under way"
+    UNDOING = "putting a dropped step back"
+    TRANSFER = "getting the state, as a newcomer"
     GONE = "gone; later, its replacement is starting"
 
 
+RECOVERY = (State.AGREEING, State.REPAIRING, State.UNDOING, State.TRANSFER)  # mostly milliseconds
 SILENT = "dead or silent"
 # Under the policy replay nobody goes on without the others.
 REPLAY_TEXTS = {
@@ -56,7 +60,9 @@ class Lane:
     step: int | None = None
     began: float = 0.0  # the step
     dropped: int = 0  # steps that were begun and are done again
-    lost: float = 0.0  # seconds in them
+    lost: float = 0.0  # seconds in them, without recovering
+    again: int = 0  # samples in them
+    waits_for: tuple[int, ...] = ()
     # Under the policy replay:
     unheard: bool = False  # its worker was started and has given no sign yet
     started: float = 0.0
@@ -97,6 +103,7 @@ class Timeline:
     start: float
     end: float
     policy: str | None = None
+    lost_batches: int | None = None  # None: nobody has said
 
     def text(self, state: State) -> str:
         """What the legend says."""
@@ -113,6 +120,7 @@ class LaneReader:
         self.unrepaired: dict[int, list[Failure]] = {}  # by survivor: what it noticed in the step that it is in
         self.incarnation: dict[int, int] = {}
         self.policy: str | None = None
+        self.lost_batches: int | None = None
         self.interrupted = False  # ftrun was told to end: who ends now has not failed
 
     def read(self, event: Event) -> None:
@@ -130,12 +138,16 @@ class LaneReader:
             case "step" if lane is not None:
                 lane.step, lane.began = event.get("step", lane.step), time
                 self.unrepaired.pop(lane.rank, None)
+                lane.waits_for = ()
                 lane.enter(State.TRAINING, time)
             case "step-dropped" if lane is not None:
-                lane.dropped += 1
-                lane.lost += max(0.0, time - lane.began)
+                self._dropped(lane, event)
             case "awaiting" if lane is not None:
-                lane.enter(State.WAITING, time)
+                self._waits(lane, event)
+            case "data":
+                self.lost_batches = max(self.lost_batches or 0, int(event["lost_batches"]))
+            case "decided" if lane is not None and lane.rank in self.unrepaired:
+                lane.enter(State.REPAIRING if str(event.get("text", "")).strip() else State.TRAINING, time)
             case "fault" if lane is not None and event.get("do") in ("kill", "exit"):
                 at = f" in {event['at']}" if event.get("at") else ""
                 self._death(lane, time, known=True, text=f"killed{at}")
@@ -155,7 +167,7 @@ class LaneReader:
                 if newcomer is not None and newcomer.state is State.GONE:
                     newcomer.enter(State.WAITING, time)
             case "joined" if lane is not None:
-                lane.enter(State.RECOVERING if event.get("slot") == lane.rank else State.WAITING, time)
+                lane.enter(State.TRANSFER if event.get("slot") == lane.rank else State.WAITING, time)
             case "rejoined":
                 self._rejoined(event)
             case "given-up" if lane is not None:
@@ -251,11 +263,28 @@ class LaneReader:
         lane.enter(State.GONE, time)
         lane.marks.append(Mark(time, text))
 
+    def _dropped(self, lane: Lane, event: Event) -> None:
+        begins = max(lane.since, event["time"] - float(event.get("undo", 0.0)))
+        lane.enter(State.UNDOING, begins)
+        lane.dropped += 1
+        lane.again += int(event.get("samples", 0))
+        recovering = sum(
+            span.end - span.start for span in lane.spans if span.start >= lane.began and span.state in RECOVERY
+        )
+        lane.lost += max(0.0, begins - lane.began - recovering)
+
+    def _waits(self, lane: Lane, event: Event) -> None:
+        missing = tuple(event.get("missing", ()))
+        if missing and missing != lane.waits_for:
+            lane.marks.append(Mark(event["time"], f"waits for {', '.join(map(str, missing))}"))
+        lane.waits_for = missing
+        lane.enter(State.WAITING, event["time"])
+
     def _noticed(self, lane: Lane, event: Event) -> None:
         victim = self.lanes.get(event.get("slot", -1))
         if victim is None or victim is lane or event.get("evidence") == "left":
             return
-        alive = victim.state in (State.TRAINING, State.WAITING, State.RECOVERING, State.REPLAYING, State.HELPING)
+        alive = victim.state in (State.TRAINING, State.WAITING, State.REPLAYING, State.HELPING, *RECOVERY)
         latest = self.incarnation.get(victim.rank, 0)
         if alive and event.get("slot_incarnation", latest) >= latest:
             self._death(victim, event["time"], known=False, text=SILENT)
@@ -266,13 +295,13 @@ class LaneReader:
         self.unrepaired.setdefault(lane.rank, []).append(failure)
         failure.evidence = failure.evidence or str(event.get("evidence", ""))
         if lane.state is State.TRAINING and self.policy != "replay":
-            lane.enter(State.RECOVERING, event["time"])
+            lane.enter(State.AGREEING, event["time"])
 
     def _recovered(self, lane: Lane, event: Event) -> None:
         for failure in self.unrepaired.pop(lane.rank, ()):
             failure.repaired[lane.rank] = event["time"]
             failure.contributors = failure.contributors or len(event.get("ranks", ()))
-        if lane.state is State.RECOVERING:
+        if lane.state in (State.AGREEING, State.REPAIRING):
             lane.enter(State.TRAINING, event["time"])
 
     def _rejoined(self, event: Event) -> None:
@@ -287,7 +316,7 @@ class LaneReader:
         """The run is over; nothing can be heard any more."""
         for lane in self.lanes.values():
             lane.enter(None, end)
-        return Timeline(list(self.lanes.values()), self.failures, start, end, self.policy)
+        return Timeline(list(self.lanes.values()), self.failures, start, end, self.policy, self.lost_batches)
 
 
 def read_timeline(events: Iterable[Event]) -> Timeline:

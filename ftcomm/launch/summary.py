@@ -12,7 +12,10 @@ __all__ = ["Ledger", "summary"]
 CAUSES = {
     State.GONE: "nobody in a dead rank's place",
     State.WAITING: "waiting for others",
-    State.RECOVERING: "noticing, voting, repairing, handing over",
+    State.AGREEING: "noticing and voting",
+    State.REPAIRING: "repairing what was under way",
+    State.UNDOING: "putting dropped steps back",
+    State.TRANSFER: "handing over the state",
     State.REPLAYING: "applying logs",
     State.HELPING: "computing for replacements",
 }
@@ -59,16 +62,35 @@ def summary(timeline: Timeline) -> list[str]:
     causes["steps that are done again"] = sum(lane.lost for lane in timeline.lanes)
     spent = sum(causes.values())
     count = len(timeline.failures)
-    dropped = max(lane.dropped for lane in timeline.lanes)
     lines = [
-        f"{count} failure{'s' * (count > 1)}"
-        + (f", {dropped} step{'s' * (dropped > 1)} done again" if dropped else "")
-        + f": {_time(spent)} of {_time(total)} of all ranks together went to recovery"
+        f"{_counted(count, 'failure')}{_again(timeline)}{_lost(timeline)}: "
+        f"{_time(spent)} of {_time(total)} of all ranks together went to recovery"
     ]
     lines += [
         f"  {_time(time):>10}  {what}" for what, time in sorted(causes.items(), key=lambda item: -item[1]) if time > 0
     ]
     return lines
+
+
+def _again(timeline: Timeline) -> str:
+    steps = max(lane.dropped for lane in timeline.lanes)
+    samples = sum(lane.again for lane in timeline.lanes)
+    if not steps:
+        return ""
+    of = f" ({_counted(samples, 'sample')})" if samples else ""
+    return f", {_counted(steps, 'step')}{of} done again"
+
+
+def _lost(timeline: Timeline) -> str:
+    if timeline.lost_batches is None:
+        return ""
+    return (
+        f", {_counted(timeline.lost_batches, 'batch', 'batches')} lost" if timeline.lost_batches else ", no sample lost"
+    )
+
+
+def _counted(n: int, one: str, several: str = "") -> str:
+    return f"{n} {one if n == 1 else several or one + 's'}"
 
 
 def _time(seconds: float) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ftcomm.launch.folder import read_events
-from ftcomm.launch.lanes import Failure, Lane, State, Timeline, read_timeline
+from ftcomm.launch.lanes import RECOVERY, Failure, Lane, State, Timeline, read_timeline
 from ftcomm.launch.summary import summary
 
 COLORS = {
@@ -18,7 +18,10 @@ COLORS = {
     State.WAITING: "#efc050",
     State.REPLAYING: "#7b5ea7",
     State.HELPING: "#b9a3d6",
-    State.RECOVERING: "#d1495b",
+    State.AGREEING: "#d1495b",
+    State.REPAIRING: "#f08a5d",
+    State.UNDOING: "#8c2f39",
+    State.TRANSFER: "#3d7ea6",
     State.GONE: "#3b3b3b",
 }
 MOST_LABELLED = 8  # failures; with more, labels would cover each other
@@ -154,7 +157,7 @@ def _bars(axis: Any, lanes: list[Lane], zero: float, scale: float, least: float)
     for index, lane in enumerate(lanes):
         for span in lane.spans:
             width = span.end - span.start
-            if scale == 1.0 and span.state is State.RECOVERING:
+            if scale == 1.0 and span.state in RECOVERY:
                 width = max(width, least)  # a few milliseconds: drawn wide enough to be seen at all
             axis.barh(
                 index,
@@ -163,7 +166,7 @@ def _bars(axis: Any, lanes: list[Lane], zero: float, scale: float, least: float)
                 height=BAR,
                 color=COLORS[span.state],
                 edgecolor="none",
-                zorder=2 + (span.state is State.RECOVERING),
+                zorder=2 + (span.state in RECOVERY),
             )
     axis.set_yticks(range(len(lanes)), [f"rank {lane.rank}" for lane in lanes], fontsize=11)
     axis.set_ylim(len(lanes) - 0.5, -0.95)

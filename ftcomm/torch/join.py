@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ftcomm._lib import lib
-from ftcomm.communicator import Communicator
+from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.launch import preempt
 from ftcomm.torch.groups import leave
@@ -108,22 +109,23 @@ def _who_waits(
     Nobody waits before all have found together who is missing, and then for no others: who waits for a death that the rest does
     not know of lets them time out in the all-reduce.
     """
-    deadline = None if complete_within is None else time.monotonic() + complete_within
+    deadline: float | None = None
     missing: list[int] = []
+    there: tuple[int, ...] = ()
     while True:
-        in_time = deadline is None or _wait_for(point, missing, deadline)
-        point.flags.zero_()
-        point.flags[-1] = not in_time
-        flag_left(point)
-        for rank in point.job.waiting():
-            point.flags[rank] = WAITS
-        for rank in preempt.told(point.job.rank):
-            point.flags[rank] = GOES
-        # Who is told to leave comes early, and the others may wait for the whole of their patience.
-        bound = None
-        if deadline is not None and missing:
-            bound = point.job.options.operation_timeout + max(0.0, deadline - time.monotonic())
-        there = point.everybody.all_reduce(point.flags, "max", timeout=bound).contributors
+        with contextlib.ExitStack() as until_all_are_awake:
+            in_time = True
+            if deadline is not None:
+                bell = until_all_are_awake.enter_context(_bell(point, there))
+                in_time = _wait_for(point, missing, deadline, bell)
+            point.flags.zero_()
+            point.flags[-1] = not in_time
+            flag_left(point)
+            for rank in point.job.waiting():
+                point.flags[rank] = WAITS
+            for rank in preempt.told(point.job.rank):
+                point.flags[rank] = GOES
+            there = point.everybody.all_reduce(point.flags, "max").contributors
         *said, impatient = point.flags.tolist()
         expect(point, said, there)
         if going := {rank for rank, what in enumerate(said) if what == GOES}:
@@ -131,7 +133,7 @@ def _who_waits(
             there = tuple(rank for rank in there if rank not in going)
         missing = [rank for rank in point.expected if rank not in there and said[rank] != WAITS]
         _nobody_left(point)
-        if deadline is not None and missing and impatient:
+        if missing and impatient:
             raise PeerFailure(
                 f"No replacement came for rank {', '.join(map(str, missing))} within {complete_within:g} s. Start again from a "
                 "checkpoint, or give replacements more time.",
@@ -139,8 +141,12 @@ def _who_waits(
                 operation="join_point",
                 epoch=point.job.epoch,
             )
-        if deadline is None or not missing:
+        if complete_within is None or not missing:
             return any(what == WAITS for what in said), there
+        if deadline is None:
+            deadline = (
+                time.monotonic() + complete_within
+            )  # now, when all know of it, so that it is over for all at once
         point.job.emit("awaiting", step=point.step, missing=missing)
 
 
@@ -180,18 +186,25 @@ def _leave(point: Point) -> NoReturn:
     sys.exit(0)
 
 
-def _wait_for(point: Point, missing: list[int], deadline: float) -> bool:
-    """Until all of them ask to come in again, or have left; False when the time is over. Ends early if this rank must."""
+def _bell(point: Point, there: tuple[int, ...]) -> Communicator:
+    """Whoever revokes it wakes all that wait. To be closed when all are awake: a revocation needs the votes of all."""
+    # The number of the next operation is the same on all, also on who has come in later.
+    number = communicator_id(point.job.name, "bell", point.everybody.id, point.everybody.stats()["operations"])
+    return Communicator.create(point.job, "the join point's bell", there, id=number, policy="lossy")
+
+
+def _wait_for(point: Point, missing: list[int], deadline: float, bell: Communicator) -> bool:
+    """Until all ask to come in again, or have left; False when the time is over. Ends early, for all, if one must leave."""
     try:
         with preempt.interrupting():
             while not point.job.stale:
                 point.news.clear()
-                if {*point.job.waiting(), *point.left} >= {*missing}:
+                if bell.revoked or {*point.job.waiting(), *point.left} >= {*missing}:
                     break
                 if not point.news.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
                     return False
     except preempt.Preempted:
-        pass  # the others hear it in the all-reduce that follows
+        bell.revoke()  # of whom, the others hear in the all-reduce that follows
     return True
 
 

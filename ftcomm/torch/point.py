@@ -35,7 +35,9 @@ class Point:
     newest: dict[int, int] = field(default_factory=dict)  # incarnations that have asked to come in, or are in
     gone: dict[int, int] = field(default_factory=dict)  # incarnations that have left, as far as this rank knows
     lock: threading.Lock = field(default_factory=threading.Lock)  # of these two
-    news: threading.Event = field(default_factory=threading.Event)  # who is there, or waits, has changed
+    news: threading.Event = field(
+        default_factory=threading.Event
+    )  # who is there, or waits, has changed, or the bell rings
 
     def hear(self, event: dict[str, Any]) -> None:
         """On the thread that tells of events, which may be late: what it says of a rank may be of its predecessor."""
@@ -45,7 +47,7 @@ class Point:
         if event["event"] == "removed" and event.get("evidence") == "left":
             with self.lock:
                 _raise(self.gone, event["slot"], event["slot_incarnation"])
-        if event["event"] in ("removed", "view", "join-waiting", "stale", "authority-lost"):
+        if event["event"] in ("removed", "view", "join-waiting", "stale", "authority-lost", "decided"):
             self.news.set()
 
     @property

@@ -24,6 +24,7 @@ def story() -> list[dict[str, Any]]:
     tell(DEATH, "fault", rank=2, incarnation=0, at="ring.rs.hop", do="kill")
     for rank, delay in ((0, 0.0009), (1, 0.0013), (3, 0.0011)):
         tell(DEATH + delay, "suspected", rank=rank, incarnation=0, slot=2, slot_incarnation=0, evidence="robust-futex")
+        tell(DEATH + delay + 0.001, "decided", rank=rank, incarnation=0, comm="7", text=WHAT)
         tell(
             DEATH + delay + 0.0021,
             "repaired",

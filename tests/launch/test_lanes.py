@@ -17,16 +17,28 @@ from ftcomm.launch.timeline import main
 def test_a_survivor_trains_recovers_waits_and_trains() -> None:
     lane = read_timeline(story()).lanes[0]
     assert [span.state for span in lane.spans] == [
-        State.STARTING, State.TRAINING, State.RECOVERING, State.TRAINING, State.WAITING, State.TRAINING,
+        State.STARTING, State.TRAINING, State.AGREEING, State.REPAIRING, State.TRAINING, State.WAITING, State.TRAINING,
     ]  # fmt: skip
-    recovering = lane.spans[2]
-    assert (recovering.start, recovering.end) == (DEATH + 0.0009, DEATH + 0.0009 + 0.0021)
+    agreeing, repairing = lane.spans[2:4]
+    assert (agreeing.start, agreeing.end) == (DEATH + 0.0009, DEATH + 0.0009 + 0.001)
+    assert (repairing.start, repairing.end) == (DEATH + 0.0009 + 0.001, DEATH + 0.0009 + 0.0021)
+
+
+def test_a_vote_that_has_nothing_to_repair() -> None:
+    events = [event for event in story() if event["event"] != "repaired"]
+    for event in events:
+        if event["event"] == "decided":
+            event["text"] = ""
+    lane = read_timeline(events).lanes[0]
+    assert [span.state for span in lane.spans] == [
+        State.STARTING, State.TRAINING, State.AGREEING, State.TRAINING, State.WAITING, State.TRAINING,
+    ]  # fmt: skip
 
 
 def test_the_victims_slot_is_gone_until_its_replacement_is_there() -> None:
     lane = read_timeline(story()).lanes[2]
     assert [span.state for span in lane.spans] == [
-        State.STARTING, State.TRAINING, State.GONE, State.WAITING, State.RECOVERING, State.TRAINING,
+        State.STARTING, State.TRAINING, State.GONE, State.WAITING, State.TRANSFER, State.TRAINING,
     ]  # fmt: skip
     assert lane.spans[2].start == DEATH
     assert [mark.text for mark in lane.marks] == [

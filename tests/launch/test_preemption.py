@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 from launch.running import Ftrun, Start
+from tables import most
+from torch.distributed import TCPStore
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm.recovery
@@ -111,6 +113,67 @@ if again:
     assert code == 143, err
     assert "SIGTERM: all leave before step 10; its state is in a checkpoint" in err
     assert "did not end in time" not in err
+
+
+@pytest.mark.parametrize("leaves", most([2], [0]))
+def test_one_leaves_while_all_wait_for_a_replacement(start: Start, leaves: int) -> None:
+    """It wakes the others; they wait on, not for it. Rank 2 has come in itself, as a replacement."""
+    never = """
+import atexit
+if rank == 1 and again:
+    say("again")
+    signal.pause()
+say(f"{rank} {again} {os.getpid()}")
+engine._kind._job.add_listener(lambda event: event["event"] in ("awaiting", "left") and say(f"{event['event']} {rank}"))
+"""
+    faults = "rank=2,at=step:5,do=kill; rank=1,at=step:10,do=kill"
+    run = start(script(never), "--nproc-per-node", "4", "--policy", "lossy", "--faults", faults, FOLDER="")
+    said: list[str] = []
+    while not (
+        "again" in said and all(said.count(f"awaiting {rank}") >= (1 if rank == 2 else 2) for rank in (0, 2, 3))
+    ):
+        said += run.read_lines(1)
+    pids = {
+        line.split()[0]: int(line.split()[2]) for line in said if re.fullmatch(r"\d \w+ \d+", line)
+    }  # the last one's
+    os.kill(pids[str(leaves)], signal.SIGTERM)
+    while f"left {leaves}" not in said:
+        said += run.read_lines(1)
+    stay = {0, 2, 3} - {leaves}
+    while not all(said.count(f"awaiting {rank}") >= (2 if rank == 2 else 3) for rank in stay):
+        said += run.read_lines(1)
+    run.send(signal.SIGTERM)
+    code, _, err = run.finish()
+    assert code == 143, err
+    assert {*re.findall(r"rank (\d) left before step 10", err)} >= {str(leaves)}, err
+    assert "did not end in time" not in err
+
+
+@pytest.mark.parametrize("leaves", most([0], [1]))
+def test_one_of_two_ftruns(start: Start, leaves: int) -> None:
+    """Its workers leave at the same step; the other's go on to the end without them."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # in neither, so that either may go
+    flags = (
+        *("--nnodes", "2", "--nproc-per-node", "2", "--policy", "lossy", "--rdzv-backend", "c10d", "--rdzv-id", "two"),
+        *("--rdzv-endpoint", f"localhost:{store.port}", "--rdzv-conf", "is_host=0"),
+    )
+    tells = """
+def before(step):
+    say(f"begins {step}")
+"""
+    nodes = [start(script(tells), *flags, FOLDER="") for _ in range(2)]
+    while nodes[leaves].read_lines(1) != ["begins 10"]:
+        pass
+    nodes[leaves].send(signal.SIGTERM)
+    code, _, err = nodes[leaves].finish()
+    assert code == 143, err
+    left = re.findall(r"rank (\d) left before step (\d+)", err)
+    assert len(left) == 2, err
+    assert len({step for _, step in left}) == 1, err
+    code, out, err = nodes[1 - leaves].finish()
+    assert code == 0, err
+    begun = [int(step) for step in re.findall(r"^begins (\d+)$", out, re.MULTILINE)]
+    assert max(begun) > int(left[0][1]) + 100, err  # two ranks take more steps for what was left
 
 
 def test_a_newcomer_whom_nobody_lets_in_leaves(start: Start) -> None:

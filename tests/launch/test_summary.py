@@ -17,11 +17,11 @@ from ftcomm.launch.timeline import main
 
 
 def engine_story() -> list[Event]:
-    """As :func:`story`, with an engine that drops a step, 0.1 s after its begin, and waits for the replacement."""
+    """As :func:`story`, with an engine that drops a step after 0.1 s, undoes it, and waits for the replacement."""
     events = [event for event in story() if not (event["event"] == "step" and START + 17.3 > event["time"] > DEATH)]
     for rank in (0, 1, 3):
         told = {"rank": rank, "incarnation": 0, "step": 20, "missing": [2]}
-        events.append({"time": DEATH + 0.1, "event": "step-dropped", **told})
+        events.append({"time": DEATH + 0.1, "event": "step-dropped", "samples": 8, "undo": 0.01, **told})
         events.append({"time": DEATH + 0.2, "event": "awaiting", **told})
     return events
 
@@ -33,12 +33,31 @@ def lines(events: list[Event]) -> dict[str, str]:
 
 def test_each_cause_with_the_time_of_all_ranks() -> None:
     first = summary(read_timeline(engine_story()))[0]
-    assert first.startswith("1 failure, 1 step done again: 20.9 s of 84 s")
+    assert first.startswith("1 failure, 1 step (24 samples) done again: 21.2 s of 84 s")
     spent = lines(engine_story())
     assert spent["waiting for others"] == "15.4 s"  # three ranks from 12.2 to 17.3, the newcomer from 16.9 to 17
     assert spent["nobody in a dead rank's place"] == "4.9 s"  # from 12 to 16.9
-    assert spent["steps that are done again"] == "300 ms"  # three ranks, 0.1 s after the begin of step 20
+    assert (
+        spent["steps that are done again"] == "264 ms"
+    )  # three ranks, 0.09 s after the begin of step 20, but for the repair
+    assert spent["putting dropped steps back"] == "330 ms"  # until they wait
+    assert spent["noticing and voting"] == "3 ms"
+    assert spent["repairing what was under way"] == "3.3 ms"
+    assert spent["handing over the state"] == "300 ms"
     assert next(iter(spent)) == "waiting for others"  # the largest first
+
+
+@pytest.mark.parametrize(("lost", "said"), [(0, "no sample lost"), (1, "1 batch lost"), (5, "5 batches lost")])
+def test_what_was_lost_of_the_data(lost: int, said: str) -> None:
+    told = {"event": "data", "rank": 0, "incarnation": 0}
+    data = [{**told, "time": DEATH + n, "lost_batches": n} for n in range(lost + 1)]
+    events = [*engine_story(), *data]
+    assert f"done again, {said}: " in summary(read_timeline(events))[0]
+
+
+def test_who_waits_for_whom() -> None:
+    lanes = read_timeline(engine_story()).lanes
+    assert [mark.text for mark in lanes[0].marks] == ["waits for 2"]
 
 
 def test_a_run_without_failures_has_no_lines() -> None:
@@ -97,4 +116,4 @@ def test_ftrun_tells_what_the_engine_does() -> None:
 def test_the_command_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_events(tmp_path / "events.jsonl", engine_story())
     assert main([str(tmp_path / "events.jsonl"), "-o", str(tmp_path / "run.svg")]) == 0
-    assert "1 failure, 1 step done again" in capsys.readouterr().out
+    assert "1 failure, 1 step (24 samples) done again" in capsys.readouterr().out

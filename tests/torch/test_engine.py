@@ -21,10 +21,10 @@ from ddp_training import (
     Net,
     Run,
     digits,
-    most,
     train,
 )
 from kept import Kept
+from tables import most
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader

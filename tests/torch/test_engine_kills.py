@@ -15,11 +15,11 @@ from ddp_training import (
     STEPS,
     Run,
     diary,
-    most,
     train,
     used_samples,
 )
 from kept import Kept
+from tables import most
 
 
 @pytest.fixture(scope="module")

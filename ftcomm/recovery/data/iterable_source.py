@@ -61,6 +61,10 @@ class IterableSource(Source):
     def __len__(self) -> int:
         return len(self._loader)
 
+    @property
+    def lost_batches(self) -> int:
+        return sum(self.lost_steps.values())
+
     def draw(self, alive: Sequence[int]) -> Share | None:
         if self._closed:
             raise Closed("The data source was closed: nothing can be drawn from it.")

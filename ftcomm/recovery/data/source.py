@@ -41,6 +41,11 @@ class Source(ABC):
     epoch: int
     step: int
 
+    @property
+    def lost_batches(self) -> int:
+        """That the script never gets, as who should have had them is dead. The same on all ranks."""
+        return 0
+
     def warm(self) -> None:  # noqa: B027 - most have nothing to prepare
         """Starts worker processes before it is known where to go on, so that nobody has to wait for that later."""
 

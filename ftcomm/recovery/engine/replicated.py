@@ -62,6 +62,8 @@ class Replicated(Kind):
         self.step = Step(model, self._gradients, restorable, strategy)
         self.folder = None if setup.checkpoint_dir is None else CheckpointFolder(setup.checkpoint_dir, setup.keep)
         self.alive = self._slots
+        self._samples = 0  # of this rank in the present step
+        self._lost: int | None = None  # batches, as was told last
 
     def _check_model(self) -> None:
         if not isinstance(self._model, DistributedDataParallel) and not sharded(self._model):
@@ -109,6 +111,7 @@ class Replicated(Kind):
             self._job.emit("replicas-equal", step=here.step, tensors=tensors, joined=list(here.joined))
 
     def offer(self, share: Share) -> None:
+        self._samples = share.samples
         self.step.offer(self.alive, share.samples * len(self.alive) / share.total)
 
     def settle(self) -> frozenset[int] | None:
@@ -117,11 +120,22 @@ class Replicated(Kind):
             return step.contributed
         progress.dropped += 1
         if not self._alone:
-            self._job.emit("step-dropped", step=progress.step, missing=sorted(step.missing))
+            missing = sorted(step.missing)
+            self._job.emit(
+                "step-dropped",
+                step=progress.step,
+                missing=missing,
+                samples=self._samples,
+                undo=round(step.undo_seconds, 6),
+            )
             join.set_step(self._model, progress.step)
         return None
 
     def committed(self) -> None:
+        lost = self.state.source.lost_batches if self.state.source is not None else 0
+        if lost != self._lost and not self._alone:
+            self._lost = lost
+            self._job.emit("data", lost_batches=lost)
         if self.state.progress.step % self._setup.every == 0:
             self._save(wait=False)
 

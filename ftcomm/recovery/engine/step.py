@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ class Step:
         stepped: the batch has had its step.
         inside: in the body.
         dropped: it was not committed.
+        undo_seconds: that putting the last dropped one back has taken.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class Step:
         self.alive: tuple[int, ...] = ()
         self.contributed: frozenset[int] = frozenset()
         self.missing: set[int] = set()
-        self._warned = False
+        self._warned, self.undo_seconds = False, 0.0
         self.inside = self.dropped = self._settled = False
         self.stepped = True  # before the first batch
 
@@ -94,10 +96,11 @@ class Step:
             return False
         if not isinstance(error, _Dropped) and (self._settled or not self._of_a_death(error)):
             return False
+        begin = time.monotonic()
         if self._gradients is not None:
             self._gradients.drop(raised=not isinstance(error, _Dropped))
         self._restorable.restore()
-        self.dropped = True
+        self.dropped, self.undo_seconds = True, time.monotonic() - begin
         return True
 
     def _warn_of_left_gradients(self) -> None:

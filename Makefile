@@ -23,7 +23,7 @@ NATIVE := $(shell find native bindings -name '*.cc' -o -name '*.h' -o -name '*.i
 .PHONY: setup docs test demo tables soak sanitize lint format sim clean native-test
 .DELETE_ON_ERROR:
 
-setup: $(STAMPS)/package-$(TORCH) $(STAMPS)/timm
+setup: $(STAMPS)/package-$(TORCH) $(STAMPS)/peers
 
 $(STAMPS)/venv:
 	scripts/check_machine.sh $(PYTHON)
@@ -43,9 +43,9 @@ $(STAMPS)/package-$(TORCH): $(STAMPS)/torch-$(TORCH) pyproject.toml CMakeLists.t
 	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) --editable '.[test,plot,mpi,store,progress]'
 	@touch $@
 
-# Without what it depends on: torchvision has to match torch, and the tests read timm's Lamb and Lars only.
-$(STAMPS)/timm: $(STAMPS)/venv | $(STAMPS)/package-$(TORCH)
-	$(BIN)/python -m pip install --quiet --no-deps "timm>=1.0.31"
+# Without what they depend on: torchvision has to match torch, and of timm the tests read Lamb and Lars only, of torchdata its loader.
+$(STAMPS)/peers: $(STAMPS)/venv | $(STAMPS)/package-$(TORCH)
+	$(BIN)/python -m pip install --quiet --no-deps "timm>=1.0.31" "torchdata>=0.11"
 	@touch $@
 
 test: setup native-test

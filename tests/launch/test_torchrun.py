@@ -105,6 +105,7 @@ def test_without_restarts_the_next_start_goes_on(
     assert out.splitlines()[-1] == undisturbed("")
 
 
+@pytest.mark.table
 def test_without_checkpoints_all_begin_anew(torchrun: Torchrun, undisturbed: Callable[[str], str]) -> None:
     code, out, err = torchrun(1, faults="rank=2,at=step:10,do=kill")
     assert code == 0, err

@@ -56,7 +56,8 @@ def test_the_engine_example_as_it_is(victim: int | None) -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("at", most(["ring.rs.hop,step=10"], ["step:10"]))
+@pytest.mark.table
+@pytest.mark.parametrize("at", ["step:10", "ring.rs.hop,step=10"])
 def test_replicas_of_the_survivors_are_equal(at: str) -> None:
     done = mpirun(
         f"""
@@ -118,7 +119,7 @@ def test_hosts_have_a_secret() -> None:
 
 
 @needs_mpi
-@pytest.mark.parametrize("point", ["rendezvous.publish", "rendezvous.gather", "start.link"])
+@pytest.mark.parametrize("point", most(["rendezvous.gather"], ["rendezvous.publish", "start.link"]))
 def test_dies_while_the_job_starts(point: str) -> None:
     """The others get an error that names it, long before the timeout of half an hour."""
     done = mpirun(
@@ -135,6 +136,7 @@ def test_dies_while_the_job_starts(point: str) -> None:
 
 
 @needs_mpi
+@pytest.mark.table
 def test_rank_0_dies_while_the_job_starts() -> None:
     """It hosts the store."""
     done = mpirun(

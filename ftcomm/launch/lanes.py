@@ -146,7 +146,7 @@ class LaneReader:
                 self._waits(lane, event)
             case "data":
                 self.lost_batches = max(self.lost_batches or 0, int(event["lost_batches"]))
-            case "decided" if lane is not None and lane.rank in self.unrepaired:
+            case "decided" if lane is not None and lane.state is State.AGREEING:  # and not one that waits already
                 lane.enter(State.REPAIRING if str(event.get("text", "")).strip() else State.TRAINING, time)
             case "fault" if lane is not None and event.get("do") in ("kill", "exit"):
                 at = f" in {event['at']}" if event.get("at") else ""

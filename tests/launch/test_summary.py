@@ -55,6 +55,21 @@ def test_what_was_lost_of_the_data(lost: int, said: str) -> None:
     assert f"done again, {said}: " in summary(read_timeline(events))[0]
 
 
+def test_a_late_decision_does_not_end_the_wait() -> None:
+    """Of another communicator."""
+    late = {"time": DEATH + 0.3, "event": "decided", "rank": 0, "incarnation": 0, "comm": "8", "text": "repaired"}
+    suspected = {
+        "event": "suspected",
+        "rank": 0,
+        "incarnation": 0,
+        "slot": 2,
+        "slot_incarnation": 0,
+        "evidence": "pidfd",
+    }
+    events = [*engine_story(), {**suspected, "time": DEATH + 0.25}, late]
+    assert lines(events)["waiting for others"] == lines(engine_story())["waiting for others"]
+
+
 def test_who_waits_for_whom() -> None:
     lanes = read_timeline(engine_story()).lanes
     assert [mark.text for mark in lanes[0].marks] == ["waits for 2"]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from _jobs import Broken
+from _jobs import Broken, all_tidied
 from _strategies_plot import PARTS, draw
 
 PLAIN = ("plain-gloo", "plain-ftcomm")  # the same training with nothing against failures; nobody dies
@@ -49,8 +49,17 @@ def rows_of(args: argparse.Namespace, systems: list[str], once: Callable[[str], 
     return rows
 
 
-def earlier(paths: list[Path]) -> list[Row]:
-    return [row for path in paths for row in json.loads(path.read_text())]
+def measured_or_earlier(
+    args: argparse.Namespace, measure: Callable[[argparse.Namespace, Path], list[Row]]
+) -> list[Row]:
+    """Of the files that ``--from`` names, or what ``measure`` finds; it is given a folder for its work."""
+    if args.earlier:
+        return [row for path in args.earlier for row in json.loads(path.read_text())]
+    with all_tidied() as folder:
+        try:
+            return measure(args, folder)
+        except Broken as error:
+            sys.exit(f"no undisturbed run to compare with: {error}")
 
 
 def spans(system: str, notes: list[Row], ranks: int, victim: int, kill: int, again_from: int | None) -> Row:

@@ -47,9 +47,20 @@ import sys
 import tempfile
 from pathlib import Path
 
-from _comparison import PLAIN, Row, add_arguments, earlier, in_order, iteration, picture, report, rows_of, spans
+from _comparison import (
+    PLAIN,
+    Row,
+    add_arguments,
+    in_order,
+    iteration,
+    measured_or_earlier,
+    picture,
+    report,
+    rows_of,
+    spans,
+)
 from _diary import read_diaries
-from _jobs import FTRUN, Broken, all_tidied, one_thread, restarting, run_job
+from _jobs import FTRUN, Broken, one_thread, restarting, run_job
 
 REPLAYS = ("replay", "parallel-replay")
 SYSTEMS = (*REPLAYS, "checkpoint", "checkfreq")
@@ -149,14 +160,7 @@ def main() -> None:
     args.every = args.every or -(-3 * args.lost // 5)
     if args.lost < 3 or not 2 <= args.every <= args.lost:
         parser.error("--lost has to be at least 3, and --every from 2 to --lost")
-    if args.earlier:
-        rows = earlier(args.earlier)
-    else:
-        with all_tidied() as folder:
-            try:
-                rows = measure(args, folder)
-            except Broken as error:
-                sys.exit(f"no undisturbed run to compare with: {error}")
+    rows = measured_or_earlier(args, measure)
     report(rows, SYSTEMS, REPLAYS)
     report_catching_up(rows)
     if args.plot:

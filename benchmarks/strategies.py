@@ -47,9 +47,9 @@ from pathlib import Path
 from typing import Any
 
 import _torchft
-from _comparison import PLAIN, Row, add_arguments, earlier, iteration, picture, report, rows_of, spans
+from _comparison import PLAIN, Row, add_arguments, iteration, measured_or_earlier, picture, report, rows_of, spans
 from _diary import read_diaries
-from _jobs import FTRUN, Broken, all_tidied, one_thread, restarting, run_job
+from _jobs import FTRUN, Broken, one_thread, restarting, run_job
 
 ENGINES = ("replication", "rollback", "lossy", "replay")
 EXACT = ("replication", "replay")  # with the very bits of an undisturbed run
@@ -152,14 +152,7 @@ def main() -> None:
     args.systems = _torchft.without_missing(args.systems)
     if args.quick:
         args.rounds, args.batch = 1, 2
-    if args.earlier:
-        rows = earlier(args.earlier)
-    else:
-        with all_tidied() as folder:
-            try:
-                rows = measure(args, folder)
-            except Broken as error:
-                sys.exit(f"no undisturbed run to compare with: {error}")
+    rows = measured_or_earlier(args, measure)
     report(rows, SYSTEMS, ENGINES)
     if args.plot:
         picture(rows, SYSTEMS, "plain DDP", args.plot)

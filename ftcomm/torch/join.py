@@ -144,9 +144,8 @@ def _who_waits(
         if complete_within is None or not missing:
             return any(what == WAITS for what in said), there
         if deadline is None:
-            deadline = (
-                time.monotonic() + complete_within
-            )  # now, when all know of it, so that it is over for all at once
+            # From now on, when all know of it: so it is over for all at once.
+            deadline = time.monotonic() + complete_within
         point.job.emit("awaiting", step=point.step, missing=missing)
 
 

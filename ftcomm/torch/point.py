@@ -35,9 +35,8 @@ class Point:
     newest: dict[int, int] = field(default_factory=dict)  # incarnations that have asked to come in, or are in
     gone: dict[int, int] = field(default_factory=dict)  # incarnations that have left, as far as this rank knows
     lock: threading.Lock = field(default_factory=threading.Lock)  # of these two
-    news: threading.Event = field(
-        default_factory=threading.Event
-    )  # who is there, or waits, has changed, or the bell rings
+    # Who is there, or waits, has changed, or the bell rings.
+    news: threading.Event = field(default_factory=threading.Event)
 
     def hear(self, event: dict[str, Any]) -> None:
         """On the thread that tells of events, which may be late: what it says of a rank may be of its predecessor."""

@@ -78,7 +78,7 @@ def main() -> None:
     engine = ftcomm.recovery.Engine(
         model,
         optimizer,
-        "parallel-replay" if args.parallel else "replay",
+        "parallel-replay" if args.parallel else "auto",
         checkpoint_dir=args.checkpoints,
         checkpoint_every=args.every,
         schedule=schedule,

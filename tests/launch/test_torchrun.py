@@ -22,7 +22,7 @@ import os, runpy, sys
 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os.environ["FTCOMM_FAULTS"] = os.environ.get("FAULTS", "")
 sys.path.insert(0, {str(EXAMPLES)!r})
-runpy.run_path({str(EXAMPLES / "train_engine.py")!r}, run_name="__main__")
+runpy.run_path(os.path.join({str(EXAMPLES)!r}, os.environ["EXAMPLE"]), run_name="__main__")
 """
 
 
@@ -33,13 +33,20 @@ class Torchrun:
         self._script = script
         self._script.write_text(ONCE)
 
-    def __call__(self, restarts: int, *script_flags: str, faults: str = "") -> tuple[int, str, str]:
+    def __call__(
+        self,
+        restarts: int,
+        *script_flags: str,
+        faults: str = "",
+        example: str = "train_engine.py",
+        policy: str = "lossy",
+    ) -> tuple[int, str, str]:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
                 *("--max-restarts", str(restarts), str(self._script), "--epochs", "1", *script_flags),
             ],
-            env=clean_environment(FTCOMM_POLICY="lossy", FAULTS=faults),
+            env=clean_environment(FTCOMM_POLICY=policy, FAULTS=faults, EXAMPLE=example),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -113,3 +120,20 @@ def test_without_checkpoints_all_begin_anew(torchrun: Torchrun, undisturbed: Cal
     assert "as there is no checkpoint_dir nothing is kept" in err
     assert out.count("step     0 ") == 2
     assert out.splitlines()[-1] == undisturbed("")
+
+
+@pytest.mark.table
+@pytest.mark.parametrize(("policy", "copies"), [("raise", "1"), ("lossy", "2")])
+def test_stages_go_on_from_the_newest_checkpoint_that_all_have(
+    torchrun: Torchrun, tmp_path: Path, policy: str, copies: str
+) -> None:
+    flags = ("--samples", "160", "--epochs", "1", "--every", "2", "--copies", copies)
+    pipeline = {"example": "pipeline_engine.py", "policy": policy}
+    code, out, err = torchrun(1, *flags, "--checkpoints", str(tmp_path / "a"), **pipeline)
+    assert code == 0, err
+    assert "strategy checkpoint: the stages of a pipeline all end when one dies" in err
+    faults = "rank=2,at=step:3,do=kill"
+    code, disturbed, err = torchrun(1, *flags, "--checkpoints", str(tmp_path / "b"), faults=faults, **pipeline)
+    assert code == 0, err
+    assert "goes on from the checkpoint of step 2" in err
+    assert disturbed.splitlines()[-1] == out.splitlines()[-1]

@@ -204,6 +204,8 @@ def facts(**more: Any) -> Facts:
         ),
         (facts(replicas=False, sharded=True, replaced=False, all_end=True), "checkpoint"),
         (facts(policy="replay", replaced=False, all_end=True), "replay"),
+        (facts(policy="raise", replicas=False, stages=True), "checkpoint"),
+        (facts(stages=True), "checkpoint"),  # replicas of stages
     ],
 )
 def test_auto(found: Facts, name: str) -> None:
@@ -247,6 +249,9 @@ def test_no_launcher() -> None:
         ("luck", facts(), "none of auto, replication"),
         ("replay", facts(), "--policy replay"),
         ("parallel-replay", facts(), "--policy replay"),
+        ("parallel-replay", facts(stages=True), "--policy replay"),
+        ("replication", facts(stages=True), "stages of a pipeline"),
+        ("checkpoint", facts(stages=True, checkpoints=False), "checkpoint_dir"),
     ],
 )
 def test_strategies_that_do_not_fit(wanted: str, found: Facts, text: str) -> None:

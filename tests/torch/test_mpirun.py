@@ -57,6 +57,51 @@ def test_the_engine_example_as_it_is(victim: int | None) -> None:
 
 @needs_mpi
 @pytest.mark.table
+def test_stages_of_a_pipeline(tmp_path: Path) -> None:
+    def start(folder: str, faults: str = "") -> Done:
+        command = [str(EXAMPLES / "pipeline_engine.py"), "--samples", "160", "--epochs", "1", "--every", "2"]
+        return launch([*command, "--checkpoints", str(tmp_path / folder)], 4, FTCOMM_FAULTS=faults)
+
+    wanted, killed = start("a"), start("b", "rank=2,at=step:5,do=kill")
+    assert wanted.code == 0, wanted
+    assert killed.code != 0, killed
+    assert "Rank 2 is gone, and a pipeline can't go on without its stage. Start again" in killed.errors
+    done = start("b")
+    assert done.code == 0, done
+    assert "goes on from the checkpoint of step 4" in done.errors
+    assert [line for line in done.lines if "digest" in line] == [line for line in wanted.lines if "digest" in line]
+
+
+@needs_mpi
+@pytest.mark.table
+@pytest.mark.parametrize("victim", [None, 2])
+def test_sharded_models(victim: int | None, tmp_path: Path) -> None:
+    """Nobody replaces who dies, and shards are needed: all end, and the next start is one of its own (there is no checkpoint yet)."""
+
+    def start(folder: str, faults: str = "") -> Done:
+        command = [
+            str(EXAMPLES / "train_engine.py"),
+            "--epochs",
+            "1",
+            "--hsdp",
+            "--checkpoints",
+            str(tmp_path / folder),
+        ]
+        return launch(command, 4, FTCOMM_POLICY="lossy", FTCOMM_FAULTS=faults)
+
+    done = start("a")
+    assert done.code == 0, done
+    assert "strategy checkpoint: the model is sharded, and nobody replaces who dies" in done.errors
+    if victim is not None:
+        killed = start("b", f"rank={victim},at=step:10,do=kill")
+        assert killed.code != 0, killed
+        again = start("b")
+        assert again.code == 0, again
+        assert [line for line in again.lines if "weights" in line] == [line for line in done.lines if "weights" in line]
+
+
+@needs_mpi
+@pytest.mark.table
 @pytest.mark.parametrize("at", ["step:10", "ring.rs.hop,step=10"])
 def test_replicas_of_the_survivors_are_equal(at: str) -> None:
     done = mpirun(

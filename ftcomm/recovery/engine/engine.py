@@ -20,6 +20,7 @@ from ftcomm.recovery.engine.bar import Bar
 from ftcomm.recovery.engine.kind import Kind, Setup
 from ftcomm.recovery.engine.progress import Progress
 from ftcomm.recovery.engine.replicated import Replicated
+from ftcomm.recovery.engine.restarted import Restarted
 from ftcomm.recovery.engine.restorable import reseed
 from ftcomm.recovery.engine.staged import Staged
 from ftcomm.recovery.strategies import Facts, choose
@@ -46,12 +47,12 @@ class Engine:
 
     Args:
         model: over ``backend="ftcomm"`` a DistributedDataParallel without a communication hook, or a module that
-            ``fully_shard()`` was applied to; any module if there is one rank, or under the policy ``replay`` (there the module,
-            or ModuleList, that this rank's stages were made of).
+            ``fully_shard()`` was applied to; any module if there is one rank, with a ``schedule``, or under the policy ``replay``
+            (there the module, or ModuleList, that this rank's stages were made of).
         optimizer: its optimizer, which makes one step in each step of the engine.
         strategy: ``auto``, ``replication``, ``rollback``, ``lossy``, ``replay``, ``parallel-replay`` or ``checkpoint``.
-        checkpoint_dir: folder for checkpoints, the same for all ranks of a host; None: none are made. With ``replay`` each rank
-            has a folder ``stage-<rank>`` in it.
+        checkpoint_dir: folder for checkpoints, the same for all ranks of a host; None: none are made. With ``replay``, or a
+            ``schedule``, each rank has a folder ``stage-<rank>`` in it.
         checkpoint_every: steps between them.
         keep: how many are kept.
         scheduler, scaler: of the optimizer; or several schedulers. They are stepped in the body, by the script.
@@ -60,7 +61,8 @@ class Engine:
         seed: the global generators of Python, NumPy and torch are set at the begin of each step, from it, the step and the
             rank, so that a replacement draws what its predecessor would have. None: they are left alone.
         patience: seconds that survivors wait for a replacement (``replication``).
-        schedule: of the pipeline (torch.distributed.pipelining), for ``parallel-replay``; with one stage on each rank.
+        schedule: of the pipeline (torch.distributed.pipelining). It says that the ranks have different stages, which under other
+            policies than ``replay`` could be replicas that were not wrapped. For ``parallel-replay`` each rank has one stage.
         keep_batch: survivors take the samples of a dead rank in the same step (``rollback``, ``lossy``); else at the end of the
             epoch.
 
@@ -101,17 +103,23 @@ class Engine:
         self.model, self.optimizer = model, optimizer
         comm = communicator(getattr(model, "process_group", None)) if dist.is_initialized() else None
         under = launcher(os.environ)
-        shards = Shards(model, comm.size) if comm is not None and comm.policy != "replay" and sharded(model) else None
+        size = 1 if comm is None else comm.job.world_size
+        replicas = isinstance(model, DistributedDataParallel)
+        stages, shards = False, None
+        if comm is not None and comm.policy != "replay":
+            stages = schedule is not None and size > 1 and not (replicas and comm.size == size)
+            shards = Shards(model, comm.size) if sharded(model) and not stages else None
         self.strategy, self.reason = choose(
             Facts(
-                world_size=1 if comm is None else comm.size,
+                world_size=size,
                 policy=None if comm is None else comm.policy,
-                replicas=isinstance(model, DistributedDataParallel),
+                replicas=replicas,
                 replaced=under.replaces,
                 all_end=under.ends_all,
                 checkpoints=checkpoint_dir is not None,
                 sharded=shards is not None,
                 twins=shards is not None and shards.replicated,
+                stages=stages,
             ),
             strategy,
         )
@@ -135,8 +143,11 @@ class Engine:
             keep_batch=keep_batch,
             schedule=schedule if self.strategy.name == "parallel-replay" else None,
         )
-        replayed = self.strategy.policy == "replay"
-        self._kind: Kind = Staged(setup) if replayed else Replicated(setup, self.strategy, comm)
+        self._kind: Kind
+        if self.strategy.policy == "replay":
+            self._kind = Staged(setup)
+        else:
+            self._kind = Restarted(setup) if stages else Replicated(setup, self.strategy, comm)
         self._seed, self._state, self._folder, self._step = seed, self._kind.state, self._kind.folder, self._kind.step
         self.rank = self._kind.rank
         self._hook = optimizer.register_step_pre_hook(self._step.before_update)

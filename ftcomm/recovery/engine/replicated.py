@@ -69,8 +69,8 @@ class Replicated(Kind):
         if not isinstance(self._model, DistributedDataParallel) and not sharded(self._model):
             raise ConfigError(
                 "Engine needs a DistributedDataParallel, or a model that fully_shard() was applied to, where there are several "
-                f"ranks, not {type(self._model).__name__}: it has to know whose gradients are in the averages. Wrap the model. "
-                "Stages of a pipeline run with ftrun --policy replay."
+                f"ranks, not {type(self._model).__name__}: it has to know whose gradients are in the averages. Wrap the model; "
+                "for the stages of a pipeline give Engine its schedule=, or start with ftrun --policy replay."
             )
         if self._slots != tuple(range(len(self._slots))) or len(self._slots) != self._job.world_size:
             raise ConfigError("Engine needs a model over all ranks of the job, in their order.")

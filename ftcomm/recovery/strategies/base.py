@@ -20,6 +20,7 @@ class Facts:
         checkpoints: there is a folder for them.
         sharded: each rank holds a part of the model (FSDP2).
         twins: and another rank holds the same part (HSDP).
+        stages: each rank holds a stage of a pipeline, or one of its replicas, and messages are not logged.
     """
 
     world_size: int
@@ -30,6 +31,7 @@ class Facts:
     sharded: bool = False
     twins: bool = False
     all_end: bool = False
+    stages: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,11 @@ class Strategy:
 
     def misfit(self, facts: Facts) -> str | None:
         """Why it can't be used here and what to do, or None."""
+        if facts.stages:
+            return (
+                f"the ranks hold the stages of a pipeline, and with policy {facts.policy!r} nobody can take a dead one's place. "
+                "Use checkpoint, or start with ftrun --policy replay."
+            )
         if facts.sharded and not self.shards:
             return (
                 "the model is sharded, and without a rank's shards the others can't go on. Use replication (fully_shard "

@@ -37,6 +37,16 @@ def choose(facts: Facts, wanted: str = "auto") -> tuple[Strategy, str]:
         )
     if facts.world_size == 1:
         return CHECKPOINT, "there is one rank: nobody else holds the state"
+    if facts.stages:
+        newest = (
+            "the newest checkpoint that all have"
+            if facts.checkpoints
+            else "the first step (there is no checkpoint_dir)"
+        )
+        return CHECKPOINT, (
+            f"the stages of a pipeline all end when one dies, and the next start goes on from {newest} (ftrun --policy replay "
+            "would replace the one)"
+        )
     if facts.policy == "lossy" and facts.replicas:
         if facts.replaced:
             return REPLICATION, "every rank holds the whole state, and the launcher replaces who dies"

@@ -11,7 +11,9 @@ from urllib.parse import urlsplit
 
 from ftcomm.errors import ConfigError
 from ftcomm.options import Options
+from ftcomm.rendezvous import job_of_this_start
 from ftcomm.stores import Store
+from ftcomm.torchrun import counts_starts
 
 __all__ = ["Meeting", "find", "under_mpi"]
 
@@ -46,7 +48,9 @@ def find(method: str, rank: int | None, world_size: int | None, options: Options
     rank, world_size = _number("rank", rank, environment), _number("world_size", world_size, environment)
     parts = urlsplit(method)
     if method == "env://":
-        return Meeting(_environment_store(rank, world_size, options, timeout, environment), rank, world_size)
+        store = _environment_store(rank, world_size, options, timeout, environment)
+        job = job_of_this_start(store, rank, world_size, timeout) if counts_starts() else None
+        return Meeting(store, rank, world_size, job)
     if parts.scheme == "tcp" and parts.hostname and parts.port is not None:
         return Meeting(_tcp(parts.hostname, parts.port, rank, options, timeout), rank, world_size)
     if parts.scheme == "file" and parts.path and not parts.netloc:

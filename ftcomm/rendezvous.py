@@ -18,22 +18,30 @@ from ftcomm.job import FT_INTERRUPTED, Job, check_first, current
 from ftcomm.options import Options
 from ftcomm.stores import Store
 from ftcomm.stores.memory import MemoryStore
+from ftcomm.torchrun import number_of_start
 
-__all__ = ["fail_start", "job_name", "start_job"]
+__all__ = ["fail_start", "job_name", "job_of_this_start", "start_job"]
 
 _GOOD, _ERROR = b"+", b"!"
 MAX_RANKS = 1024
 
 
 def job_name() -> str:
-    """``FTCOMM_JOB``, else the launcher's id of this run (and of its restart), else ``"job"``."""
+    """``FTCOMM_JOB``, else the launcher's id of this run, else ``"job"``."""
     name = os.environ.get("FTCOMM_JOB") or os.environ.get("TORCHELASTIC_RUN_ID") or "job"
-    restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    if "FTCOMM_INCARNATION" not in os.environ and restarts != "0":
-        name += f".{restarts}"  # torchrun restarted all workers: a new job, in the same store
     if len(name) > 200 or any(c.isspace() or c == "/" or not c.isprintable() for c in name):
         raise ConfigError(f"The job name {name!r} must have at most 200 printable characters, no blank and no slash.")
     return name
+
+
+def job_of_this_start(store: Any, rank: int, world_size: int, timeout: float) -> str:
+    """Collective, under torchrun: the name of the job, and when torchrun starts all workers again that of another job.
+
+    ``store``: the agents', which is the same in all starts.
+    """
+    name = job_name()
+    number = number_of_start(store, name, rank, world_size, timeout)
+    return f"{name}.{number}" if number else name
 
 
 def incarnation_from_environment() -> int:

@@ -80,8 +80,17 @@ def request() -> None:
 
 
 def told(rank: int) -> frozenset[int]:
-    """Who is to leave, as far as this process knows: itself once SIGTERM came; all workers of its ftrun if that got it."""
-    return notice() | {rank} if requested() else frozenset()
+    """Who is to leave, as far as this process knows: itself once SIGTERM came; all workers of its ftrun if that got it.
+
+    torchrun leaves no notice, and passes its own SIGTERM on to one worker after another: if it is one node's, all are to leave.
+    Else those that hear it late would train a step without the others. Of several nodes, the others' wait for this one's dead.
+    """
+    if not requested():
+        return frozenset()
+    all_on_node = os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE")
+    if all_on_node and "TORCHELASTIC_RUN_ID" in os.environ and "FTCOMM_INCARNATION" not in os.environ:
+        return frozenset(range(int(os.environ["WORLD_SIZE"])))
+    return notice() | {rank}
 
 
 def notice() -> frozenset[int]:

@@ -16,7 +16,7 @@ from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError
 from ftcomm.job import Job
 from ftcomm.options import Options
-from ftcomm.rendezvous import incarnation_from_environment, job_name, start_job
+from ftcomm.rendezvous import incarnation_from_environment, job_name, job_of_this_start, start_job
 from ftcomm.request import Outcome
 from ftcomm.torch import rendezvous
 from ftcomm.torch._extension import load
@@ -106,7 +106,18 @@ def _find(ranks: list[int]) -> tuple[_Entry, list[int]] | None:
 def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
     global _started
     meeting = None if dist_opts.global_ranks_in_group else rendezvous.take()
-    name = meeting.job if meeting is not None else job_name()
+    agents = None if dist_opts.global_ranks_in_group else rendezvous.take_agents()
+    store, rank, size, timeout = (
+        dist_opts.store,
+        dist_opts.group_rank,
+        dist_opts.group_size,
+        dist_opts.timeout.total_seconds(),
+    )
+    if agents is not None:
+        store = dist.PrefixStore("ftcomm/torch", agents)
+        name = job_of_this_start(store, rank, size, timeout)
+    else:
+        name = meeting.job if meeting is not None else job_name()
     if dist_opts.global_ranks_in_group:  # the default group has another backend
         name += f".{communicator_id('group', dist_opts.group_id, *ranks):x}"
     elif _started:
@@ -114,15 +125,15 @@ def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
     around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if meeting is not None:
         options = dataclasses.replace(options, secret=options.secret or meeting.secret)
-        around = rendezvous.starting(meeting, dist_opts.store, name)
+        around = rendezvous.starting(meeting, store, name)
     with around:
         job = start_job(
-            dist_opts.store,
-            dist_opts.group_rank,
-            dist_opts.group_size,
+            store,
+            rank,
+            size,
             options,
             job=name,
-            timeout=dist_opts.timeout.total_seconds(),
+            timeout=timeout,
         )
     if not dist_opts.global_ranks_in_group:
         _started += 1

@@ -15,12 +15,15 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-__all__ = ["register", "starting", "take"]
+from ftcomm.torchrun import counts_starts
+
+__all__ = ["register", "starting", "take", "take_agents"]
 
 # Seconds; the store is up already. torch's client takes a refused connection for one that is not yet, and tries again for all of
 # its timeout, which init_process_group() makes half an hour: too long for a rank 0 that has died.
 _CONNECT_WITHIN = 10.0
 _met: list[Any] = []  # the Meeting of a rendezvous whose job has not begun to start
+_agents: list[Any] = []  # torchrun's store, of such a rendezvous
 
 
 def register() -> None:
@@ -41,9 +44,23 @@ def _giving_way(torchs: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[
         from ftcomm.init_methods import under_mpi
 
         given = "RANK" in os.environ or "rank" in _query(url)
-        return torchs(url, **kwargs) if given or not under_mpi(os.environ) else _meet(url, **kwargs)
+        if not given and under_mpi(os.environ):
+            return _meet(url, **kwargs)
+        return _noting_agents(torchs(url, **kwargs)) if counts_starts() else torchs(url, **kwargs)
 
     return environment
+
+
+def _noting_agents(found: Iterator[Any]) -> Iterator[Any]:
+    """The store of a rendezvous. Some versions of torch put a prefix before it, with the number of restarts of this node."""
+    for store, rank, world_size in found:
+        _agents[:] = [getattr(store, "underlying_store", store)]
+        yield store, rank, world_size
+
+
+def take_agents() -> Any:
+    """torchrun's store, if that is what the rendezvous that led here has given; once."""
+    return _agents.pop() if _agents else None
 
 
 def _meet(url: str, timeout: timedelta = timedelta(minutes=30), **_: Any) -> Iterator[tuple[Any, int, int]]:

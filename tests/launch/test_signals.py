@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 
+import pytest
 from launch.running import Start, wait_gone
+
+from ftcomm.launch import preempt
 
 NOTICED = """
 import os, signal
@@ -90,3 +93,20 @@ def test_a_script_without_join_points_ends_by_sigterm(start: Start) -> None:
     code, _, err = run.finish()
     assert code == 143, err
     wait_gone(workers)
+
+
+def test_under_torchrun_a_notice_is_one_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which passes its own on to one worker after another. Under ftrun there is a notice of which workers are meant."""
+    monkeypatch.setattr(preempt, "_requested", True)
+    monkeypatch.setattr(preempt, "install", lambda: True)
+    assert preempt.told(3) == {3}
+    for name, value in {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    assert preempt.told(3) == {0, 1, 2, 3}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")  # another node's torchrun may be about to start all again
+    assert preempt.told(3) == {3}
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    monkeypatch.setenv("FTCOMM_INCARNATION", "0")
+    assert preempt.told(3) == {3}
+    monkeypatch.setattr(preempt, "_requested", False)
+    assert preempt.told(3) == set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,7 +28,7 @@ runpy.run_path(os.path.join({str(EXAMPLES)!r}, os.environ["EXAMPLE"]), run_name=
 
 
 class Torchrun:
-    """``run("--max-restarts", "1", script_flags=...)`` -> exit code, what workers printed, what was said on stderr."""
+    """``run(restarts, *script_flags)`` -> exit code, what workers printed, what was said on stderr."""
 
     def __init__(self, script: Path) -> None:
         self._script = script
@@ -137,3 +138,35 @@ def test_stages_go_on_from_the_newest_checkpoint_that_all_have(
     assert code == 0, err
     assert "goes on from the checkpoint of step 2" in err
     assert disturbed.splitlines()[-1] == out.splitlines()[-1]
+
+
+@pytest.mark.table
+def test_two_nodes_need_one_restart(tmp_path: Path, undisturbed: Callable[[str], str]) -> None:
+    """Each node counts its own restarts, and the one without a dead worker has none."""
+    script, dead = tmp_path / "script.py", tmp_path / "has-died"
+    first = (
+        f"""not os.path.exists({str(dead)!r}) and (os.environ["RANK"] != "2" or not open({str(dead)!r}, "w").close())"""
+    )
+    script.write_text(ONCE.replace('os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"', first))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    nodes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"),
+                *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "two-nodes"),
+                *("--max-restarts", "1", str(script), "--epochs", "1", "--checkpoints", str(tmp_path / "c")),
+            ],
+            env=clean_environment(FTCOMM_POLICY="lossy", EXAMPLE="train_engine.py", FAULTS="rank=2,at=step:10,do=kill"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    ended = [node.communicate(timeout=PATIENCE) for node in nodes]
+    out, err = ("".join(said[which] for said in ended) for which in (0, 1))
+    assert [node.returncode for node in nodes] == [0, 0], err
+    assert "SIGTERM: all leave before step 10; its state is in a checkpoint" in err
+    assert "goes on from the checkpoint of step 10" in err
+    assert [line for line in out.splitlines() if "weights" in line] == [undisturbed("")]

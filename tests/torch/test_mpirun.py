@@ -76,7 +76,7 @@ def test_stages_of_a_pipeline(tmp_path: Path) -> None:
 @pytest.mark.table
 @pytest.mark.parametrize("victim", [None, 2])
 def test_sharded_models(victim: int | None, tmp_path: Path) -> None:
-    """Nobody replaces who dies, and shards are needed: all end, and the next start is one of its own (there is no checkpoint yet)."""
+    """Nobody replaces who dies, and shards are needed: all end. There is no checkpoint yet, and the next start begins anew."""
 
     def start(folder: str, faults: str = "") -> Done:
         command = [

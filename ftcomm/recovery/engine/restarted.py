@@ -111,11 +111,12 @@ class _Step(LoggedStep):
     def ended_by(self, failure: PeerFailure) -> PeerFailure:
         """The error for the script, with ranks of the job: the failure may be one of a smaller group."""
         ranks = self._everybody.failed()
+        who = f"Rank {', '.join(map(str, ranks))}" if ranks else "A rank"
         once_more = "the run goes on from the newest checkpoint that all stages have"
         if not self._checkpoints:
             once_more = "with a checkpoint_dir the run would go on, without one it begins with the first step"
         return PeerFailure(
-            f"Rank {', '.join(map(str, ranks))} is gone, and a pipeline can't go on without its stage. Start again: {once_more}.",
+            f"{who} is gone, and a pipeline can't go on without its stage. Start again: {once_more}.",
             ranks=ranks,
             evidence=failure.evidence,
             operation="engine step",

@@ -164,17 +164,19 @@ private:
     // How many of the peer's next segments, of those before `end`, lie side by side and have the same fate.
     std::uint32_t batch(const Peer& peer, std::uint32_t end) const {
         const auto& first = peer.segments[peer.next];
-        const bool final = op_.label(first.segment) == LabelKind::Final;
+        const auto label = kind(first);
         std::uint32_t n = 1;
         for (; n < kBatch && peer.next + n < end; ++n) {
             const auto& item = peer.segments[peer.next + n];
             if (item.segment != first.segment + n || item.run != first.run ||
                 op_.grid.block_of(item.segment) != op_.grid.block_of(first.segment) ||
-                (op_.label(item.segment) == LabelKind::Final) != final)
+                kind(item) != label)
                 break;
         }
         return n;
     }
+
+    LabelKind kind(const Item& item) const { return op_.label(item.segment); }
 
     std::uint64_t count(std::uint32_t s, std::uint32_t segments) const {
         return (segments - 1) * op_.grid.segment_elements + op_.grid.count(s + segments - 1);
@@ -248,9 +250,10 @@ private:
         const auto& item = peer.segments[peer.next];
         const auto s = item.segment;
         const auto segments = batch(peer, peer.ready);
-        // By way of scratch: a read that breaks off must not have cost the input (invariant B).
-        if (op_.label(s) != LabelKind::Final) {
-            const auto bytes = count(s, segments) * size_of(op_.desc.dtype);
+        const auto bytes = count(s, segments) * size_of(op_.desc.dtype);
+        if (const auto label = op_.label(s); label == LabelKind::Empty) {
+            if (!read(at, peer.entry.result, s, op_.result(s), bytes)) return;
+        } else if (label == LabelKind::Input) {  // by way of scratch: a read that breaks off must not have cost it (invariant B)
             auto& scratch = room(bytes);
             if (!read(at, peer.entry.result, s, scratch.data(), bytes)) return;
             std::memcpy(op_.result(s), scratch.data(), bytes);

@@ -46,6 +46,20 @@ def test_every_collective(ranks: Ranks, size: int) -> None:
             part = np.zeros(count, np.float64)
             comm.reduce_scatter(part, np.concatenate([whole(me + r, count, np.float64) for r in range(n)]))
             np.testing.assert_array_equal(part, sum(whole(me + r, count, np.float64) for r in range(n)))
+            exchanged = np.zeros(n * count, np.int32)
+            comm.all_to_all(exchanged, np.concatenate([whole(me + 2 * r, count, np.int32) for r in range(n)]))
+            np.testing.assert_array_equal(
+                exchanged, np.concatenate([whole(r + 2 * me, count, np.int32) for r in range(n)])
+            )
+            collected = np.zeros(n * count, np.float32) if me == n - 1 else None
+            comm.gather(whole(me, count, np.float32), collected, n - 1)
+            if collected is not None:
+                np.testing.assert_array_equal(
+                    collected, np.concatenate([whole(r, count, np.float32) for r in range(n)])
+                )
+            dealt = np.zeros(count, np.float32)
+            comm.scatter(dealt, np.concatenate([whole(r, count, np.float32) for r in range(n)]) if me == 0 else None)
+            np.testing.assert_array_equal(dealt, whole(me, count, np.float32))
             at_root = whole(me, count, np.float64)
             comm.reduce(at_root, 0)
             np.testing.assert_array_equal(at_root, total if me == 0 else whole(me, count, np.float64))
@@ -130,3 +144,85 @@ def test_a_late_reader_takes_nothing_of_what_comes_after(ranks: Ranks, size: int
         group.release(rank)
     values = [result.value if result.ok else result.text() for result in group.results()]
     assert values == ["ok", "stale", "ok"][:size]
+
+
+def test_parts_of_every_size(ranks: Ranks) -> None:
+    """Each pair decides for itself: nothing, what goes through the ring, and what is read, several pieces of it."""
+
+    def run(comm: Comm, _: Context) -> None:
+        me, n = comm.rank, comm.size
+        counts = [[(0, 3, 5_000, 700_000)[(r + s) % 4] for r in range(n)] for s in range(n)]  # [from][to]
+        for _turn in range(3):
+            sent = np.concatenate([whole(me * n + r, counts[me][r], np.float32) for r in range(n)])
+            got = np.full(sum(counts[s][me] for s in range(n)), -1, np.float32)
+            comm.all_to_all(got, sent, out_counts=[counts[s][me] for s in range(n)], in_counts=counts[me])
+            want = np.concatenate([whole(s * n + me, counts[s][me], np.float32) for s in range(n)])
+            np.testing.assert_array_equal(got, want)
+
+    for result in ranks.start(4, run).results():
+        assert result.ok, result.text()
+
+
+def test_counts_that_differ_are_an_error(ranks: Ranks) -> None:
+    def run(comm: Comm, _: Context) -> str:
+        data = np.ones(200_000, np.float32)
+        counts = [100_000, 100_000] if comm.rank == 0 else [99_999, 100_001]
+        try:
+            comm.all_to_all(np.zeros(200_000, np.float32), data, out_counts=counts, in_counts=[100_000] * 2)
+        except ftcomm.Mismatch as error:
+            return str(error)
+        return "none"
+
+    for result in ranks.start(2, run).results():
+        assert result.ok, result.text()
+        assert "all_to_all" in result.value
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("point", ["direct.enter", "direct.show", "direct.read", "direct.read:2"])
+def test_a_death_in_it(ranks: Ranks, point: str, victim: int) -> None:
+    """The parts of the dead can't be had: an error for all, and the next one is whole among those who live."""
+
+    def run(comm: Comm, _: Context) -> str:
+        text = "complete"
+        try:
+            comm.all_to_all(np.zeros(600_000, np.float32), np.full(600_000, comm.rank, np.float32))
+        except ftcomm.PeerFailure as error:
+            text = str(error)
+        comm = comm.shrink()
+        got = np.zeros(400_000, np.float32)
+        comm.all_to_all(got, np.full(400_000, comm.rank + 1, np.float32))
+        np.testing.assert_array_equal(got, np.repeat(np.float32([1, 2]), 200_000))
+        return text
+
+    results = ranks.start(3, run, faults=f"rank={victim},at={point},do=kill").results()
+    texts = {result.value for rank, result in enumerate(results) if rank != victim}
+    assert len(texts) == 1, texts
+    assert f"{victim}" in texts.pop()
+
+
+@pytest.mark.parametrize("point", ["direct.enter:2", "direct.read", "direct.read:2"])
+def test_a_late_reader_of_another_ranks_part(ranks: Ranks, point: str) -> None:
+    """C9: it stops in the middle of it, is voted out, and finds other things there when it wakes up."""
+
+    def run(comm: Comm, context: Context) -> str:
+        data, got = np.full(600_000, comm.rank, np.float32), np.zeros(600_000, np.float32)
+        try:
+            comm.all_to_all(got, data)
+            assert [set(part) for part in got.reshape(3, -1)] == [{0}, {1}, {2}], got
+        except ftcomm.StaleEpoch:
+            return "stale"
+        except ftcomm.PeerFailure:
+            data.fill(-1)  # the caller's again
+            if comm.rank != 1:
+                context.hold()
+            return "failed"
+        finally:
+            context.mark("returned")
+        return "ok"
+
+    group = ranks.start(3, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:4")
+    group.wait_for(1, "returned")
+    for rank in (0, 2):
+        group.release(rank)
+    assert [result.value if result.ok else result.text() for result in group.results()] == ["failed", "stale", "failed"]

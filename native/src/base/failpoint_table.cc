@@ -43,6 +43,8 @@ static constexpr PointInfo kPoints[] = {
     {"flat.done", "A small all-reduce has its result; the operation is about to be reported as done."},
     {"direct.enter", "A gather, scatter or all-to-all starts: its Enter frame has been sent to one peer."},
     {"direct.send", "A piece of a gather, scatter or all-to-all has been sent to one peer."},
+    {"direct.show", "A peer has been told where its part of a gather, scatter or all-to-all lies in this rank's memory."},
+    {"direct.read", "A piece of a gather, scatter or all-to-all has been read in another rank's memory."},
     {"direct.receive", "A piece of a gather, scatter or all-to-all has arrived from one peer."},
 
     {"vote.freeze", "This rank has just frozen a communicator: it is deaf to the attempt, and nobody has been told."},

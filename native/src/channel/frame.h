@@ -40,6 +40,7 @@ enum class FrameKind : std::uint8_t {
     GroupReady = 44, // as PullReady, to the fellows of the group
     Shared = 45,     // the segment is final, and is in its owner's log, where the receiver reads it; or the payload is it
     ShareAsk = 46,   // to the segment's owner: it cannot be read there
+    DirectShow = 47, // for Direct frames: where the receiver can read what they would bring
     // point to point
     Eager = 64,
     Rts = 65,
@@ -55,7 +56,7 @@ enum class FrameKind : std::uint8_t {
     LogShown = 73,  // as the first LogPiece of record seq, of which the receiver can read `attempt` stretches in the sender's log
 };
 
-inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::ShareAsk; }
+inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::DirectShow; }
 inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::LogShown; }
 
 struct FrameHeader {

@@ -1,16 +1,20 @@
-// Gather, scatter, all-to-all: each pair's bytes go straight from source to destination, once the destination has entered.
+// Gather, scatter, all-to-all: each pair's bytes go straight from source to destination, once the destination has entered. Where that
+// may read the source's memory, and there is much of it, the source only shows where it lies (C9, as in pull_run.cc). Each source
+// decides so for each of its destinations: counts may differ, and only these two know theirs.
 #include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "collectives/run.h"
+#include "collectives/ticket.h"
 
 namespace ftcomm {
 
 namespace {
 
 constexpr std::uint64_t kNothingExpected = ~std::uint64_t{0};
+constexpr std::uint64_t kReadBytes = 512u << 10;  // at a time: ticks and other communicators get their turn in between
 
 struct Layout {
     const std::vector<std::uint64_t>& counts;
@@ -29,10 +33,12 @@ struct Layout {
 
 class DirectRun final : public Run {
 public:
-    DirectRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op), fence_(env_, op_) {}
+    DirectRun(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t ticket)
+        : env_(std::move(env)), op_(op), show_limit_(show_limit), ticket_(env_.ticket, ticket), fence_(env_, op_) {}
 
     void start() override {
         lay_out();
+        ticket_.issue();
         bool told_predecessor = false;
         for (auto& in : in_) {
             auto h = env_.header(FrameKind::Enter, op_);
@@ -63,7 +69,16 @@ public:
                     return;
                 }
                 out.open = true;
-                pump(out);
+                if (shows(out)) show(out);
+                else pump(out);
+            }
+        } else if (h.kind == FrameKind::DirectShow) {
+            for (auto& in : in_) {
+                if (in.rank != from) continue;
+                FT_CHECK(payload.size() == sizeof(Transport::Remote) && in.done == 0 && in.bytes > 0 && !in.shown,
+                         "rank %d shows %zu bytes", from, payload.size());
+                std::memcpy(&in.remote, payload.data(), sizeof in.remote);
+                in.shown = true;
             }
         } else if (h.kind == FrameKind::Direct) {
             for (auto& in : in_) {
@@ -83,6 +98,14 @@ public:
         check_data();
     }
 
+    bool has_work() const override { return !over_ && to_read() >= 0; }
+
+    void work() override {
+        if (over_) return;
+        if (const int i = to_read(); i >= 0) read(in_[static_cast<std::size_t>(i)]);
+        check_data();
+    }
+
     bool done() const override { return fence_.done(); }
     const char* phase() const override { return fence_.begun() ? "the completion fence" : "data"; }
 
@@ -97,6 +120,8 @@ private:
         int rank;
         std::byte* data;
         std::uint64_t bytes, done = 0;
+        Transport::Remote remote = {};
+        bool shown = false;  // it is there to be read, and no frame brings it
     };
 
     void lay_out() {
@@ -148,6 +173,44 @@ private:
         }
     }
 
+    bool shows(const Out& out) const {
+        return out.bytes > 0 && out.bytes >= show_limit_ && env_.memory->shares_memory(env_.slot_of(out.rank));
+    }
+
+    // The fence says when it has been read: nobody is through before all have begun it, and who has not read has not.
+    void show(Out& out) {
+        const Transport::Remote remote{reinterpret_cast<std::uintptr_t>(out.data), ticket_.address(), ticket_.number()};
+        env_.sender.send(env_.slot_of(out.rank), env_.header(FrameKind::DirectShow, op_), std::as_bytes(std::span(&remote, 1)));
+        out.done = out.bytes;
+        FT_POINT("direct.show");
+    }
+
+    // Of the sources behind this rank the next: not all read the same one at once.
+    int to_read() const {
+        int first = -1;
+        for (std::size_t i = 0; i < in_.size(); ++i) {
+            if (!in_[i].shown || in_[i].done == in_[i].bytes) continue;
+            if (in_[i].rank > env_.rank) return static_cast<int>(i);
+            if (first < 0) first = static_cast<int>(i);
+        }
+        return first;
+    }
+
+    // Into the caller's buffer at once: there is no input in it that a read which breaks off could cost (invariant B).
+    void read(In& in) {
+        const auto n = std::min(in.bytes - in.done, kReadBytes);
+        auto remote = in.remote;
+        remote.from += in.done;
+        const auto result = env_.memory->read(env_.slot_of(in.rank), remote, in.data + in.done, n);
+        if (result == Transport::Read::Done || (result == Transport::Read::Over && !env_.rules.c9)) {
+            in.done += n;
+            FT_POINT("direct.read");
+            return;
+        }
+        refused = result == Transport::Read::Refused;  // else a death will be told, or this rank's own removal
+        over_ = true;
+    }
+
     void check_data() {
         if (fence_.begun()) return;
         for (const auto& out : out_)
@@ -160,12 +223,17 @@ private:
     RunEnv env_;
     OpState& op_;
     std::vector<Out> out_;
-    std::vector<In> in_;
+    std::vector<In> in_;  // by rank
+    const std::uint64_t show_limit_;  // bytes
+    Ticket ticket_;
+    bool over_ = false;  // a read did not count: this attempt gets nowhere
     Fence fence_;
 };
 
 }  // namespace
 
-std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op) { return std::make_unique<DirectRun>(std::move(env), op); }
+std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t ticket) {
+    return std::make_unique<DirectRun>(std::move(env), op, show_limit, ticket);
+}
 
 }  // namespace ftcomm

@@ -169,8 +169,7 @@ private:
         for (; n < kBatch && peer.next + n < end; ++n) {
             const auto& item = peer.segments[peer.next + n];
             if (item.segment != first.segment + n || item.run != first.run ||
-                op_.grid.block_of(item.segment) != op_.grid.block_of(first.segment) ||
-                kind(item) != label)
+                op_.grid.block_of(item.segment) != op_.grid.block_of(first.segment) || kind(item) != label)
                 break;
         }
         return n;

@@ -37,10 +37,10 @@ struct RunEnv {
     std::vector<int> living;
     int position = 0;
     Rules rules{};
-    Transport* memory = nullptr;      // pull, groups: reads the memory of peers
-    Bytes* scratch = nullptr;         // the same
+    Transport* memory = nullptr;      // pull, groups, direct: reads the memory of peers
+    Bytes* scratch = nullptr;         // pull, groups
     Bytes* inputs = nullptr;          // flat: of all ranks; the communicator's, which has one run at a time
-    std::uint64_t* ticket = nullptr;  // pull, groups: where peers look whether this rank's buffers still are the operation's
+    std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     ResultLog* log = nullptr;         // replay
 
@@ -104,7 +104,8 @@ std::unique_ptr<Run> make_ring_run(RunEnv env, OpState& op, std::vector<SegmentR
 std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
 std::unique_ptr<Run> make_groups_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence, std::uint64_t ticket);
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op);
-std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op);
+// What goes from one rank to another is read there from `show_limit` bytes on, where it can be.
+std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t ticket);
 
 // An operation of a communicator with one living rank, or of a replacement that is not admitted yet (`solo`).
 void run_alone(OpState& op, int rank, const std::vector<SegmentRun>& plan, bool solo);

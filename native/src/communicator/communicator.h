@@ -136,6 +136,7 @@ private:
     void on_collective(int from, const FrameHeader& header, ByteView payload);
     RunEnv env();
     bool reads_memory(const OpState& op) const;
+    std::uint64_t show_limit(OpKind kind) const;
     bool all_share_memory() const;
     std::uint64_t fresh_ticket();
     std::string name_of(const OpState& op) const;

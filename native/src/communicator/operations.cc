@@ -121,6 +121,12 @@ std::uint64_t Communicator::fresh_ticket() {
     return ticket;
 }
 
+// Of bytes between two ranks: below it a copy through the ring is as fast, which in a gather all sources write at once.
+std::uint64_t Communicator::show_limit(OpKind kind) const {
+    if (core_.config.pull_limit > 0) return core_.config.pull_limit;
+    return kind == OpKind::Gather ? 1u << 20 : 256u << 10;
+}
+
 namespace {
 bool reduces_all(const std::vector<SegmentRun>& plan) {
     return std::all_of(plan.begin(), plan.end(), [](const SegmentRun& r) { return r.mode == SegmentMode::Reduce; });
@@ -142,7 +148,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         return;
     }
     if (op.shape.is_direct()) {
-        run_ = make_direct_run(env(), op);
+        run_ = make_direct_run(env(), op, show_limit(op.shape.kind), fresh_ticket());
         core_.host.trace("run.direct");
     } else if (op.shape.algorithm == Algorithm::Flat && (!repair || (replays() && core_.rules.l7 && reduces_all(plan)))) {
         run_ = make_flat_run(env(), op);

@@ -119,6 +119,27 @@ Status StreamWriter::append(const RecordInfo& info, ByteView payload) {
     return commit();
 }
 
+Status StreamWriter::append_whole(const RecordInfo& info, std::span<const ByteView> parts) {
+    FT_CHECK(payload_ == nullptr, "record %llu of a log is appended while one is open", static_cast<unsigned long long>(last_ + 1));
+    std::uint64_t length = 0;
+    for (const auto& part : parts) length += part.size();
+    if (segments_.empty() || !segments_.back()->fits(length))
+        if (auto status = roll(length); !status) return status;
+    info_ = info;
+    info_.seq = last_ + 1;
+    info_.length = length;
+    info_.crc = 0;
+    const Segment& segment = *segments_.back();
+    payload_ = segment.at(segment.end()) + sizeof(RecordHeader);
+    FT_POINT("log.payload.before");
+    published_ = 0;
+    for (const auto& part : parts) {
+        info_.crc = crc32c_copy(payload_ + published_, part.data(), part.size(), info_.crc, Into::Caches);
+        published_ += part.size();
+    }
+    return commit();
+}
+
 Status StreamWriter::find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify) {
     if (seq <= collected_ || seq > last_)
         return Status::error(Code::Invalid, "the log " + text_of(key_) + " has records " + std::to_string(first_seq()) + " to " +

@@ -45,6 +45,9 @@ public:
 
     // begin, copy, publish, commit. In chunks, so that a reader copies while this goes on.
     Status append(const RecordInfo& info, ByteView payload);
+    // The same of parts that are small together: nobody needs to see a part of the record, so it is not opened. What a crash leaves
+    // before the header is written is no record.
+    Status append_whole(const RecordInfo& info, std::span<const ByteView> parts);
 
     // A committed record. The view holds until the next append, begin, collect or prepare on this LogDir, by whichever stream.
     // Invalid: it is not there (yet, or any more). LogCorrupt: its header, or with `verify` its payload, is damaged.

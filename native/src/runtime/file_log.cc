@@ -18,6 +18,7 @@ namespace ftcomm {
 
 namespace {
 
+constexpr std::uint64_t kShort = 1u << 10;    // nobody wants to see a part of it
 constexpr std::size_t kLongResult = 4u << 10;  // as kLongMessage, of what is read only by who runs again
 constexpr std::uint64_t kStretch = 64u << 10;  // is summed while it is in the cache
 // Of a message that comes in pieces this is one half, between hosts: while it is written, whoever wants it has its pieces from elsewhere.
@@ -101,6 +102,10 @@ pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
 
 Status FileLog::own_writer(const LogKey& key, pairlog::StreamWriter** out) {
     FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
+    if (recent_ != nullptr && recent_key_ == key) {
+        *out = recent_;
+        return {};
+    }
     Status s;
     *out = writer(key, &s);
     return s;
@@ -153,14 +158,17 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     if (!s) return s;
     std::uint64_t bytes = 0;
     for (const auto& part : parts) bytes += part.size();
+    if (bytes <= kShort) {
+        s = w->append_whole(info_of(key, tag, aux, bytes), parts);
+        return s && dir_->host_durable() ? w->flush() : s;
+    }
     std::byte* to = nullptr;
     if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
     for (auto part : parts) w->put(part, into_for(part.size(), key.dst == kResults ? kLongResult : kLongMessage));
     return commit(*w);
 }
 
-Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes,
-                      std::byte** payload) {
+pairlog::RecordInfo FileLog::info_of(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes) const {
     pairlog::RecordInfo info;
     info.kind = kind_of(key);
     info.tag = tag;
@@ -170,7 +178,12 @@ Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t 
         info.step = position_.iteration;
         info.micro_batch = position_.micro_batch;
     }
-    return w.begin(info, payload);
+    return info;
+}
+
+Status FileLog::begin(pairlog::StreamWriter& w, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes,
+                      std::byte** payload) {
+    return w.begin(info_of(key, tag, aux, bytes), payload);
 }
 
 Status FileLog::append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) {

@@ -61,6 +61,7 @@ private:
     explicit FileLog(const FileLogConfig& config) : config_(config) {}
     bool own(const LogKey& key) { return key.src == config_.slot || (key.dst == config_.slot && !readable(key.src)); }
     Status own_writer(const LogKey& key, pairlog::StreamWriter** out);  // to append to the stream
+    pairlog::RecordInfo info_of(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes) const;
     Status begin(pairlog::StreamWriter& writer, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes,
                  std::byte** payload);
     Status commit(pairlog::StreamWriter& writer);

@@ -27,6 +27,7 @@ struct LogFiles {
     std::map<LogKey, std::uint64_t> acknowledged;  // by a reader in another process
     std::set<LogKey> read;                         // streams that have one: what it has not acknowledged stays
     std::uint64_t limit = ~std::uint64_t{0}, bytes = 0;
+    int full_slot = -1;  // has no room for results
     bool lost = false;  // processes of the rank have logged elsewhere
     bool blind = false;  // records in the making cannot be read, as where there is no memory to map them
 };
@@ -55,10 +56,14 @@ public:
         collected = std::max(collected, through);
         return {};
     }
+    Status make_room(const LogKey& key, std::uint64_t bytes) override {
+        if (files_.bytes + bytes <= files_.limit && (files_.full_slot != self_ || key.dst != kResults)) return {};
+        return Status::error(Code::LogFull, "the pretended log is full");
+    }
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
         LogFiles::Record record{tag, aux, {}, 0, position_};
         for (const auto& part : parts) record.payload.insert(record.payload.end(), part.begin(), part.end());
-        if (files_.bytes + record.payload.size() > files_.limit) return Status::error(Code::LogFull, "the pretended log is full");
+        if (auto s = make_room(key, record.payload.size()); !s) return s;
         files_.bytes += record.payload.size();
         record.crc = crc32c(record.payload.data(), record.payload.size());
         files_.streams[key].push_back(std::move(record));

@@ -58,32 +58,57 @@ bool is_narrow_float(DType dtype) {
     return dtype == DType::Float16 || dtype == DType::BFloat16 || dtype == DType::Float8E4M3 || dtype == DType::Float8E5M2;
 }
 
-void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t parts, std::size_t count,
-             std::uint32_t divisor) {
-    FT_CHECK(parts > 0, "a reduction of nothing");
-    const auto bytes = count * size_of(dtype);
-    const auto* from = static_cast<const std::byte*>(first);
-    if (!is_narrow_float(dtype)) {
-        if (parts == 1 && dst != first && bytes > 0) std::memcpy(dst, first, bytes);
-        for (std::size_t k = 1; k < parts; ++k) reduce(dtype, op, dst, k == 1 ? first : dst, from + k * bytes, count);
-        if (divisor != 1) divide(dtype, dst, count, divisor);
-        return;
-    }
+namespace {
+
+// A block of each input after the other, so that what is there of the result stays in the first-level cache.
+template <class Part>
+void combine_parts(DType dtype, ReduceOp op, void* dst, const Part& part, std::size_t parts, std::size_t count,
+                   std::uint32_t divisor) {
+    FT_CHECK(parts > 0 && divisor > 0, "a reduction of %zu inputs, divided by %u", parts, divisor);
     FT_CHECK(reduce_supported(dtype, op), "%s of %s", to_string(op), to_string(dtype));
     const auto& kernels = reduce_kernels();
+    const auto size = size_of(dtype);
+    auto* out = static_cast<std::byte*>(dst);
+    if (!is_narrow_float(dtype)) {
+        constexpr std::size_t kBlockBytes = 8u << 10;
+        const auto block = kBlockBytes / size;
+        for (std::size_t at = 0; at < count; at += block) {
+            const auto n = std::min(block, count - at);
+            auto* to = out + at * size;
+            if (parts == 1 && to != part(0) + at * size) std::memcpy(to, part(0) + at * size, n * size);
+            for (std::size_t k = 1; k < parts; ++k)
+                kernels.reduce(dtype, op, to, k == 1 ? part(0) + at * size : to, part(k) + at * size, n);
+            if (divisor != 1) kernels.divide(dtype, to, n, divisor);
+        }
+        return;
+    }
     constexpr std::size_t kBlock = 1024;
     float sum[kBlock], next[kBlock];
     for (std::size_t at = 0; at < count; at += kBlock) {
         const auto n = std::min(kBlock, count - at);
-        const auto offset = at * size_of(dtype);
-        kernels.widen(dtype, sum, from + offset, n);
+        const auto offset = at * size;
+        kernels.widen(dtype, sum, part(0) + offset, n);
         for (std::size_t k = 1; k < parts; ++k) {
-            kernels.widen(dtype, next, from + k * bytes + offset, n);
+            kernels.widen(dtype, next, part(k) + offset, n);
             kernels.reduce(DType::Float32, op, sum, sum, next, n);
         }
         if (divisor != 1) kernels.divide(DType::Float32, sum, n, divisor);
-        kernels.narrow(dtype, static_cast<std::byte*>(dst) + offset, sum, n);
+        kernels.narrow(dtype, out + offset, sum, n);
     }
+}
+
+}  // namespace
+
+void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t parts, std::size_t count,
+             std::uint32_t divisor) {
+    const auto bytes = count * size_of(dtype);
+    const auto* from = static_cast<const std::byte*>(first);
+    combine_parts(dtype, op, dst, [&](std::size_t k) { return from + k * bytes; }, parts, count, divisor);
+}
+
+void combine(DType dtype, ReduceOp op, void* dst, std::span<const std::byte* const> inputs, std::size_t count,
+             std::uint32_t divisor) {
+    combine_parts(dtype, op, dst, [&](std::size_t k) { return inputs[k]; }, inputs.size(), count, divisor);
 }
 
 }  // namespace ftcomm

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "base/dtype.h"
 
@@ -28,5 +29,8 @@ void scale(DType dtype, void* dst, const void* src, std::size_t count, double fa
 // dst = op over `parts` inputs that lie one after another from `first`, in their order, then divided (1: not). 8- and 16-bit floats
 // stay in float32 from the first input to the division and are rounded once, at the end. dst may be the first input.
 void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t parts, std::size_t count, std::uint32_t divisor);
+// The same of inputs that lie anywhere.
+void combine(DType dtype, ReduceOp op, void* dst, std::span<const std::byte* const> inputs, std::size_t count,
+             std::uint32_t divisor);
 
 }  // namespace ftcomm

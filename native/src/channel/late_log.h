@@ -26,6 +26,7 @@ public:
     std::uint64_t first(const LogKey& key) override { return log_->first(key); }
     Status state(const LogKey& key) override { return log_->state(key); }
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
+    Status make_room(const LogKey& key, std::uint64_t bytes) override { return log_->make_room(key, bytes); }
     Status append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) override;
     Status find(const LogKey& key, std::uint64_t seq, LogRecord* out) override;
     Status peek(const LogKey& key, std::uint64_t seq, LogRecord* out) override;

@@ -63,7 +63,12 @@ public:
     // Appends record last() + 1 with the parts as its payload; `src` is this rank, or `dst` is and `src` is not readable(): then it is this
     // host's half of the stream.
     virtual Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) = 0;
-    // The same for a reader that copies along: shown(n) when the first n bytes can be had by read_pieces(), for ever more of them. It does
+    // The next append to the stream, of so many bytes, will not fail for want of room.
+    virtual Status make_room(const LogKey& key, std::uint64_t bytes) {
+        (void)key, (void)bytes;
+        return {};
+    }
+    // As append, for a reader that copies along: shown(n) when the first n bytes can be had by read_pieces(), for ever more of them. It does
     // nothing to this log.
     using Shown = std::function<void(std::uint64_t)>;
     virtual Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,

@@ -1,5 +1,5 @@
 // Small all-reduce: everyone sends its whole input to everyone and reduces in rank order, one message time in all. No fence:
-// the result is kept until the next operation shows that all have it (C6).
+// the inputs are kept until the next operation shows that all have the result (C6).
 #include <cstring>
 
 #include "base/check.h"
@@ -11,7 +11,7 @@ namespace ftcomm {
 
 namespace {
 
-// Room for inputs that is kept for the next operation: fresh pages cost more than what is done with them.
+// Room for inputs that is kept for later operations: fresh pages cost more than what is done with them.
 constexpr std::size_t kKept = 4u << 20;
 
 class FlatRun final : public Run {
@@ -19,11 +19,14 @@ public:
     FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
         bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
         const auto all = bytes_ * static_cast<std::size_t>(env_.size());
-        if (env_.inputs->size() < all) env_.inputs->resize(all);
+        auto& inputs = *env_.inputs;
+        if (inputs.room.size() < all) inputs.room.resize(all);
+        inputs.parts.clear();
+        for (int i = 0; i < env_.size(); ++i) inputs.parts.push_back(part(i));
     }
 
     ~FlatRun() override {
-        if (env_.inputs->size() > kKept) *env_.inputs = Bytes();  // not {}: that keeps the room
+        if (!done_ && env_.inputs->room.size() > kKept) env_.inputs->room = Bytes();  // not {}: that keeps the room
     }
 
     void start() override {
@@ -55,10 +58,11 @@ public:
     }
 
     bool done() const override { return done_; }
+    const FlatInputs* inputs() const override { return done_ ? env_.inputs : nullptr; }
     const char* phase() const override { return "the others' inputs"; }
 
 private:
-    std::byte* part(int position) { return env_.inputs->data() + static_cast<std::size_t>(position) * bytes_; }
+    std::byte* part(int position) { return env_.inputs->room.data() + static_cast<std::size_t>(position) * bytes_; }
 
     void finish_when_complete() {
         if (done_ || have_.count() != env_.size()) return;
@@ -66,8 +70,8 @@ private:
         FT_POINT("flat.reduce");
         // All inputs are here, and nothing can fail any more: straight into the caller's buffer (invariant B).
         const auto contributors = RankSet::of(env_.living);
-        const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
-        combine(op_.desc.dtype, op_.desc.op, op_.desc.recv, part(0), static_cast<std::size_t>(env_.size()), n, divisor);
+        env_.inputs->divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
+        combine(op_.desc.dtype, op_.desc.op, op_.desc.recv, env_.inputs->parts, n, env_.inputs->divisor);
         for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, contributors);
         done_ = true;
         FT_POINT("flat.done");

@@ -53,7 +53,8 @@ private:
     // all. That is as good as its having returned: what is in the log is the result.
     bool may_have_been_returned(const OpPlan& p, const std::vector<Standing>& standings) const;
     // C7: somebody returned. Then everyone has the data (fence), or it can be handed out of what was kept (C6).
-    OpPlan finish_as_completed(OpPlan p, const std::vector<Standing>& standings);
+    // Nothing: the log of who asks for it settles it.
+    std::optional<OpPlan> finish_as_completed(OpPlan p, const std::vector<Standing>& standings);
     std::optional<Cause> disagreement(const std::vector<Standing>& standings);
     std::optional<Cause> proposed_failure(std::uint64_t seq, const std::vector<Standing>& standings);
     RankSet carried(const LabelRun& label) const;

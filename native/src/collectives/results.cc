@@ -41,6 +41,13 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
     return pieces;
 }
 
+std::span<std::byte> equal_share(const OpState& op, const std::vector<int>& among, int rank) {
+    const auto element = size_of(op.desc.dtype);
+    const auto at = static_cast<std::uint64_t>(std::lower_bound(among.begin(), among.end(), rank) - among.begin());
+    const auto from = op.desc.count * at / among.size(), to = op.desc.count * (at + 1) / among.size();
+    return {static_cast<std::byte*>(op.desc.recv) + from * element, (to - from) * element};
+}
+
 std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::vector<int>& among, int rank, int size) {
     const auto keeper = [&](int owner) {
         return std::binary_search(among.begin(), among.end(), owner) ? owner
@@ -49,6 +56,10 @@ std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::ve
     const auto element = size_of(op.desc.dtype);
     auto* base = static_cast<std::byte*>(op.desc.recv);
     std::vector<std::span<std::byte>> pieces;
+    if (op.shape.algorithm == Algorithm::Flat) {
+        if (const auto share = equal_share(op, among, rank); !share.empty()) pieces.push_back(share);
+        return pieces;
+    }
     std::uint32_t s = 0;
     for (const auto& run : default_plan(op.shape, size, RankSet::first(size), {}, {}, 0).runs) {
         const auto last = s + run.count - 1;

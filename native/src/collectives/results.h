@@ -15,6 +15,9 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
 // outside owned. The parts of all of them are the whole.
 std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::vector<int>& among, int rank, int size);
 
+// The same of a result without a fence, which all of them have made: an equal part of it each, in one piece (maybe none).
+std::span<std::byte> equal_share(const OpState& op, const std::vector<int>& among, int rank);
+
 // Labels of a result that was read from the log: as a healthy run among all ranks leaves them.
 void mark_complete(OpState& op, int rank, int size);
 

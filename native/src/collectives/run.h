@@ -27,6 +27,14 @@ public:
     virtual Status read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to) = 0;
 };
 
+// Where the inputs of a flat run lie, one for each living rank, by position. A communicator has two of them, used in turn: a result without
+// a fence is made of its inputs once more if a rank turns out to lack it (C6), while the next operation's inputs come in.
+struct FlatInputs {
+    Bytes room;
+    std::vector<const std::byte*> parts;
+    std::uint32_t divisor = 1;
+};
+
 // What a run may use. Positions are indices into `living`, ascending communicator ranks; neighbours are by position.
 struct RunEnv {
     Sender& sender;
@@ -39,7 +47,7 @@ struct RunEnv {
     Rules rules{};
     Transport* memory = nullptr;      // pull, groups, direct: reads the memory of peers
     Bytes* scratch = nullptr;         // pull, groups
-    Bytes* inputs = nullptr;          // flat: of all ranks; the communicator's, which has one run at a time
+    FlatInputs* inputs = nullptr;     // flat
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     ResultLog* log = nullptr;         // replay
@@ -75,6 +83,8 @@ public:
     // Work that waits for no frame: done in pieces, so that ticks and other communicators get their turn between them.
     virtual bool has_work() const { return false; }
     virtual void work() {}
+    // Of a run that is done and had no fence: what its result was made of, there until the run after the next begins.
+    virtual const FlatInputs* inputs() const { return nullptr; }
     // What it waits for, for timeouts and `stats`: e.g. "3 segments", "fence round 1".
     virtual const char* phase() const = 0;
     bool mismatch = false;   // a peer's sizes disagree: the communicator proposes failure

@@ -60,6 +60,17 @@ Status Communicator::check(const OpDesc& d) const {
     return {};
 }
 
+namespace {
+
+// At most `segment` elements, and as many segments for each rank: else some own one more than others, and all wait for them.
+std::uint64_t equal_segments(std::uint64_t count, std::uint64_t segment, std::uint64_t ranks) {
+    const auto least = (count + segment - 1) / segment;
+    const auto segments = (least + ranks - 1) / ranks * ranks;
+    return segments == 0 ? segment : std::min(segment, ((count + segments - 1) / segments + 15) & ~std::uint64_t{15});
+}
+
+}  // namespace
+
 Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     Shape s;
     s.kind = d.kind;
@@ -74,11 +85,6 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     const auto n = static_cast<std::uint32_t>(spec_.members.size());
     const auto esize = size_of(d.dtype);
     const auto limit = core_.config.segment_bytes > 0 ? core_.config.segment_bytes : kSegmentBytes;
-    const auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
-    const bool blocked = d.kind == OpKind::AllGather || d.kind == OpKind::ReduceScatter;
-    *grid = Grid::make(blocked ? n : 1, s.is_direct() || d.kind == OpKind::Barrier ? 0 : d.count, segment);
-    s.blocks = grid->blocks;
-    s.per_block = grid->per_block;
     // C8: the same table on all ranks; what it says is part of the signature.
     const auto bytes = d.count * esize;
     const auto flat = core_.config.flat_limit > 0 ? core_.config.flat_limit : (n <= 4 ? 65536u : 16384u);
@@ -86,6 +92,14 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     if (d.kind == OpKind::AllReduce && d.algorithm != Algorithm::Ring &&
         bytes <= std::min<std::uint64_t>(d.algorithm == Algorithm::Flat ? ~0ull : flat, core_.sender.max_payload()))
         s.algorithm = Algorithm::Flat;
+    auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
+    if (d.kind == OpKind::AllReduce && segment > 0) segment = equal_segments(d.count, segment, n);
+    const bool blocked = d.kind == OpKind::AllGather || d.kind == OpKind::ReduceScatter;
+    // A flat one is one segment: a rank has all of its input, or all of the result, so it can be run again as it was (L7).
+    *grid = Grid::make(blocked ? n : 1, s.is_direct() || d.kind == OpKind::Barrier ? 0 : d.count,
+                       s.algorithm == Algorithm::Flat ? d.count : segment);
+    s.blocks = grid->blocks;
+    s.per_block = grid->per_block;
     return s;
 }
 
@@ -233,7 +247,7 @@ void Communicator::close() {
     closed_ = true;
     const auto closed = Status::error(Code::Closed, "communicator " + spec_.name + " was closed");
     fail_messages(closed);
-    if (run_ == nullptr) inputs_ = Bytes();
+    keep_apart();
 }
 
 RankSet Communicator::failed() const {

@@ -108,8 +108,9 @@ private:
         OpDesc desc;
         Grid grid;
         std::vector<LabelRun> labels;
+        const FlatInputs* inputs = nullptr;  // what it can be made of once more
         std::shared_ptr<Bytes> kept;
-        bool logged = false;  // replay: kept in the log
+        bool logged = false;  // replay: in the log, here or shared out among the ranks of this host
     };
     struct AgreeVote {
         std::uint64_t seq = 0;
@@ -132,7 +133,11 @@ private:
     void start_run(OpState& op, std::vector<SegmentRun> plan, bool repair);
     void after_progress();
     bool put_on_record(const OpState& op);  // false: it could not be, and the vote decides
+    bool is_settled(std::uint64_t seq) const;
     void finish_current(Status status);
+    void keep_result(const OpState& op, const FlatInputs* inputs);
+    bool retains_result() const;
+    void keep_apart();
     void on_collective(int from, const FrameHeader& header, ByteView payload);
     RunEnv env();
     bool reads_memory(const OpState& op) const;
@@ -229,10 +234,11 @@ private:
     }
     void log_failure(const OpState& op, const Status& status);
     Status find_what_is_logged();
-    void learn_complete(std::uint64_t through);
+    void learn_complete(const Decision& d);
     void serve_logged();
     Last last_from_log(std::uint64_t seq);
-    std::shared_ptr<Bytes> kept_in_log();  // the last operation's result
+    void keep_in_log();  // the last operation's result
+    std::uint64_t logged_whole() const;
     bool present() const;  // every member is in the view, or has left for good
     bool anybody_left() const;
     void on_view_replay();
@@ -295,7 +301,8 @@ private:
     std::uint64_t next_seq_ = 1, done_seq_ = 0;
     std::deque<std::unique_ptr<OpState>> open_;  // posted, the first may be under way
     std::deque<std::unique_ptr<OpState>> helpers_;  // hand-outs of a kept result; they come first
-    Bytes inputs_;  // of the flat run
+    FlatInputs inputs_[2];  // of flat runs, in turn
+    int next_inputs_ = 0;
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
     std::unique_ptr<Run> run_;
     Last last_;

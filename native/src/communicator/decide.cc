@@ -160,7 +160,7 @@ void Communicator::apply(const Decision& d) {
     if (replays()) {
         learn_log_since(d.log_since);
         learn_failures(d);  // before anything is served
-        learn_complete(d.done_through);
+        learn_complete(d);
     }
     apply_plans();
     if (d.revoked) {
@@ -198,12 +198,10 @@ void Communicator::apply_plans() {
             finish_current({});
             if (!open_.empty()) open_.front()->started = false;
         } else if (p.verdict == OpPlan::Verdict::Repair && p.seq == last_.seq && p.seq <= std::max(done_seq_, served_) &&
-                   (last_.kept != nullptr || last_.logged)) {
+                   retains_result()) {
             core_.host.trace("hand_out.kept");
-            if (last_.logged) {
-                last_.kept = kept_in_log();
-                last_.desc.recv = last_.kept->data();
-            }
+            if (last_.inputs != nullptr) keep_apart();
+            else if (last_.kept == nullptr) keep_in_log();
             auto helper = std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);
             helper->kept = last_.kept;
             std::uint32_t s = 0;

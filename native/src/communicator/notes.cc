@@ -81,6 +81,7 @@ std::vector<Communicator::Note> Communicator::usable_notes() const {
 bool Communicator::has_all_before(const Note& note) const {
     const auto& place = note.place;
     if (log_->last(note_key(kResults)) + 1 < place.next_seq) return false;
+    if (place.next_seq > 1 && !results_->is_whole(place.next_seq - 1)) return false;  // this rank could not hand it out
     if (log_->last(note_key(kAnswers)) < place.messages.answers) return false;
     for (std::size_t r = 0; r < spec_.members.size(); ++r) {
         const int other = spec_.members[r];

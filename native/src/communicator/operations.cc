@@ -96,7 +96,7 @@ bool Communicator::start(OpState& op) {
 
 RunEnv Communicator::env() {
     RunEnv e{core_.sender, spec_.members,    spec_.id,       attempt_, rank_,   decision_.alive.list(), 0,
-             core_.rules,  &core_.transport, &core_.scratch, &inputs_, &ticket_};
+             core_.rules,  &core_.transport, &core_.scratch, &inputs_[next_inputs_], &ticket_};
     e.log = replays() ? this : nullptr;
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());
@@ -134,7 +134,7 @@ bool reduces_all(const std::vector<SegmentRun>& plan) {
 }  // namespace
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
-    FT_CHECK(run_ == nullptr, "%s begins while another operation runs", name_of(op).c_str());  // they share inputs_
+    FT_CHECK(run_ == nullptr, "%s begins while another operation runs", name_of(op).c_str());  // they share their memory
     op.team = decision_.alive;
     op.ran = true;
     if (repair) {
@@ -145,6 +145,13 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     if (decision_.alive.count() == 1) {
         run_alone(op, rank_, plan, false);
         if (put_on_record(op)) finish_current({});
+        return;
+    }
+    // Before its input is sent, with which others may complete it: then all have to, and whoever comes later needs this rank's share.
+    if (replays() && op.shape.algorithm == Algorithm::Flat && log_error_ && op.request != nullptr)
+        log_error_ = results_->make_room(op);
+    if (!log_error_ && op.shape.algorithm == Algorithm::Flat && !is_settled(op.seq)) {
+        put_on_record(op);
         return;
     }
     if (op.shape.is_direct()) {
@@ -241,49 +248,44 @@ void Communicator::after_progress() {
         propose(Code::System, op->seq);
         return;
     }
-    if (!run_->done() && log_error_) return;
+    if (!run_->done() && (log_error_ || is_settled(op->seq))) return;
     if (!put_on_record(*op)) return;
     if (op->repairs > 0) FT_POINT("repair.done");
     finish_current({});
     pump();
 }
 
-// Here, if it has no fence; else before that.
+// Here, if it has no fence; else before that. (One without that is done again is compared with what is there.)
 bool Communicator::put_on_record(const OpState& op) {
-    if (log_error_ && replays() && op.request != nullptr && op.seq > logged_) log_result(op);
-    if (!log_error_) propose(log_error_.code == Code::System ? Code::LogFull : log_error_.code, op.seq);
-    return log_error_.ok();
+    const bool compared = op.shape.algorithm == Algorithm::Flat && run_ != nullptr && run_->done();
+    if (log_error_ && replays() && op.request != nullptr && (op.seq > logged_ || compared)) log_result(op);
+    if (log_error_ || is_settled(op.seq)) return true;
+    propose(log_error_.code == Code::System ? Code::LogFull : log_error_.code, op.seq);
+    return false;
+}
+
+// Somebody has returned from it: it is completed here, too, whether it can be logged or not. The next operation says so.
+bool Communicator::is_settled(std::uint64_t seq) const {
+    const auto* plan = decision_.plan_for(seq);
+    return plan != nullptr && plan->verdict == OpPlan::Verdict::Repair && plan->settled;
 }
 
 void Communicator::finish_current(Status status) {
     auto& queue = helpers_.empty() ? open_ : helpers_;
     auto op = std::move(queue.front());
     queue.pop_front();
+    const auto* inputs = run_ != nullptr && status.ok() ? run_->inputs() : nullptr;
     run_.reset();
-    if (closed_) inputs_ = Bytes();
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
     if (op->ran || status.ok()) shared_seq_ = op->seq;
     if (op->ran || status.ok())
-        last_ =
-            Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr};
+        last_ = Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr, nullptr};
     if (status.ok()) {
         op->request->outcome =
             op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
-        if (replays()) {
-            last_.labels = op->label_runs();
-            last_.desc = op->desc;
-            last_.logged = logged_ >= op->seq;
-        } else if (op->shape.algorithm == Algorithm::Flat && op->repairs == 0 && core_.rules.c6 && decision_.alive.count() > 1) {
-            // C6: nobody waited for the others to have it, so it is kept until the next operation is through.
-            const auto bytes = op->desc.count * size_of(op->desc.dtype);
-            const auto* p = static_cast<const std::byte*>(op->desc.recv);
-            last_.kept = std::make_shared<Bytes>(p, p + bytes);
-            last_.labels = op->label_runs();
-            last_.desc = op->desc;
-            last_.desc.recv = last_.kept->data();
-        }
+        keep_result(*op, inputs);
         if (op->repairs > 0) {
             NodeEvent e;
             e.kind = NodeEvent::Kind::Repaired;

@@ -1,10 +1,10 @@
 // The policy replay: nothing is decided without a member that died; its replacement runs the program again, gets from its log what is
 // known to be complete, and takes its predecessor's place in what is not.
 //
-// Every result of a rank is in its log before the operation's fence begins, or, where there is no fence, before the call returns. So of
-// anything that some rank has returned from, every rank either has the result in its log or can be handed it by one that has it there.
-// Operations run strictly one after another: a log with result L says that all up to L - 1 are complete, and leaves open whether L is.
-// That, the vote says (Decision::done_through).
+// Every result of a rank, or its share of it, is in its log before the operation's fence begins, or, where there is no fence, before the
+// call returns. So of anything that some rank has returned from, every rank either has the result in the logs of its host, or can be handed
+// it by one that keeps it, or nobody is past it, and it is done again. Operations run strictly one after another: a log with result L
+// says that all up to L - 1 are complete, and leaves open whether L is. That, the vote says (Decision::done_through).
 #include <algorithm>
 
 #include "base/check.h"
@@ -55,7 +55,7 @@ void Communicator::read_log() {
     const auto newest = results_->entry(logged_);
     const bool failed = (newest && newest->failed) || (!failures_.empty() && failures_.rbegin()->first >= logged_);
     const bool complete = anybody_left() || !core_.rules.l12 || failed;
-    served_ = logged_ == 0 || complete ? logged_ : logged_ - 1;
+    served_ = std::min(logged_ == 0 || complete ? logged_ : logged_ - 1, logged_whole());
     if (core_.rules.l14) served_ = std::max(served_, proven_by_mark());
     if (core_.rules.l16) served_ = std::max(served_, proven_by_note());
     shared_seq_ = served_;
@@ -116,10 +116,10 @@ bool Communicator::present() const {
 // --- results
 
 bool Communicator::log_result(const OpState& op) {
-    if (!log_error_) return false;
+    if (!log_error_) return is_settled(op.seq);
     log_error_ = results_->add(op);
     if (log_error_) logged_ = std::max(logged_, op.seq);
-    return log_error_.ok();
+    return log_error_ || is_settled(op.seq);
 }
 
 void Communicator::log_failure(const OpState& op, const Status& status) {
@@ -132,9 +132,12 @@ void Communicator::log_failure(const OpState& op, const Status& status) {
     if (results_end_here && results_->add_failure(op, c)) logged_ = op.seq;
 }
 
-// A vote has shown that operations up to here are complete: what the log has of them may be served, and is what this rank votes with next.
-void Communicator::learn_complete(std::uint64_t through) {
-    served_ = std::max(served_, std::min(logged_, through));
+// A vote has shown which operations are complete: what the log has of them may be served, and is what this rank votes with next. The last
+// may be one without a fence, of which not all have logged their share: then it is in the plan, handed out or done again.
+void Communicator::learn_complete(const Decision& d) {
+    auto here = logged_whole();
+    while (here < logged_ && d.plan_for(here + 1) == nullptr) ++here;
+    served_ = std::max(served_, std::min(here, d.done_through));
     shared_seq_ = std::max(shared_seq_, served_);
     if (last_.seq < served_) last_ = last_from_log(served_);
     serve_logged();
@@ -159,17 +162,6 @@ void Communicator::serve_logged() {
     }
 }
 
-std::shared_ptr<Bytes> Communicator::kept_in_log() {
-    auto kept = std::make_shared<Bytes>(last_.desc.count * size_of(last_.desc.dtype) *
-                                        (last_.desc.kind == OpKind::AllGather ? spec_.members.size() : 1));
-    auto desc = last_.desc;
-    desc.recv = kept->data();
-    OpState op(last_.seq, desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);
-    const auto s = results_->read(op);
-    FT_CHECK(s.ok(), "result %llu is to be handed out: %s", static_cast<unsigned long long>(last_.seq), s.message.c_str());
-    return kept;
-}
-
 Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
     Last last;
     const auto entry = results_->entry(seq);
@@ -187,6 +179,7 @@ Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
     last.desc.root = last.shape.root;
     last.desc.count = last.shape.count;
     last.desc.factor = last.shape.factor;
+    last.desc.algorithm = last.shape.algorithm;
     const auto size = static_cast<int>(spec_.members.size());
     if (last.shape.is_direct()) return last;
     shape_of(last.desc, &last.grid);

@@ -124,6 +124,7 @@ void Communicator::Restore::on_records(int rank, const RestoreAsk& asked, ByteRe
     for (std::uint32_t i = 0; i < pieces; ++i) {
         const auto piece = RestoredPiece::decode(r);
         FT_CHECK(r.ok(), "an undecodable record from rank %d", rank);
+        if (piece.tag == ResultStream::kUndone && copy.stream == LostStream::Results) copy.through = piece.seq - 1;
         if (piece.seq > copy.through) break;
         if (auto s = put(copy, piece); !s) {
             refuse(std::move(s));

@@ -56,7 +56,7 @@ void Communicator::put_lost_state(int rank, ByteWriter& w) {
     s.lost = restore_ != nullptr;
     if (!s.lost) {
         s.readable = log.readable(lost);
-        s.logged = logged_;
+        s.logged = logged_whole();
         s.done = std::max({done_seq_, served_, decision_.done_through});
         const auto heard = pairs_->heard_of(rank);
         s.early_answers = heard.early;
@@ -85,7 +85,12 @@ std::shared_ptr<const Bytes> Communicator::whole_result(std::uint64_t seq, const
     std::memcpy(whole->data(), share.payload.data(), ResultStream::kHead);
     last.desc.recv = whole->data() + ResultStream::kHead;
     OpState op(seq, last.desc, last.shape, last.grid, rank_, core_.rules.c8, nullptr);
-    if (!results_->read(op)) return nullptr;  // not all of them have logged it: it is not complete
+    if (!results_->read(op)) {  // not all of them have logged it
+        if (last_.seq != seq || !retains_result()) return nullptr;
+        keep_apart();
+        if (last_.kept == nullptr) return nullptr;  // what should be there cannot be read
+        std::memcpy(last.desc.recv, last_.kept->data(), last_.kept->size());
+    }
     whole_seq_ = seq;
     return whole_ = std::move(whole);
 }
@@ -103,7 +108,12 @@ void Communicator::put_lost_records(int rank, const RestoreAsk& asked, ByteWrite
         if (!log.peek(key, seq, &record)) break;  // the one who asked for it finds it missing
         if (results && record.tag >= ResultStream::kShare) {
             held.push_back(whole_result(seq + (asked.part == 1 ? log_->base(note_key(kResults)) : 0), record));
-            if (held.back() == nullptr) break;
+            if (held.back() == nullptr) {
+                ByteReader head(record.payload);
+                if (Shape::decode(head).algorithm == Algorithm::Flat)
+                    pieces.push_back({seq, 0, 0, record.aux, ResultStream::kUndone, 0, {}});
+                break;
+            }
             record.payload = *held.back();
             record.tag %= ResultStream::kShare;
             record.crc.reset();

@@ -37,6 +37,11 @@ std::array<std::byte, kHead> head_of(const OpState& op) {
     return head;
 }
 
+// No record may be missing between two.
+Status was_full() {
+    return Status::error(Code::LogFull, "the log was full and lacks earlier results; start again from a checkpoint");
+}
+
 // Copies the data of a record into the pieces, whose total it must have.
 bool fill(const std::vector<std::span<std::byte>>& pieces, const LogRecord& record) {
     std::size_t bytes = kHead;
@@ -61,7 +66,22 @@ void ResultStream::look_at_hosts() {
 }
 
 bool ResultStream::shares(const OpState& op) const {
-    return fellows_.size() > 1 && op.grid.segments() > 0 && op.shape.shares_finals() && op.shape.algorithm != Algorithm::Flat;
+    return fellows_.size() > 1 && op.grid.segments() > 0 && op.shape.shares_finals();
+}
+
+Status ResultStream::make_room(const OpState& op) {
+    if (op.seq <= last_) return {};
+    if (op.seq != last_ + 1) return was_full();
+    const auto bytes = shares(op) ? equal_share(op, fellows_, rank_).size() : op.desc.count * size_of(op.desc.dtype);
+    return log_.make_room(key(rank_), kHead + bytes);
+}
+
+bool ResultStream::is_whole(std::uint64_t seq) {
+    LogRecord record;
+    if (!log_.peek(key(rank_), seq, &record) || !is_share(record)) return true;
+    ByteReader r(record.payload);
+    if (Shape::decode(r).algorithm != Algorithm::Flat) return true;
+    return std::all_of(fellows_.begin(), fellows_.end(), [&](int rank) { return log_.last(key(rank)) >= seq; });
 }
 
 bool ResultStream::shared_here(const LogRecord& record) const { return record.tag >> kAmong == share_ >> kAmong; }
@@ -114,16 +134,22 @@ Status ResultStream::add(const OpState& op) {
     abandon_share();
     const auto head = head_of(op);
     if (op.seq <= last_) return compare(op, head);
-    if (op.seq != last_ + 1)  // the log was full before: no record may be missing between two
-        return Status::error(Code::LogFull, "the log was full and lacks earlier results; start again from a checkpoint");
+    if (op.seq != last_ + 1) return was_full();
     const bool share = shares(op);
-    const auto data = pieces(op, rank_, share);
-    std::vector<ByteView> parts;
-    parts.reserve(1 + data.size());
-    parts.emplace_back(head);
-    for (const auto& piece : data) parts.emplace_back(piece);
+    const auto tag = static_cast<std::int64_t>(op.shape.kind) | (share ? share_ : 0);
+    const auto append = [&](std::span<const ByteView> parts) { return log_.append(key(rank_), tag, op.signature, parts); };
+    const auto append_pieces = [&] {
+        const auto data = pieces(op, rank_, share);
+        std::vector<ByteView> parts;
+        parts.reserve(1 + data.size());
+        parts.emplace_back(head);
+        for (const auto& piece : data) parts.emplace_back(piece);
+        return append(parts);
+    };
     FT_POINT("result.before");
-    auto s = log_.append(key(rank_), static_cast<std::int64_t>(op.shape.kind) | (share ? share_ : 0), op.signature, parts);
+    auto s = share && op.shape.algorithm == Algorithm::Flat  // the small ones, in as little time as can be
+                 ? append(std::array<ByteView, 2>{head, equal_share(op, fellows_, rank_)})
+                 : append_pieces();
     FT_POINT("result.after");
     if (s) last_ = op.seq;
     return s;
@@ -185,7 +211,7 @@ Status ResultStream::read(OpState& op) {
             "order, and use ftcomm.recovery.deterministic()");
 }
 
-// All of them are there: the operation is complete, and nobody collects what another rank's replacement may still read.
+// All of them are there, or it is not served; and nobody collects what another rank's replacement may still read.
 Status ResultStream::read_shares(OpState& op) {
     const auto head = head_of(op);
     for (int rank : fellows_) {

@@ -1,9 +1,9 @@
 // What a communicator's collectives gave, in the log: a record for each operation, in order. A process that runs again gets its results there.
 //
 // Ranks of one host log only a share each of a result that all ranks have (L7): the segments that they owned, or put in, and their part of
-// those of other hosts. Together the shares are the result, once per host instead of once per rank. Operations that end in a fence only:
-// whoever has returned from one of these knows that every share is in its owner's log. A record says of itself whether it is a share, and
-// among whom, or the whole, so ranks need not agree on it.
+// those of other hosts. Together the shares are the result, once per host instead of once per rank. Whoever has returned from an operation
+// that ends in a fence knows that every share is in its owner's log; one without a fence is in the logs when all have returned
+// (kept_result.cc). A record says of itself whether it is a share, and among whom, or the whole, so ranks need not agree on it.
 #pragma once
 
 #include <cstdint>
@@ -21,13 +21,19 @@ namespace ftcomm {
 class ResultStream {
 public:
     // The tag of a record: the operation's kind; with kShare, and above it a digest of the ranks that share, if it is only a part; or kFailed.
-    static constexpr std::int64_t kFailed = -1, kShare = 256;
+    // (In answers about a lost log: kUndone, of which not all have logged their share, and nobody keeps the result.)
+    static constexpr std::int64_t kFailed = -1, kUndone = -2, kShare = 256;
     static constexpr std::size_t kHead = 64;  // in front of the data: which operation it is of
 
     ResultStream(PhasedLog& log, const CommSpec& spec, int rank)
         : log_(log), spec_(spec), rank_(rank), last_(log.last(key(rank))) {}
 
     std::uint64_t last() const { return last_; }
+    // There will be room for its record: asked before anybody can complete it with what this rank sends.
+    Status make_room(const OpState& op);
+    // Whether the result is in the log: here, or in shares that all ranks of this host have logged. Of an operation with a fence that is
+    // so for as long as it is known to be complete; one without may be complete at some ranks only.
+    bool is_whole(std::uint64_t seq);
     // Who is on this host: before the first operation, and when somebody is back.
     void look_at_hosts();
 

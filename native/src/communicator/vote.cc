@@ -98,7 +98,7 @@ Vote Communicator::build_vote() const {
     Vote v;
     v.attempt = attempt_ + 1;
     v.done_seq = std::max(done_seq_, served_);
-    v.logged = logged_;
+    v.logged = replays() ? logged_whole() : 0;
     v.known_done = decision_.done_through;
     v.view_epoch = core_.view.epoch;
     v.inherited = inherited_;
@@ -111,7 +111,7 @@ Vote Communicator::build_vote() const {
         OpVote o;
         o.seq = last_.seq;
         o.state = last_.state;
-        o.retained = last_.kept != nullptr || last_.logged;
+        o.retained = retains_result();
         o.shape = last_.shape;
         o.labels = last_.labels;
         v.ops.push_back(std::move(o));

@@ -36,8 +36,7 @@ StreamWriter::~StreamWriter() {
 
 Status StreamWriter::begin(const RecordInfo& info, std::byte** payload) {
     FT_CHECK(payload_ == nullptr, "record %llu of a log is begun while one is open", static_cast<unsigned long long>(last_ + 1));
-    if (segments_.empty() || !segments_.back()->fits(info.length))
-        if (auto status = roll(info.length); !status) return status;
+    if (auto status = make_room(info.length); !status) return status;
     info_ = info;
     info_.seq = last_ + 1;
     info_.crc = 0;
@@ -54,6 +53,10 @@ Status StreamWriter::begin(const RecordInfo& info, std::byte** payload) {
     *payload = payload_ = at + sizeof(RecordHeader);
     FT_POINT("log.payload.before");
     return {};
+}
+
+Status StreamWriter::make_room(std::uint64_t length) {
+    return segments_.empty() || !segments_.back()->fits(length) ? roll(length) : Status{};
 }
 
 void StreamWriter::publish(std::uint64_t bytes, std::optional<std::uint32_t> sum) {
@@ -123,14 +126,16 @@ Status StreamWriter::append_whole(const RecordInfo& info, std::span<const ByteVi
     FT_CHECK(payload_ == nullptr, "record %llu of a log is appended while one is open", static_cast<unsigned long long>(last_ + 1));
     std::uint64_t length = 0;
     for (const auto& part : parts) length += part.size();
-    if (segments_.empty() || !segments_.back()->fits(length))
-        if (auto status = roll(length); !status) return status;
+    if (auto status = make_room(length); !status) return status;
     info_ = info;
     info_.seq = last_ + 1;
     info_.length = length;
     info_.crc = 0;
     const Segment& segment = *segments_.back();
     payload_ = segment.at(segment.end()) + sizeof(RecordHeader);
+    // As in begin(); and which segments there were is known by this ordinal when all of them are gone.
+    std::atomic_thread_fence(kRelease);
+    index_->open_ordinal.store(segment.ordinal(), kRelaxed);
     FT_POINT("log.payload.before");
     published_ = 0;
     for (const auto& part : parts) {

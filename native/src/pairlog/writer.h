@@ -43,6 +43,9 @@ public:
     void abandon();                                               // the open record never was
     const RecordInfo& last_record() const { return info_; }       // of the last begin: with crc after the commit
 
+    // The next record, if it has at most so many bytes, begins without LogFull.
+    Status make_room(std::uint64_t length);
+
     // begin, copy, publish, commit. In chunks, so that a reader copies while this goes on.
     Status append(const RecordInfo& info, ByteView payload);
     // The same of parts that are small together: nobody needs to see a part of the record, so it is not opened. What a crash leaves

@@ -168,6 +168,12 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     return commit(*w);
 }
 
+Status FileLog::make_room(const LogKey& key, std::uint64_t bytes) {
+    pairlog::StreamWriter* w = nullptr;
+    auto s = own_writer(key, &w);
+    return s ? w->make_room(bytes) : s;
+}
+
 pairlog::RecordInfo FileLog::info_of(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes) const {
     pairlog::RecordInfo info;
     info.kind = kind_of(key);

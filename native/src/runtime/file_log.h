@@ -31,6 +31,7 @@ public:
     std::uint64_t first(const LogKey& key) override;
     Status state(const LogKey& key) override;
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
+    Status make_room(const LogKey& key, std::uint64_t bytes) override;
     Status append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) override;
     Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                         ByteView piece, std::uint32_t* crc) override;

@@ -1,0 +1,72 @@
+// The last operation's result, for whoever turns out to lack it (C6): in the log, or, where nothing waits for the others to have it or to have
+// logged it, made of its inputs once more. These lie there until this rank begins the operation after the next, which shows that
+// all have begun the next one, and so have the result.
+#include "base/check.h"
+#include "base/reduce.h"
+#include "communicator/communicator.h"
+
+namespace ftcomm {
+
+namespace {
+
+constexpr std::size_t kMuch = 4u << 20;  // inputs of so many bytes do not stay
+
+std::size_t bytes_of(const OpDesc& desc) { return static_cast<std::size_t>(desc.count * size_of(desc.dtype)); }
+
+}  // namespace
+
+void Communicator::keep_result(const OpState& op, const FlatInputs* inputs) {
+    const bool flat = op.shape.algorithm == Algorithm::Flat && core_.rules.c6 && decision_.alive.count() > 1;
+    if (replays() || (flat && inputs != nullptr)) {
+        last_.labels = op.label_runs();
+        last_.desc = op.desc;
+    }
+    last_.logged = replays() && logged_ >= op.seq;
+    if (!flat) return;
+    if (inputs != nullptr) {
+        FT_CHECK(inputs == &inputs_[next_inputs_], "a result of other inputs than this operation's");
+        last_.inputs = inputs;
+        next_inputs_ = 1 - next_inputs_;
+        if (inputs->room.size() > kMuch || closed_) keep_apart();
+    } else if (replays()) {  // it was handed out, and this rank's log has a share of it
+        const auto* p = static_cast<const std::byte*>(op.desc.recv);
+        last_.kept = std::make_shared<Bytes>(p, p + bytes_of(op.desc));
+        last_.desc.recv = last_.kept->data();
+    }
+}
+
+bool Communicator::retains_result() const {
+    return last_.kept != nullptr || last_.inputs != nullptr || (last_.logged && results_->is_whole(last_.seq));
+}
+
+void Communicator::keep_apart() {
+    if (last_.inputs != nullptr) {
+        last_.kept = std::make_shared<Bytes>(bytes_of(last_.desc));
+        combine(last_.desc.dtype, last_.desc.op, last_.kept->data(), last_.inputs->parts, last_.desc.count, last_.inputs->divisor);
+        last_.desc.recv = last_.kept->data();
+        last_.inputs = nullptr;
+    }
+    if (run_ == nullptr && (closed_ || inputs_[0].room.size() > kMuch || inputs_[1].room.size() > kMuch))
+        for (auto& inputs : inputs_) inputs = {};
+}
+
+void Communicator::keep_in_log() {
+    last_.kept = std::make_shared<Bytes>(bytes_of(last_.desc) *
+                                         (last_.desc.kind == OpKind::AllGather ? spec_.members.size() : 1));
+    last_.desc.recv = last_.kept->data();
+    OpState op(last_.seq, last_.desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);
+    const auto s = results_->read(op);
+    FT_CHECK(s.ok(), "result %llu is to be handed out: %s", static_cast<unsigned long long>(last_.seq), s.message.c_str());
+}
+
+// Results up to here can be had from this rank. Of those that it has logged, the last two may be shares of what others have not logged: it
+// has returned from the last but one, which all had begun, having logged everything before that.
+std::uint64_t Communicator::logged_whole() const {
+    const auto lacks = [&](std::uint64_t seq) {
+        return seq > 0 && !results_->is_whole(seq) && !(last_.seq == seq && retains_result());
+    };
+    if (logged_ > 1 && lacks(logged_ - 1)) return logged_ - 2;
+    return lacks(logged_) ? logged_ - 1 : logged_;
+}
+
+}  // namespace ftcomm

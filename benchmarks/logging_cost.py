@@ -67,7 +67,11 @@ def all_reduce(comms: dict[str, Any], size: int, number: int) -> tuple[dict[str,
             comm.all_reduce(row, "max", algorithm)
 
     found, first = rounds(comms, {"raise": work, "replay": work, "again": work}, number)
-    chains = {"raise": work, "ring": lambda comm: work(comm, "ring"), "ring-logged": lambda comm: work(comm, "ring-logged")}
+    chains = {
+        "raise": work,
+        "ring": lambda comm: work(comm, "ring"),
+        "ring-logged": lambda comm: work(comm, "ring-logged"),
+    }
     chain, _ = rounds(comms, chains, number)
     for base in ("raise", "ring"):
         found[f"ring-logged/{base}"] = chain["ring-logged"] / chain[base]

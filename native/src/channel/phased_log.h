@@ -40,7 +40,9 @@ public:
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override {
         return log_.append(split_ ? second(key) : key, tag, aux, parts);
     }
-    Status make_room(const LogKey& key, std::uint64_t bytes) override { return log_.make_room(split_ ? second(key) : key, bytes); }
+    Status make_room(const LogKey& key, std::uint64_t bytes) override {
+        return log_.make_room(split_ ? second(key) : key, bytes);
+    }
     Status append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) override {
         return log_.append_made(split_ ? second(key) : key, tag, aux, bytes, make);
     }

@@ -132,8 +132,8 @@ std::optional<OpPlan> OpPlanner::finish_as_completed(OpPlan p, const std::vector
     }
     // Replay, no fence: those who had it are gone, and not all had logged their share. Nobody is past it, so it is done again, or handed out
     // by who was handed it: the same bits either way (L7).
-    const bool nobody_left = std::none_of(standings.begin(), standings.end(),
-                                          [](const Standing& s) { return s.state == Standing::State::Complete; });
+    const bool nobody_left =
+        std::none_of(standings.begin(), standings.end(), [](const Standing& s) { return s.state == Standing::State::Complete; });
     if (in_.spec.policy == Policy::Replay && p.shape.algorithm == Algorithm::Flat && has_log == nullptr && nobody_left) {
         p.settled = true;
         return repair(std::move(p), standings);

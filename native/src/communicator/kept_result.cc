@@ -42,7 +42,8 @@ bool Communicator::retains_result() const {
 void Communicator::keep_apart() {
     if (last_.inputs != nullptr) {
         last_.kept = std::make_shared<Bytes>(bytes_of(last_.desc));
-        combine(last_.desc.dtype, last_.desc.op, last_.kept->data(), last_.inputs->parts, last_.desc.count, last_.inputs->divisor);
+        combine(last_.desc.dtype, last_.desc.op, last_.kept->data(), last_.inputs->parts, last_.desc.count,
+                last_.inputs->divisor);
         last_.desc.recv = last_.kept->data();
         last_.inputs = nullptr;
     }
@@ -51,8 +52,8 @@ void Communicator::keep_apart() {
 }
 
 void Communicator::keep_in_log() {
-    last_.kept = std::make_shared<Bytes>(bytes_of(last_.desc) *
-                                         (last_.desc.kind == OpKind::AllGather ? spec_.members.size() : 1));
+    last_.kept =
+        std::make_shared<Bytes>(bytes_of(last_.desc) * (last_.desc.kind == OpKind::AllGather ? spec_.members.size() : 1));
     last_.desc.recv = last_.kept->data();
     OpState op(last_.seq, last_.desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);
     const auto s = results_->read(op);

@@ -95,8 +95,18 @@ bool Communicator::start(OpState& op) {
 }
 
 RunEnv Communicator::env() {
-    RunEnv e{core_.sender, spec_.members,    spec_.id,       attempt_, rank_,   decision_.alive.list(), 0,
-             core_.rules,  &core_.transport, &core_.scratch, &inputs_[next_inputs_], &ticket_};
+    RunEnv e{core_.sender,
+             spec_.members,
+             spec_.id,
+             attempt_,
+             rank_,
+             decision_.alive.list(),
+             0,
+             core_.rules,
+             &core_.transport,
+             &core_.scratch,
+             &inputs_[next_inputs_],
+             &ticket_};
     e.log = replays() ? this : nullptr;
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());
@@ -281,7 +291,8 @@ void Communicator::finish_current(Status status) {
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
     if (op->ran || status.ok()) shared_seq_ = op->seq;
     if (op->ran || status.ok())
-        last_ = Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr, nullptr};
+        last_ = Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr,
+                     nullptr};
     if (status.ok()) {
         op->request->outcome =
             op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same

@@ -123,7 +123,8 @@ Status StreamWriter::append(const RecordInfo& info, ByteView payload) {
 }
 
 Status StreamWriter::append_whole(const RecordInfo& info, std::span<const ByteView> parts) {
-    FT_CHECK(payload_ == nullptr, "record %llu of a log is appended while one is open", static_cast<unsigned long long>(last_ + 1));
+    FT_CHECK(payload_ == nullptr, "record %llu of a log is appended while one is open",
+             static_cast<unsigned long long>(last_ + 1));
     std::uint64_t length = 0;
     for (const auto& part : parts) length += part.size();
     if (auto status = make_room(length); !status) return status;

@@ -411,6 +411,22 @@ FT_TEST(replay_that_is_voted_out_while_it_leaves_is_told) {
     EXPECT_EQ(leave->status.code, Code::StaleEpoch);
 }
 
+// Voted out as silent when it has all answers, but has not read them: it leaves before it hears of it, and nobody comes in its place.
+FT_TEST(replay_goodbye_of_one_that_is_out_ends_the_wait_for_it) {
+    Rig rig(2, replay(false));
+    rig.comm({0, 1}, Rig::kComm, Policy::Replay);
+    rig.hold(0, 1);
+    const auto stays = rig.node(0).leave(rig.now()), stopped = rig.node(1).leave(rig.now());
+    rig.settle();
+    rig.evidence(0, 1, Evidence::Agent);
+    rig.settle();
+    EXPECT(!stays->done && !stopped->done);
+    rig.hold(0, 1, false);
+    rig.settle();
+    REQUIRE(stopped->done && stays->done);
+    EXPECT(stopped->status.ok() && stays->status.ok());
+}
+
 // A rank that hears of two admissions at once, one of them not its communicator's, counts attempts as those who saw one after the other.
 FT_TEST(replay_attempts_do_not_depend_on_which_admissions_were_seen) {
     Rig rig(3, replay());

@@ -355,6 +355,7 @@ void NodeImpl::on_leave_ok(int slot) {
 void NodeImpl::on_goodbye(int slot) {
     if (!core.rules.m10) return;
     core.left.add(slot);
+    ended_ = true;  // also where the view then takes it out for another reason, as with its log group
     core.host.trace("goodbye");
     for (auto& [id, comm] : comms) comm->on_view();
     check_leave_done();
@@ -364,7 +365,7 @@ void NodeImpl::on_goodbye(int slot) {
 // Replay: who is dead comes back, and needs those who are here. But once somebody has left, all had come to their end.
 bool NodeImpl::nobody_missing() const {
     const auto has_left = [](const MemberState& m) { return !m.alive && m.evidence == Evidence::Left; };
-    if (!core.left.empty() || std::any_of(core.view.members.begin(), core.view.members.end(), has_left)) return true;
+    if (ended_ || !core.left.empty() || std::any_of(core.view.members.begin(), core.view.members.end(), has_left)) return true;
     return std::all_of(core.view.members.begin(), core.view.members.end(), [](const MemberState& m) { return m.alive; });
 }
 

@@ -108,6 +108,12 @@ void NodeImpl::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& 
         }
         return;
     }
+    if (replays() && h.kind == FrameKind::Goodbye && incarnation == m.incarnation && !m.alive) {
+        // It had all answers before it heard that it is out. It ends as one that has left, and is not replaced.
+        ended_ = true;
+        check_leave_done();
+        return;
+    }
     if (core.rules.m8 && !core.in_view(slot, incarnation)) return;  // M8: a removed incarnation is not heard
     on_heard(slot, incarnation);
     if (core.solo && h.comm != 0) {  // the sender knows of this rank's admission already: wait for the news here

@@ -129,6 +129,7 @@ private:
     std::map<int, std::vector<std::pair<CommId, std::uint64_t>>> leavers_;  // not answered yet
     RankSet leave_ok_;
     bool leave_sent_ = false, goodbye_sent_ = false;
+    bool ended_ = false;  // replay: somebody has said goodbye, so all had come to their end
     Time leave_deadline_ = 0;
 };
 

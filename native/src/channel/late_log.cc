@@ -36,7 +36,7 @@ Status LateLog::catch_up(const LogKey& key) {
 }
 
 Status LateLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) {
-    if (!order_.empty() || key.dst >= 0)
+    if (!order_.empty() || key.dst >= 0)  // what a rank notes for itself has no position
         if (auto s = catch_up(key); !s) return s;
     return log_->append(key, tag, aux, parts);
 }

@@ -11,9 +11,6 @@ namespace ftcomm {
 
 namespace {
 
-// Room for inputs that is kept for later operations: fresh pages cost more than what is done with them.
-constexpr std::size_t kKept = 4u << 20;
-
 class FlatRun final : public Run {
 public:
     FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
@@ -26,7 +23,7 @@ public:
     }
 
     ~FlatRun() override {
-        if (!done_ && env_.inputs->room.size() > kKept) env_.inputs->room = Bytes();  // not {}: that keeps the room
+        if (!done_ && env_.inputs->room.size() > FlatInputs::kMuch) env_.inputs->room = Bytes();  // not {}: that keeps the room
     }
 
     void start() override {

@@ -130,17 +130,15 @@ std::optional<OpPlan> OpPlanner::finish_as_completed(OpPlan p, const std::vector
         p.verdict = OpPlan::Verdict::Complete;
         return p;
     }
-    // Replay, no fence: those who had it are gone, and not all had logged their share. Nobody is past it, so it is done again, or handed out
-    // by who was handed it: the same bits either way (L7).
-    const bool nobody_left =
-        std::none_of(standings.begin(), standings.end(), [](const Standing& s) { return s.state == Standing::State::Complete; });
-    if (in_.spec.policy == Policy::Replay && p.shape.algorithm == Algorithm::Flat && has_log == nullptr && nobody_left) {
+    if (in_.spec.policy == Policy::Replay && p.shape.algorithm == Algorithm::Flat && holder == nullptr && has_log == nullptr) {
+        // Past it all the same: an error of the disk cost somebody its record. The one who asks for it is told so by the log.
+        for (const auto& s : standings)
+            if (s.state == Standing::State::Complete) return std::nullopt;
+        // No fence: those who had it are gone, and not all had logged their share. Nobody is past it, so it is done again, or handed
+        // out by who was handed it: the same bits either way (L7).
         p.settled = true;
         return repair(std::move(p), standings);
     }
-    // Past it all the same: an error of the disk cost somebody its record. The one who asks for it is told so by the log.
-    if (in_.spec.policy == Policy::Replay && p.shape.algorithm == Algorithm::Flat && has_log == nullptr && holder == nullptr)
-        return std::nullopt;
     FT_CHECK(holder != nullptr || has_log != nullptr,
              "operation %llu was completed by a rank, another lacks data, and nobody kept the result",
              static_cast<unsigned long long>(p.seq));

@@ -30,6 +30,8 @@ public:
 // Where the inputs of a flat run lie, one for each living rank, by position. A communicator has two of them, used in turn: a result without
 // a fence is made of its inputs once more if a rank turns out to lack it (C6), while the next operation's inputs come in.
 struct FlatInputs {
+    static constexpr std::size_t kMuch =
+        4u << 20;  // a smaller room stays for later operations: fresh pages cost more than the sum
     Bytes room;
     std::vector<const std::byte*> parts;
     std::uint32_t divisor = 1;

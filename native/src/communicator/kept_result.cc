@@ -9,8 +9,6 @@ namespace ftcomm {
 
 namespace {
 
-constexpr std::size_t kMuch = 4u << 20;  // inputs of so many bytes do not stay
-
 std::size_t bytes_of(const OpDesc& desc) { return static_cast<std::size_t>(desc.count * size_of(desc.dtype)); }
 
 }  // namespace
@@ -27,7 +25,7 @@ void Communicator::keep_result(const OpState& op, const FlatInputs* inputs) {
         FT_CHECK(inputs == &inputs_[next_inputs_], "a result of other inputs than this operation's");
         last_.inputs = inputs;
         next_inputs_ = 1 - next_inputs_;
-        if (inputs->room.size() > kMuch || closed_) keep_apart();
+        if (inputs->room.size() > FlatInputs::kMuch) keep_apart();
     } else if (replays()) {  // it was handed out, and this rank's log has a share of it
         const auto* p = static_cast<const std::byte*>(op.desc.recv);
         last_.kept = std::make_shared<Bytes>(p, p + bytes_of(op.desc));
@@ -47,8 +45,9 @@ void Communicator::keep_apart() {
         last_.desc.recv = last_.kept->data();
         last_.inputs = nullptr;
     }
-    if (run_ == nullptr && (closed_ || inputs_[0].room.size() > kMuch || inputs_[1].room.size() > kMuch))
-        for (auto& inputs : inputs_) inputs = {};
+    if (run_ != nullptr) return;
+    for (auto& inputs : inputs_)
+        if (closed_ || inputs.room.size() > FlatInputs::kMuch) inputs = {};
 }
 
 void Communicator::keep_in_log() {

@@ -290,9 +290,13 @@ void Communicator::finish_current(Status status) {
     done_seq_ = op->seq;
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
     if (op->ran || status.ok()) shared_seq_ = op->seq;
-    if (op->ran || status.ok())
-        last_ = Last{op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, op->shape, {}, op->grid, {}, nullptr,
-                     nullptr};
+    if (op->ran || status.ok()) {
+        last_ = {};
+        last_.seq = op->seq;
+        last_.state = status.ok() ? OpVote::State::Complete : OpVote::State::Failed;
+        last_.shape = op->shape;
+        last_.grid = op->grid;
+    }
     if (status.ok()) {
         op->request->outcome =
             op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
@@ -317,6 +321,7 @@ void Communicator::finish_current(Status status) {
         e.text = status.message;
         core_.event(std::move(e));
     }
+    if (closed_) keep_apart();
     if (replays() && !status.ok()) log_failure(*op, status);
     std::erase_if(proposals_, [&](const Proposal& p) { return p.seq != 0 && p.seq <= done_seq_; });
     bool others_run_it = false;

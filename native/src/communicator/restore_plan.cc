@@ -35,8 +35,8 @@ Status Communicator::Restore::plan() {
         }
     }
     if (source_ < 0 || logged == 0) return {};
-    complete_ = std::max(complete_, logged - 1);  // operations run one after another
-    complete_ = std::min(complete_, logged);  // one without a fence that nobody has any more is done again
+    // Operations run one after another; and one without a fence that nobody has any more is done again.
+    complete_ = std::clamp(complete_, logged - 1, logged);
     auto& p = peer(source_);
     const LogKey results{comm_.spec_.id, comm_.core_.self(), kResults};
     auto later = results;

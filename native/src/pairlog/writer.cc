@@ -34,23 +34,30 @@ StreamWriter::~StreamWriter() {
     }
 }
 
-Status StreamWriter::begin(const RecordInfo& info, std::byte** payload) {
+Status StreamWriter::place(const RecordInfo& info) {
     FT_CHECK(payload_ == nullptr, "record %llu of a log is begun while one is open", static_cast<unsigned long long>(last_ + 1));
     if (auto status = make_room(info.length); !status) return status;
     info_ = info;
     info_.seq = last_ + 1;
     info_.crc = 0;
     published_ = 0;
-    Segment& segment = *segments_.back();
-    std::byte* at = segment.at(segment.end());
+    const Segment& segment = *segments_.back();
+    payload_ = segment.at(segment.end()) + sizeof(RecordHeader);
     // A reader that sees any of this sees the generation of the last abandon as well.
     std::atomic_thread_fence(kRelease);
-    write_words(at, header_of(info_, RecordState::Open, segment.header().nonce));
+    // Also where it is not opened: which segments there were is known by this when all of them are gone.
     index_->open_ordinal.store(segment.ordinal(), kRelaxed);
+    return {};
+}
+
+Status StreamWriter::begin(const RecordInfo& info, std::byte** payload) {
+    if (auto status = place(info); !status) return status;
+    const Segment& segment = *segments_.back();
+    write_words(payload_ - sizeof(RecordHeader), header_of(info_, RecordState::Open, segment.header().nonce));
     index_->open_offset.store(segment.end(), kRelaxed);
     index_->published.store(0, kRelaxed);
     index_->open_seq.store(info_.seq, kRelease);
-    *payload = payload_ = at + sizeof(RecordHeader);
+    *payload = payload_;
     FT_POINT("log.payload.before");
     return {};
 }
@@ -123,23 +130,11 @@ Status StreamWriter::append(const RecordInfo& info, ByteView payload) {
 }
 
 Status StreamWriter::append_whole(const RecordInfo& info, std::span<const ByteView> parts) {
-    FT_CHECK(payload_ == nullptr, "record %llu of a log is appended while one is open",
-             static_cast<unsigned long long>(last_ + 1));
-    std::uint64_t length = 0;
-    for (const auto& part : parts) length += part.size();
-    if (auto status = make_room(length); !status) return status;
-    info_ = info;
-    info_.seq = last_ + 1;
-    info_.length = length;
-    info_.crc = 0;
-    const Segment& segment = *segments_.back();
-    payload_ = segment.at(segment.end()) + sizeof(RecordHeader);
-    // As in begin(); and which segments there were is known by this ordinal when all of them are gone.
-    std::atomic_thread_fence(kRelease);
-    index_->open_ordinal.store(segment.ordinal(), kRelaxed);
+    if (auto status = place(info); !status) return status;
     FT_POINT("log.payload.before");
-    published_ = 0;
     for (const auto& part : parts) {
+        FT_CHECK(part.size() <= info_.length - published_, "a log record of %llu bytes has longer parts",
+                 static_cast<unsigned long long>(info_.length));
         info_.crc = crc32c_copy(payload_ + published_, part.data(), part.size(), info_.crc, Into::Caches);
         published_ += part.size();
     }

@@ -48,7 +48,7 @@ public:
 
     // begin, copy, publish, commit. In chunks, so that a reader copies while this goes on.
     Status append(const RecordInfo& info, ByteView payload);
-    // The same of parts that are small together: nobody needs to see a part of the record, so it is not opened. What a crash leaves
+    // The same of parts of info.length together, which is little: nobody needs to see a part of the record, so it is not opened. What a crash leaves
     // before the header is written is no record.
     Status append_whole(const RecordInfo& info, std::span<const ByteView> parts);
 
@@ -79,6 +79,7 @@ private:
     Status find_synced_end();
     void drop_segments_after(std::size_t count);
     // writer.cc
+    Status place(const RecordInfo& info);
     Status roll(std::uint64_t length);
     Status collect_now();
     Status release_front();

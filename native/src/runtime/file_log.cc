@@ -102,10 +102,6 @@ pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
 
 Status FileLog::own_writer(const LogKey& key, pairlog::StreamWriter** out) {
     FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
-    if (recent_ != nullptr && recent_key_ == key) {
-        *out = recent_;
-        return {};
-    }
     Status s;
     *out = writer(key, &s);
     return s;
@@ -160,7 +156,7 @@ Status FileLog::append(const LogKey& key, std::int64_t tag, std::uint64_t aux, s
     for (const auto& part : parts) bytes += part.size();
     if (bytes <= kShort) {
         s = w->append_whole(info_of(key, tag, aux, bytes), parts);
-        return s && dir_->host_durable() ? w->flush() : s;
+        return s ? make_durable(*w) : s;
     }
     std::byte* to = nullptr;
     if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
@@ -228,9 +224,11 @@ Status FileLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t 
 
 Status FileLog::commit(pairlog::StreamWriter& w) {
     auto s = w.commit();
-    // Nothing that follows from this record leaves the process before it is on stable storage (L10).
-    return s && dir_->host_durable() ? w.flush() : s;
+    return s ? make_durable(w) : s;
 }
+
+// Nothing that follows from a record leaves the process before it is on stable storage (L10).
+Status FileLog::make_durable(pairlog::StreamWriter& w) { return dir_->host_durable() ? w.flush() : Status{}; }
 
 Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                              ByteView piece, std::uint32_t* crc) {

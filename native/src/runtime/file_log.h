@@ -66,6 +66,7 @@ private:
     Status begin(pairlog::StreamWriter& writer, const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes,
                  std::byte** payload);
     Status commit(pairlog::StreamWriter& writer);
+    Status make_durable(pairlog::StreamWriter& writer);
     Status get(const LogKey& key, std::uint64_t seq, bool verify, LogRecord* out);
     pairlog::StreamKey file_of(const LogKey& key) const;
     // Of this rank's own streams; a failure to open is said by append and find.

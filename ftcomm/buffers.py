@@ -5,17 +5,16 @@ Neither NumPy nor torch is imported here: an object of theirs can only exist whe
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ftcomm._calls import introduce
 from ftcomm._lib import lib
 from ftcomm.dtypes import DTYPES, dtype_name, dtype_number, dtype_size
 from ftcomm.errors import ConfigError
 
-__all__ = ["MEMORY", "Buffer", "Memory", "buffer_of", "remember"]
+__all__ = ["ARRAY_TYPES", "Buffer", "buffer_of"]
 
 # struct's letters with their size here (native 'l' has 8 bytes); complex is NumPy's 'Z' prefix.
 _FORMATS = {
@@ -23,6 +22,8 @@ _FORMATS = {
     "b": "int8", "h": "int16", "i": "int32", "q": "int64", "l": "int64", "n": "int64",
     "B": "uint8", "c": "uint8", "H": "uint16", "I": "uint32", "Q": "uint64", "L": "uint64", "N": "uint64",
 }  # fmt: skip
+# Of NumPy's arrays, by the letters of their memoryviews.
+ARRAY_TYPES = {letter: DTYPES[name] for letter, name in _FORMATS.items()}
 _BUFFER_KINDS = "biufc"  # NumPy's own types; those of ml_dtypes have no buffer protocol
 _NATIVE_ORDER = "<" if sys.byteorder == "little" else ">"
 
@@ -43,6 +44,7 @@ class Buffer:
 
 def buffer_of(thing: Any, *, what: str = "buffer", writable: bool, dtype: Any = None) -> Buffer:
     """Checks ``thing`` and finds its memory. ``dtype`` says what raw bytes hold where the object itself can't."""
+    introduce(type(thing))
     override = None if dtype is None else dtype_number(dtype)
     numpy: Any = sys.modules.get("numpy")
     if override is None and numpy is not None and type(thing) is numpy.ndarray and _is_plain(thing, writable):
@@ -145,36 +147,3 @@ def _build(address: int, nbytes: int, own: int | None, override: int | None, wha
         )
     ffi, _ = lib()
     return Buffer(ffi.cast("void*", address), nbytes // size, number, keep)
-
-
-# A buffer like one before need not be looked at from all sides: by type, what finds its memory and number of elements, or
-# None where buffer_of() has something to say. Its dtype is the caller's to compare.
-Memory = Callable[[Any], "tuple[Any, int] | None"]
-MEMORY: dict[type, Memory] = {}
-
-
-def remember(thing: Any) -> bool:
-    """Has its type in MEMORY from now on; False: things like this one are always looked at."""
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None and type(thing) is numpy.ndarray and _is_plain(thing, True):
-        MEMORY[numpy.ndarray] = _array_memory
-        return True
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and type(thing) is torch.Tensor:
-        MEMORY[torch.Tensor] = functools.partial(_tensor_memory, torch.strided)
-        return True
-    return False
-
-
-def _array_memory(array: Any) -> tuple[Any, int] | None:
-    try:
-        return lib()[0].from_buffer(array, require_writable=True), array.size
-    except (BufferError, ValueError):
-        return None
-
-
-def _tensor_memory(strided: Any, tensor: Any) -> tuple[Any, int] | None:
-    plain = tensor.layout is strided and tensor.is_cpu and tensor.is_contiguous()
-    if not plain or tensor.is_conj() or tensor.is_neg():
-        return None
-    return lib()[0].cast("void*", tensor.data_ptr()), tensor.numel()

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import check, lib
-from ftcomm.buffers import MEMORY, Buffer, Memory, buffer_of, remember
+from ftcomm.buffers import Buffer, buffer_of
 from ftcomm.dtypes import dtype_name, dtype_number, op_number
 from ftcomm.errors import ConfigError, Unsupported
-from ftcomm.request import FT_INTERRUPTED, FT_PEER_FAILURE, FT_TIMEOUT, Outcome, Request, prune_orphans, whole
+from ftcomm.request import Outcome, Request
 
 if TYPE_CHECKING:
     from ftcomm.job import Job
@@ -23,7 +23,6 @@ __all__ = ["ALGORITHMS", "Collectives"]
 
 ALGORITHMS = {"auto": 0, "ring": 1, "flat": 2, "ring-logged": 4}
 _ALL_REDUCE, _BROADCAST, _REDUCE, _ALL_GATHER, _REDUCE_SCATTER, _GATHER, _SCATTER, _ALL_TO_ALL, _BARRIER = range(9)
-_LOOK = -1  # of ft_all_reduce_now: done, but not as usual
 _NOTHING = Buffer(None, 0, dtype_number("uint8"), None)
 
 
@@ -36,9 +35,7 @@ class Collectives:
     rank: int
     size: int
     _native: tuple[Any, int]  # job and id; raises Closed after close()
-    _everyone: tuple[int, ...]
-    _plans: dict[tuple[Any, str, str], tuple[int, int, int]]  # of all-reduces: numbers of type, operator and algorithm
-    _idle: list[tuple[Any, Request]]  # ft_now and a request for what it may hold, for one call at a time
+    _calls: Any  # compiled; None from one of them: the long way, by a request
 
     # -- asynchronous --------------------------------------------------------------------------------------------
 
@@ -200,31 +197,42 @@ class Collectives:
         Raises:
             Unsupported: the operator is not defined for the type; see the table in docs/operations.md.
         """
-        if dtype is None and not more and type(op) is str and (memory := MEMORY.get(type(buf))) is not None:
-            plan = self._plans.get((buf.dtype, op, algorithm))
-            if plan is not None:
-                outcome = self._all_reduce_now(memory, buf, *plan)
-                if outcome is not None:
-                    return outcome
-        outcome = self.iall_reduce(buf, op, algorithm, dtype, **more).wait()
         if dtype is None and not more:
-            self._plan(buf, op, algorithm)
-        return outcome
+            outcome = self._calls.collective(_ALL_REDUCE, buf, buf, op, algorithm, 0)
+            if outcome is not None:
+                return outcome  # type: ignore[no-any-return]
+        return self.iall_reduce(buf, op, algorithm, dtype, **more).wait()
 
     def broadcast(self, buf: Any, root: int = 0, dtype: Any = None, **more: Any) -> Outcome:
         """Copies the root's buffer into every rank's, which has as many elements; handed round a ring segment by segment."""
+        if dtype is None and not more:
+            outcome = self._calls.collective(_BROADCAST, buf, buf, None, None, root)
+            if outcome is not None:
+                return outcome  # type: ignore[no-any-return]
         return self.ibroadcast(buf, root, dtype, **more).wait()
 
     def reduce(self, buf: Any, root: int = 0, op: Any = "sum", dtype: Any = None, **more: Any) -> Outcome:
         """As all_reduce, but only the root's buffer is overwritten with the result; the others' stay as they are."""
+        if dtype is None and not more:
+            outcome = self._calls.collective(_REDUCE, buf, buf, op, "auto", root)
+            if outcome is not None:
+                return outcome  # type: ignore[no-any-return]
         return self.ireduce(buf, root, op, dtype, **more).wait()
 
     def all_gather(self, out: Any, buf: Any, dtype: Any = None, **more: Any) -> Outcome:
         """``out`` (size times the elements of ``buf``) gets every rank's ``buf``, in rank order."""
+        if dtype is None and not more:
+            outcome = self._calls.collective(_ALL_GATHER, out, buf, None, None, 0)
+            if outcome is not None:
+                return outcome  # type: ignore[no-any-return]
         return self.iall_gather(out, buf, dtype, **more).wait()
 
     def reduce_scatter(self, out: Any, buf: Any, op: Any = "sum", dtype: Any = None, **more: Any) -> Outcome:
         """Combines ``buf`` (size times the elements of ``out``); rank r gets part r in ``out``; ``op`` as in all_reduce."""
+        if dtype is None and not more:
+            outcome = self._calls.collective(_REDUCE_SCATTER, out, buf, op, "auto", 0)
+            if outcome is not None:
+                return outcome  # type: ignore[no-any-return]
         return self.ireduce_scatter(out, buf, op, dtype, **more).wait()
 
     def gather(
@@ -244,10 +252,18 @@ class Collectives:
 
         Parts are equal, or as ``out_counts`` (elements from each rank) and ``in_counts`` (elements to each rank) say.
         """
+        if not args and not more:
+            outcome = self._calls.collective(_ALL_TO_ALL, out, buf, None, None, 0)
+            if outcome is not None:
+                return outcome  # type: ignore[no-any-return]
         return self.iall_to_all(out, buf, *args, **more).wait()
 
     def barrier(self, **more: Any) -> Outcome:
         """Returns after every rank has entered. Dissemination barrier of Hensgen, Finkel and Manber (1988)."""
+        if not more:
+            outcome = self._calls.collective(_BARRIER, None, None, None, None, 0)
+            if outcome is not None:
+                return outcome  # type: ignore[no-any-return]
         return self.ibarrier(**more).wait()
 
     # -- common --------------------------------------------------------------------------------------------------
@@ -294,47 +310,6 @@ class Collectives:
         out = ffi.new("ft_request**")
         check(C.ft_collective(*self._native, described, out))
         return Request(self._job, out[0], self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
-
-    # One call of C, not three, and no Request, for what nearly every all-reduce is: of arrays and tensors, without an error.
-
-    def _plan(self, buf: Any, op: Any, algorithm: str) -> None:
-        """What was accepted once is looked up from now on."""
-        if type(op) is str and remember(buf):
-            self._plans[buf.dtype, op, algorithm] = dtype_number(buf.dtype), op_number(op), _algorithm(algorithm)
-
-    def _all_reduce_now(self, memory: Memory, buf: Any, dtype: int, op: int, algorithm: int) -> Outcome | None:
-        ffi, C = lib()
-        found = memory(buf)
-        if found is None:
-            return None  # who checks all buffers has words for it
-        data, count = found
-        prune_orphans()
-        try:
-            now, request = self._idle.pop()
-        except IndexError:  # the first, or another thread has it
-            now = ffi.new("ft_now*")
-            request = Request(self._job, None, self.size, None, f"{_NAMES[_ALL_REDUCE]} on {self.name}")
-        try:
-            code = C.ft_all_reduce_now(
-                *self._native, dtype, op, algorithm, data, count, self.size, self._job.options.heartbeat, now
-            )
-        except BaseException as error:  # a signal's handler has raised: as in Request.wait
-            request._keep, request._handle = (buf, data), now.request or None
-            if now.request and not isinstance(error, Exception):
-                request._give_up()
-            raise
-        if code == 0:
-            epoch = now.epoch
-            self._idle.append((now, request))
-            return whole(self._everyone, 0, count, epoch)
-        # No call comes before this: nothing that a signal's handler raises can lose what was posted.
-        request._keep, request._handle = (buf, data), now.request or None
-        if request._handle is None:
-            check(code)
-        if code in (FT_PEER_FAILURE, FT_TIMEOUT, FT_INTERRUPTED):
-            return request.wait()
-        request._complete(0 if code == _LOOK else code)
-        return request._result()
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not isinstance(rank, int) or not 0 <= rank < self.size:

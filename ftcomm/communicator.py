@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from ftcomm._calls import calls
 from ftcomm._lib import check, lib
 from ftcomm.checkpoints import Checkpoints
 from ftcomm.collectives import Collectives
@@ -57,8 +58,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         self.size = len(self.slots)
         self.rank = self.slots.index(job.rank)
         self._closed = False
-        self._everyone = tuple(range(self.size))
-        self._plans, self._idle = {}, []
+        self._calls = calls(job, id, name, self.rank, self.size)
 
     @classmethod
     def create(
@@ -221,6 +221,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         if not self._closed and not self._job.closed:
             check(lib()[1].ft_comm_close(*self._native))
             self._closed = True
+            self._calls = calls(self._job, self.id, self.name, self.rank, self.size, closed=True)
             self._job.made.pop(self.id, None)
 
     def leave(self, timeout: float | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ftcomm.errors import ConfigError
 
-__all__ = ["DTYPES", "OPS", "dtype_name", "dtype_number", "op_number"]
+__all__ = ["DTYPES", "OPS", "OP_NUMBERS", "dtype_name", "dtype_number", "op_number"]
 
 _NAMES = (
     "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2",
@@ -22,6 +22,7 @@ OPS = {
     for number, name in enumerate(("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"))
 }
 _OP_ALIASES = {"prod": "product", "mean": "avg", "average": "avg"}
+OP_NUMBERS = OPS | {alias: OPS[name] for alias, name in _OP_ALIASES.items()}
 _DTYPE_ALIASES = {
     "double": "float64",
     "float": "float32",
@@ -66,7 +67,7 @@ def dtype_size(number: int) -> int:
 def op_number(op: Any) -> int:
     """The number of an operator given by name, or as torch's ``ReduceOp``."""
     name = str(op if isinstance(op, str) else getattr(op, "name", op)).rsplit(".", 1)[-1].lower()
-    number = OPS.get(_OP_ALIASES.get(name, name))
+    number = OP_NUMBERS.get(name)
     if number is None:
         raise ConfigError(f"op {op!r} is not known. Use one of {', '.join(OPS)}.")
     return number

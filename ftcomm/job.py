@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ftcomm import exit_code
+from ftcomm._calls import gate
 from ftcomm._lib import check, last_error, lib
 from ftcomm.errors import Closed, ConfigError, Error
 from ftcomm.events import EventFile
@@ -99,6 +100,8 @@ class Job:
         out = ffi.new("ft_job**")
         check(C.ft_job_create(config, out))
         self._handle = out[0]
+        self.gate = gate(self.pointer)
+        self._users.append(self.gate.close)
         with _registry_lock:
             _jobs[name] = self
 

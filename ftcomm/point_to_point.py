@@ -28,6 +28,7 @@ class PointToPoint:
     size: int
     policy: str
     _native: tuple[Any, int]  # job and id; raises Closed after close()
+    _calls: Any  # as in Collectives
 
     def isend(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> Request:
         """Starts :meth:`send`; the buffer may not be changed until the request is done."""
@@ -51,6 +52,8 @@ class PointToPoint:
         Raises:
             PeerFailure: the receiver died.
         """
+        if dtype is None and self._calls.send(buf, dst, tag):
+            return
         self.isend(buf, dst, tag, dtype).wait()
 
     def recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
@@ -66,7 +69,12 @@ class PointToPoint:
             Truncated: the message is longer than the buffer.
         """
         self._check_peer("src", src, any_allowed=True)
-        request = self._receive(buf, _ANY_OR_FAIL if src == ANY else src, tag, dtype)
+        chosen = _ANY_OR_FAIL if src == ANY else src
+        if dtype is None:
+            source = self._calls.recv(buf, chosen, tag)
+            if source is not None:
+                return source  # type: ignore[no-any-return]
+        request = self._receive(buf, chosen, tag, dtype)
         request.wait()
         return request.source
 
@@ -83,7 +91,7 @@ class PointToPoint:
             ReplayDiverged: this run sends something else than the one before did.
         """
         self._check_logged("ft_send", "send")
-        self.isend(buf, dst, tag, dtype).wait()
+        self.send(buf, dst, tag, dtype)
 
     def ft_recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
         """Receives into the buffer what :meth:`ft_send` sent, exactly once and in order; returns who sent it.

@@ -15,12 +15,13 @@ from ftcomm.exit_code import end_with_group
 if TYPE_CHECKING:
     from ftcomm.job import Job
 
-__all__ = ["Outcome", "Request", "prune_orphans", "wait_all", "whole"]
+__all__ = ["Outcome", "Request", "finish_now", "orphans", "prune_orphans", "wait_all", "whole", "whole_or_nothing"]
 
 FT_PEER_FAILURE, FT_TIMEOUT, FT_INTERRUPTED, FT_CANCELLED = 1, 5, 8, 13
+_LOOK = -1  # of the calls that wait: done, but not as usual
 
 # Operations that were dropped before they were done still write into their buffers: both are kept until they are.
-_orphans: list[tuple[Any, Any, Any]] = []
+orphans: list[tuple[Any, Any, Any]] = []
 
 
 @dataclass(frozen=True)
@@ -207,7 +208,7 @@ class Request:
     def __del__(self) -> None:
         handle = getattr(self, "_handle", None)
         if handle is not None and not self._job.closed:
-            _orphans.append((self._job, handle, self._keep))
+            orphans.append((self._job, handle, self._keep))
 
 
 @functools.lru_cache(maxsize=64)
@@ -221,27 +222,44 @@ def whole(ranks: tuple[int, ...], offset: int, count: int, epoch: int) -> Outcom
     return Outcome(ranks, ((offset, count, ranks),), epoch)
 
 
+def whole_or_nothing(ranks: tuple[int, ...], chunks: int, offset: int, count: int, epoch: int) -> Outcome:
+    """Of one part with the data of all, or of none."""
+    return whole(ranks, offset, count, epoch) if chunks else Outcome(ranks, (), epoch)
+
+
+def finish_now(request: Request, code: int) -> Outcome:
+    """Of a compiled call whose operation was begun, and has not ended as usual."""
+    try:
+        if code not in (FT_PEER_FAILURE, FT_TIMEOUT, FT_INTERRUPTED):
+            request._complete(0 if code == _LOOK else code)
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            request._give_up()
+        raise
+    return request.wait()
+
+
 def _set(flags: Any) -> tuple[int, ...]:
     return _ranks(bytes(lib()[0].buffer(flags)))
 
 
 def prune_orphans() -> None:
     """Lets go of those that are done."""
-    if not _orphans:
+    if not orphans:
         return
     ffi, C = lib()
     done = ffi.new("int32_t*")
-    for orphan in tuple(_orphans):
+    for orphan in tuple(orphans):
         job, handle, _ = orphan
         try:
             job.handle  # noqa: B018
         except Closed:
-            _orphans.remove(orphan)
+            orphans.remove(orphan)
             continue
         C.ft_request_test(handle, done)
         if done[0]:
             C.ft_request_free(handle)
-            _orphans.remove(orphan)
+            orphans.remove(orphan)
 
 
 def wait_all(requests: list[Request], timeout: float | None = None) -> list[Outcome]:

@@ -15,7 +15,7 @@ def raise_in_the_wait(error: BaseException) -> None:
     def handler(signum: int, frame: Any) -> None:
         innermost = frame.f_code.co_name
         while frame is not None:
-            if innermost == "_all_reduce_now" or frame.f_code.co_name == "_wait_until":
+            if innermost == "finish_now" or frame.f_code.co_name == "_wait_until":
                 raise error
             frame = frame.f_back
         signal.setitimer(signal.ITIMER_REAL, 0.001)

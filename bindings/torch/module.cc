@@ -5,7 +5,9 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
 
+#include "../python/view.h"
 #include "backend.h"
+#include "tensors.h"
 
 namespace py = pybind11;
 using namespace ftcomm_torch;
@@ -53,6 +55,21 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> tensor_future(const c10::intrus
             return torch::jit::toIValue(py::cast(tensor), c10::PyObjectType::get());
         },
         c10::PyObjectType::get()));
+}
+
+// For the direct API's calls: an ordinary dense tensor in this process's memory.
+bool view_tensor(PyObject* object, ftcomm_python::View* view) {
+    if (!THPVariable_CheckExact(object)) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    if (tensor.layout() != at::kStrided || !tensor.is_cpu() || !tensor.is_contiguous() || tensor.is_conj() || tensor.is_neg())
+        return false;
+    try {
+        view->data = tensor.data_ptr();
+    } catch (const c10::Error&) { return false; }  // one without memory, as while something is traced
+    view->count = static_cast<std::uint64_t>(tensor.numel());
+    view->bytes = static_cast<std::uint64_t>(tensor.nbytes());
+    view->dtype = known_type(tensor.scalar_type());
+    return view->dtype >= 0;
 }
 
 }  // namespace
@@ -106,6 +123,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         // torch calls it on ranks outside a new group when the default group is bound to a device; nothing to do here.
         .def("perform_nocolor_split", [](FtBackend&, const py::object&) {});
 
+    m.attr("tensor_view") = py::capsule(reinterpret_cast<void*>(&view_tensor), ftcomm_python::kTensorView);
     m.def("outcome", &outcome, py::arg("work"));
     m.def("tensor_future", &tensor_future, py::arg("work"));
     m.def("set_error_class", [](const py::object& cls) { set_error_class(cls.ptr()); });

@@ -10,7 +10,14 @@ namespace {
 
 constexpr std::int32_t kBytes = 10;  // uint8
 
-std::int32_t dtype_of(at::ScalarType type) {
+const char* op_name(std::int32_t op) {
+    static const char* kNames[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
+    return op >= 0 && op < 9 ? kNames[op] : "unknown";
+}
+
+}  // namespace
+
+std::int32_t known_type(at::ScalarType type) {
     switch (type) {
         case at::kDouble: return 0;
         case at::kFloat: return 1;
@@ -33,15 +40,8 @@ std::int32_t dtype_of(at::ScalarType type) {
     }
 }
 
-const char* op_name(std::int32_t op) {
-    static const char* kNames[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
-    return op >= 0 && op < 9 ? kNames[op] : "unknown";
-}
-
-}  // namespace
-
 Element reducible(const at::Tensor& tensor, std::int32_t op) {
-    const std::int32_t dtype = dtype_of(tensor.scalar_type());
+    const std::int32_t dtype = known_type(tensor.scalar_type());
     if (dtype < 0 || ft_reduce_supported(dtype, op) == 0) {
         refuse(c10::str("tensors of type ", tensor.scalar_type(), " cannot be reduced with ", op_name(op),
                         ". Convert them, or see the table of operations and types in the documentation."),
@@ -51,7 +51,7 @@ Element reducible(const at::Tensor& tensor, std::int32_t op) {
 }
 
 Element movable(const at::Tensor& tensor) {
-    const std::int32_t dtype = dtype_of(tensor.scalar_type());
+    const std::int32_t dtype = known_type(tensor.scalar_type());
     if (dtype < 0) return {kBytes, static_cast<std::uint64_t>(tensor.element_size())};
     return {dtype, 1};
 }

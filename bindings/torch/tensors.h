@@ -11,6 +11,8 @@
 namespace ftcomm_torch {
 
 // FT dtype codes are those of native/src/base/dtype.h.
+// -1: none that the library knows.
+std::int32_t known_type(at::ScalarType type);
 struct Element {
     std::int32_t dtype = 0;
     std::uint64_t per_item = 1;  // elements per item of the tensor: more than 1 where a type is only moved, as bytes

@@ -177,14 +177,18 @@ typedef struct {
 FT_API int ft_request_finish(ft_request* request, double timeout, ft_result* out, uint8_t* flags, size_t size);
 typedef struct {
     ft_request* request;         /* NULL, or the caller's to wait for, to ask and to free */
-    uint64_t epoch;
+    uint64_t epoch, offset, count, bytes;
+    int32_t chunks;              /* 0 or 1: of all ranks */
+    int32_t source;
 } ft_now;
-/* ft_collective of an all-reduce in place, ft_request_wait, and ft_request_free where it went as nearly always: FT_OK, one chunk with the
- * data of all `size` ranks, and no request. Else the request is in *out, if it was posted, and the code is that of ft_request_wait, or
+/* The call of the same name without _now, ft_request_wait, and ft_request_free where it went as nearly always: FT_OK, at most one chunk,
+ * with the data of all ranks, and no request. Else the request is in *out, if it was posted, and the code is that of ft_request_wait, or
  * FT_LOOK: it is done, look what it gave. */
 #define FT_LOOK (-1)
-FT_API int ft_all_reduce_now(ft_job* job, ft_comm comm, int32_t dtype, int32_t op, int32_t algorithm, void* data, uint64_t count,
-                             int32_t size, double timeout, ft_now* out);
+FT_API int ft_collective_now(ft_job* job, ft_comm comm, const ft_op* op, double timeout, ft_now* out);
+FT_API int ft_send_now(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, double timeout,
+                       ft_now* out);
+FT_API int ft_recv_now(ft_job* job, ft_comm comm, void* data, uint64_t bytes, int32_t src, int64_t tag, double timeout, ft_now* out);
 FT_API int ft_request_test(ft_request* request, int32_t* done);  /* result code when done */
 FT_API int ft_request_fail(ft_request* request, int32_t why /* FT_INTERRUPTED or FT_TIMEOUT or FT_CANCELLED */);
 /* fn(context) runs once, on a library thread or at once on this one when already done. */

@@ -1,31 +1,15 @@
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 #include "base/failpoint.h"
 #include "base/json.h"
-#include "capi/handle.h"
+#include "capi/post.h"
 #include "runtime/json.h"
 
 using namespace ftcomm;
 using namespace ftcomm::capi;
 
 namespace {
-
-Time seconds_or_default(double seconds) {
-    return std::isfinite(seconds) && seconds > 0 ? static_cast<Time>(std::min(seconds, 1e9) * 1e9) : 0;
-}
-
-// One input to the node, with the engine locked.
-template <class F>
-int with_node(ft_job* job, F f) {
-    return guarded([&] {
-        if (int rc = check_running(job); rc != FT_OK) return rc;
-        auto& engine = job->job->engine();
-        Engine::Hold hold(engine);
-        return f(engine.node());
-    });
-}
 
 // Posts under the lock, wraps the request outside.
 template <class F>
@@ -205,35 +189,8 @@ int ft_comm_notes(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* need
 }
 
 int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) {
-    if (op == nullptr) return fail(Code::Invalid, "op must not be NULL");
-    if (op->kind < FT_ALL_REDUCE || op->kind > FT_BARRIER) return fail(Code::Invalid, "there is no such operation");
-    if (op->dtype < 0 || op->dtype >= kDTypes) return fail(Code::Invalid, "there is no such dtype");
-    if (op->op < 0 || op->op >= kReduceOps) return fail(Code::Invalid, "there is no such reduction");
-    if (op->algorithm < 0 || op->algorithm > static_cast<int>(Algorithm::RingLogged) ||
-        op->algorithm == static_cast<int>(Algorithm::Direct))
-        return fail(Code::Invalid, "there is no such algorithm");
-    return post(job, false, out, [&](Node& node) {
-        OpDesc d;
-        d.kind = static_cast<OpKind>(op->kind);
-        d.dtype = static_cast<DType>(op->dtype);
-        d.op = static_cast<ReduceOp>(op->op);
-        d.algorithm = static_cast<Algorithm>(op->algorithm);
-        d.root = op->root;
-        d.count = op->count;
-        d.send = op->send;
-        d.recv = op->recv;
-        auto size = node.comm_size(comm);
-        auto copy = [&](const uint64_t* from) {
-            return from != nullptr ? std::vector<uint64_t>(from, from + size) : std::vector<uint64_t>();
-        };
-        d.send_counts = copy(op->send_counts);
-        d.send_offsets = copy(op->send_offsets);
-        d.recv_counts = copy(op->recv_counts);
-        d.recv_offsets = copy(op->recv_offsets);
-        d.factor = op->factor;
-        d.timeout = seconds_or_default(op->timeout);
-        return node.collective(IoLoop::now(), comm, d);
-    });
+    if (int rc = check_op(op); rc != FT_OK) return rc;
+    return post(job, false, out, [&](Node& node) { return node.collective(IoLoop::now(), comm, described(*op, node.comm_size(comm))); });
 }
 
 int ft_send(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, ft_request** out) {

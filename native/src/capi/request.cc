@@ -47,27 +47,6 @@ int ft_request_finish(ft_request* r, double timeout, ft_result* out, uint8_t* fl
     return ft_request_ranks(r, flags, size);
 }
 
-int ft_all_reduce_now(ft_job* job, ft_comm comm, int32_t dtype, int32_t op, int32_t algorithm, void* data, uint64_t count,
-                      int32_t size, double timeout, ft_now* out) {
-    *out = {};
-    ft_op described{};
-    described.kind = FT_ALL_REDUCE;
-    described.dtype = dtype;
-    described.op = op;
-    described.algorithm = algorithm;
-    described.count = count;
-    described.recv = data;
-    described.factor = 1.0;
-    if (int rc = ft_collective(job, comm, &described, &out->request); rc != FT_OK) return rc;
-    if (int rc = ft_request_wait(out->request, timeout); rc != FT_OK) return rc;
-    const auto& outcome = out->request->request->outcome;
-    if (outcome.chunks.size() != 1 || outcome.contributors != RankSet::first(size)) return FT_LOOK;
-    out->epoch = outcome.epoch;
-    ft_request_free(out->request);
-    out->request = nullptr;
-    return FT_OK;
-}
-
 int ft_request_test(ft_request* r, int32_t* done) {
     if (int rc = check(r); rc != FT_OK) return rc;
     *done = is_done(r) ? 1 : 0;

@@ -1,0 +1,289 @@
+#include "calls.h"
+
+#include <utility>
+
+#include "buffers.h"
+
+namespace ftcomm_python {
+namespace {
+
+PyObject* operators = nullptr;   // names to numbers
+PyObject* algorithms = nullptr;
+PyObject* handle_of = nullptr;   // cffi's object of a request's address
+PyObject *handle_name, *keep_name, *operation_name, *source_name, *give_up_name;
+
+constexpr const char* kNames[] = {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter",
+                                  "gather", "scatter", "all_to_all", "barrier"};
+
+constexpr std::int32_t kBytes = 10;  // uint8: the type of a barrier
+
+PyObject* the_long_way() { Py_RETURN_NONE; }
+
+bool number_in(PyObject* names, PyObject* name, std::int32_t* out) {
+    if (PyUnicode_CheckExact(name) == 0) return false;
+    PyObject* number = PyDict_GetItemWithError(names, name);
+    if (number == nullptr) return PyErr_Clear(), false;
+    *out = static_cast<std::int32_t>(PyLong_AsLong(number));
+    return true;
+}
+
+// An int, and none of its subclasses, from `least` to `most`.
+bool number_of(PyObject* thing, long long least, long long most, long long* out) {
+    if (PyLong_CheckExact(thing) == 0) return false;
+    int overflow = 0;
+    *out = PyLong_AsLongLongAndOverflow(thing, &overflow);
+    return overflow == 0 && *out >= least && *out <= most;
+}
+
+// Nothing was begun yet: False, to give up before it, with or without an exception.
+bool can_begin(Calls* self) {
+    if (self->gate->job == nullptr || PyList_GET_SIZE(self->orphans) > 0) return false;
+    if (self->spare == nullptr) self->spare = PyObject_CallNoArgs(self->make_request);
+    return self->spare != nullptr;
+}
+
+PyObject* not_begun() { return PyErr_Occurred() != nullptr ? nullptr : the_long_way(); }
+
+// It did not end as usual. No Python runs, and so no signal's handler, before the request has all that must not be lost.
+PyObject* finish(Calls* self, const char* what, int code, const ft_now& now, PyObject* keep, bool of_message) {
+    PyObject* request = std::exchange(self->spare, nullptr);
+    PyObject* handle = PyObject_CallFunction(handle_of, "K", static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(now.request)));
+    PyObject* operation = PyUnicode_FromFormat("%s on %U", what, self->name);
+    const bool had = handle != nullptr && operation != nullptr && PyObject_SetAttr(request, keep_name, keep) == 0 &&
+                     PyObject_SetAttr(request, operation_name, operation) == 0 &&
+                     PyObject_SetAttr(request, handle_name, handle) == 0;
+    Py_XDECREF(handle);
+    Py_XDECREF(operation);
+    PyObject* result = had ? PyObject_CallFunction(self->finish, "Oi", request, code) : nullptr;
+    if (had && result == nullptr && PyErr_ExceptionMatches(PyExc_Exception) == 0) {
+        // Such as KeyboardInterrupt, perhaps before finish() was in its first line. The others are told.
+        PyObject *type, *value, *trace;
+        PyErr_Fetch(&type, &value, &trace);
+        Py_XDECREF(PyObject_CallMethodNoArgs(request, give_up_name));
+        PyErr_Restore(type, value, trace);
+    }
+    if (result != nullptr && of_message) Py_SETREF(result, PyObject_GetAttr(request, source_name));
+    Py_DECREF(request);
+    return result;
+}
+
+PyObject* finish_keeping(Calls* self, const char* what, int code, const ft_now& now, PyObject* one, PyObject* other,
+                         bool of_message) {
+    if (now.request == nullptr) return the_long_way();  // which says why
+    PyObject* keep = PyTuple_Pack(2, one, other);
+    if (keep == nullptr) return nullptr;
+    PyObject* result = finish(self, what, code, now, keep, of_message);
+    Py_DECREF(keep);
+    return result;
+}
+
+PyObject* outcome(Calls* self, const ft_now& now) {
+    const auto& last = self->last;
+    if (self->outcome == nullptr || now.epoch != last.epoch || now.offset != last.offset || now.count != last.count ||
+        now.chunks != last.chunks) {
+        PyObject* made = PyObject_CallFunction(self->outcome_of, "iKKK", now.chunks, now.offset, now.count, now.epoch);
+        if (made == nullptr) return nullptr;
+        Py_XSETREF(self->outcome, made);
+        self->last = now;
+    }
+    return Py_NewRef(self->outcome);
+}
+
+// What goes with the buffers' sizes; False: the long way has words for it.
+bool counts(ft_op& op, const View& send, const View& recv, int rank, int size) {
+    const auto n = static_cast<std::uint64_t>(size);
+    op.dtype = recv.dtype;
+    op.count = recv.count;
+    switch (op.kind) {
+        case FT_ALL_REDUCE:
+        case FT_BROADCAST: op.recv = recv.data; return true;
+        case FT_REDUCE:
+            op.send = recv.data;
+            op.recv = rank == op.root ? recv.data : nullptr;
+            return true;
+        case FT_ALL_GATHER: op.count = send.count; break;
+        case FT_REDUCE_SCATTER: break;
+        case FT_ALL_TO_ALL: op.count = send.count / n; break;
+        default: return false;
+    }
+    op.send = send.data;
+    op.recv = recv.data;
+    const auto sent = op.kind == FT_ALL_GATHER ? op.count : n * op.count;
+    const auto received = op.kind == FT_REDUCE_SCATTER ? op.count : n * op.count;
+    return send.dtype == recv.dtype && send.count == sent && recv.count == received;
+}
+
+// collective(kind, out, buf, op, algorithm, root): an outcome, or None. `buf` is `out` where there is only one.
+PyObject* collective(PyObject* object, PyObject* const* args, Py_ssize_t n) {
+    auto* self = reinterpret_cast<Calls*>(object);
+    if (n != 6) return PyErr_SetString(PyExc_TypeError, "collective takes 6 arguments"), nullptr;
+    ft_op op{};
+    long long kind = 0, root = 0;
+    if (!number_of(args[0], FT_ALL_REDUCE, FT_BARRIER, &kind) || !number_of(args[5], 0, self->size - 1, &root))
+        return the_long_way();
+    op.kind = static_cast<std::int32_t>(kind);
+    op.root = static_cast<std::int32_t>(root);
+    op.factor = 1.0;
+    op.dtype = kBytes;
+    const bool reduces = kind == FT_ALL_REDUCE || kind == FT_REDUCE || kind == FT_REDUCE_SCATTER;
+    if (reduces && (!number_in(operators, args[3], &op.op) || !number_in(algorithms, args[4], &op.algorithm)))
+        return the_long_way();
+    Held out, in;
+    if (kind != FT_BARRIER) {
+        const bool writes = (kind != FT_REDUCE && kind != FT_BROADCAST) || (root == self->rank) == (kind == FT_REDUCE);
+        if (!out.look(args[1], writes)) return the_long_way();
+        if (args[1] != args[2] && !in.look(args[2], false)) return the_long_way();
+        if (!counts(op, in.view(), out.view(), self->rank, self->size)) return the_long_way();
+        if (reduces && ft_reduce_supported(op.dtype, op.op) == 0) return the_long_way();
+    }
+    if (!can_begin(self)) return not_begun();
+    ft_now now;
+    int code = 0;
+    ft_job* job = self->gate->job;
+    Py_BEGIN_ALLOW_THREADS
+    code = ft_collective_now(job, self->comm, &op, self->piece, &now);
+    Py_END_ALLOW_THREADS
+    if (code != FT_OK) return finish_keeping(self, kNames[kind], code, now, args[1], args[2], false);
+    return outcome(self, now);
+}
+
+// send(buf, dst, tag): True, or None
+PyObject* send(PyObject* object, PyObject* const* args, Py_ssize_t n) {
+    auto* self = reinterpret_cast<Calls*>(object);
+    if (n != 3) return PyErr_SetString(PyExc_TypeError, "send takes 3 arguments"), nullptr;
+    Held held;
+    long long peer = 0, tag = 0;
+    if (!number_of(args[1], 0, self->size - 1, &peer) || !number_of(args[2], INT64_MIN, INT64_MAX, &tag) ||
+        !held.look(args[0], false))
+        return the_long_way();
+    if (!can_begin(self)) return not_begun();
+    const auto bytes = held.view().bytes;
+    ft_now now;
+    int code = 0;
+    ft_job* job = self->gate->job;
+    Py_BEGIN_ALLOW_THREADS
+    code = ft_send_now(job, self->comm, held.view().data, bytes, static_cast<std::int32_t>(peer), tag, self->piece, &now);
+    Py_END_ALLOW_THREADS
+    if (code == FT_OK) Py_RETURN_TRUE;
+    PyObject* result = finish_keeping(self, "send", code, now, args[0], args[0], false);
+    if (result == nullptr || result == Py_None) return result;
+    Py_DECREF(result);
+    Py_RETURN_TRUE;
+}
+
+// recv(buf, src, tag): the source, or None
+PyObject* recv(PyObject* object, PyObject* const* args, Py_ssize_t n) {
+    auto* self = reinterpret_cast<Calls*>(object);
+    if (n != 3) return PyErr_SetString(PyExc_TypeError, "recv takes 3 arguments"), nullptr;
+    Held held;
+    long long peer = 0, tag = 0;
+    if (!number_of(args[1], FT_ANY_OR_FAIL, self->size - 1, &peer) || !number_of(args[2], INT64_MIN, INT64_MAX, &tag) ||
+        !held.look(args[0], true))
+        return the_long_way();
+    if (!can_begin(self)) return not_begun();
+    const auto bytes = held.view().bytes;
+    ft_now now;
+    int code = 0;
+    ft_job* job = self->gate->job;
+    Py_BEGIN_ALLOW_THREADS
+    code = ft_recv_now(job, self->comm, held.view().data, bytes, static_cast<std::int32_t>(peer), tag, self->piece, &now);
+    Py_END_ALLOW_THREADS
+    if (code == FT_OK) return PyLong_FromLong(now.source);
+    return finish_keeping(self, "recv", code, now, args[0], args[0], true);
+}
+
+int init_calls(PyObject* object, PyObject* args, PyObject*) {
+    auto* self = reinterpret_cast<Calls*>(object);
+    PyObject *gate, *name, *make_request, *finish, *outcome_of, *orphans;
+    unsigned long long comm = 0;
+    if (PyArg_ParseTuple(args, "O!KiidUOOOO!", gate_type, &gate, &comm, &self->rank, &self->size, &self->piece, &name,
+                         &make_request, &finish, &outcome_of, &PyList_Type, &orphans) == 0)
+        return -1;
+    self->comm = comm;
+    Py_XSETREF(self->gate, reinterpret_cast<Gate*>(Py_NewRef(gate)));
+    Py_XSETREF(self->name, Py_NewRef(name));
+    Py_XSETREF(self->make_request, Py_NewRef(make_request));
+    Py_XSETREF(self->finish, Py_NewRef(finish));
+    Py_XSETREF(self->outcome_of, Py_NewRef(outcome_of));
+    Py_XSETREF(self->orphans, Py_NewRef(orphans));
+    return 0;
+}
+
+void free_calls(PyObject* object) {
+    auto* self = reinterpret_cast<Calls*>(object);
+    PyTypeObject* type = Py_TYPE(object);
+    Py_XDECREF(self->gate);
+    for (PyObject* held : {self->name, self->make_request, self->finish, self->outcome_of, self->orphans, self->spare, self->outcome})
+        Py_XDECREF(held);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+int init_gate(PyObject* object, PyObject* args, PyObject*) {
+    unsigned long long address = 0;
+    if (PyArg_ParseTuple(args, "K", &address) == 0) return -1;
+    reinterpret_cast<Gate*>(object)->job = reinterpret_cast<ft_job*>(static_cast<std::uintptr_t>(address));
+    return 0;
+}
+
+PyObject* close_gate(PyObject* object, PyObject*) {
+    reinterpret_cast<Gate*>(object)->job = nullptr;
+    Py_RETURN_NONE;
+}
+
+void free_gate(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    type->tp_free(object);
+    Py_DECREF(type);
+}
+
+template <class F>
+PyCFunction method(F f) {
+    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
+}
+
+PyMethodDef calls_methods[] = {
+    {"collective", method(collective), METH_FASTCALL, "collective(kind, out, buf, op, algorithm, root) -> Outcome or None"},
+    {"send", method(send), METH_FASTCALL, "send(buf, dst, tag) -> True or None"},
+    {"recv", method(recv), METH_FASTCALL, "recv(buf, src, tag) -> source or None"},
+    {nullptr, nullptr, 0, nullptr}};
+PyMethodDef gate_methods[] = {{"close", close_gate, METH_NOARGS, "No call gets through any more."}, {nullptr, nullptr, 0, nullptr}};
+
+PyType_Slot calls_slots[] = {{Py_tp_methods, calls_methods},
+                             {Py_tp_init, reinterpret_cast<void*>(init_calls)},
+                             {Py_tp_dealloc, reinterpret_cast<void*>(free_calls)},
+                             {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+                             {0, nullptr}};
+PyType_Slot gate_slots[] = {{Py_tp_methods, gate_methods},
+                            {Py_tp_init, reinterpret_cast<void*>(init_gate)},
+                            {Py_tp_dealloc, reinterpret_cast<void*>(free_gate)},
+                            {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
+                            {0, nullptr}};
+PyType_Spec calls_spec = {"_ftcomm_calls.Calls", sizeof(Calls), 0, Py_TPFLAGS_DEFAULT, calls_slots};
+PyType_Spec gate_spec = {"_ftcomm_calls.Gate", sizeof(Gate), 0, Py_TPFLAGS_DEFAULT, gate_slots};
+
+}  // namespace
+
+PyTypeObject* gate_type = nullptr;
+PyTypeObject* calls_type = nullptr;
+
+bool add_types(PyObject* module) {
+    gate_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&gate_spec));
+    calls_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&calls_spec));
+    if (gate_type == nullptr || calls_type == nullptr) return false;
+    handle_name = PyUnicode_InternFromString("_handle");
+    keep_name = PyUnicode_InternFromString("_keep");
+    operation_name = PyUnicode_InternFromString("operation");
+    source_name = PyUnicode_InternFromString("source");
+    give_up_name = PyUnicode_InternFromString("_give_up");
+    return give_up_name != nullptr && PyModule_AddObjectRef(module, "Gate", reinterpret_cast<PyObject*>(gate_type)) == 0 &&
+           PyModule_AddObjectRef(module, "Calls", reinterpret_cast<PyObject*>(calls_type)) == 0;
+}
+
+void set_names(PyObject* of_operators, PyObject* of_algorithms, PyObject* of_handle) {
+    operators = Py_NewRef(of_operators);
+    algorithms = Py_NewRef(of_algorithms);
+    handle_of = Py_NewRef(of_handle);
+}
+
+}  // namespace ftcomm_python

@@ -1,0 +1,76 @@
+"""The compiled calls of a communicator, which are most of what its waiting operations need: bindings/python.
+
+They take arrays and tensors of types that were seen before, and give None, with nothing begun, where anything is unusual.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.machinery
+import importlib.util
+import sys
+from typing import Any
+
+from ftcomm._lib import lib, native_path
+from ftcomm.dtypes import OP_NUMBERS
+from ftcomm.errors import ConfigError
+
+__all__ = ["calls", "gate", "introduce"]
+
+_NAME = "_ftcomm_calls"
+
+
+@functools.cache
+def _module() -> Any:
+    ffi, _ = lib()  # the one libftcomm.so of this process; the extension is linked to the same file
+    from ftcomm.collectives import ALGORITHMS
+
+    spec = importlib.util.spec_from_file_location(_NAME, native_path(_NAME + importlib.machinery.EXTENSION_SUFFIXES[0]))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.configure(OP_NUMBERS, ALGORITHMS, functools.partial(ffi.cast, "ft_request*"))
+    return module
+
+
+def gate(address: int) -> Any:
+    """Of a job's handle, or of none (0). After ``close()`` no call gets through."""
+    return _module().Gate(address)
+
+
+def calls(job: Any, id: int, name: str, rank: int, size: int, *, closed: bool = False) -> Any:
+    """Of the communicator ``id``: ``collective(kind, out, buf, op, algorithm, root)``, ``send`` and ``recv``."""
+    from ftcomm.request import Request, finish_now, orphans, whole_or_nothing
+
+    everyone = tuple(range(size))
+    return _module().Calls(
+        gate(0) if closed else job.gate,
+        id,
+        rank,
+        size,
+        job.options.heartbeat,
+        name,
+        functools.partial(Request, job, None, size, None, ""),
+        finish_now,
+        functools.partial(whole_or_nothing, everyone),
+        orphans,
+    )
+
+
+@functools.cache
+def introduce(kind: type) -> None:
+    """Things of this type came the long way: the next ones need not, if they are arrays or tensors."""
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    if numpy is not None and kind is numpy.ndarray:
+        from ftcomm.buffers import ARRAY_TYPES
+
+        _module().arrays(kind, ARRAY_TYPES)
+    elif torch is not None and kind is torch.Tensor:
+        from ftcomm.torch._extension import load
+
+        try:
+            _module().tensors(load().tensor_view)
+        except ConfigError:
+            return  # built without torch, or for another one

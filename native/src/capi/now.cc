@@ -1,0 +1,74 @@
+// Calls that wait: one of C for what nearly every operation needs, and no request that somebody has to free.
+#include "capi/post.h"
+
+using namespace ftcomm;
+using namespace ftcomm::capi;
+
+namespace {
+
+// Done without an error, and nothing in it that ft_now has no room for.
+bool is_plain(const Request& r, int size) {
+    return r.outcome.chunks.size() <= 1 && (size == 0 || r.outcome.contributors == RankSet::first(size));
+}
+
+// `size`: all of them have to have contributed; 0: a message.
+template <class F>
+int finish(ft_job* job, double timeout, ft_now* out, F post) {
+    *out = {};
+    RequestPtr request;
+    int size = 0;
+    int rc = with_node(job, [&](Node& node) {
+        size = post(node, &request);
+        return int{FT_OK};
+    });
+    if (rc != FT_OK) return rc;
+    return guarded([&] {
+        const auto limit = seconds_or_default(timeout);
+        const bool done = job->job->engine().wait(request, limit > 0 ? IoLoop::now() + limit : 0) == Engine::Wait::Done;
+        if (!done || !request->status || !is_plain(*request, size)) {
+            give(job, std::move(request), false, &out->request);
+            const int waited = ft_request_wait(out->request, 0);
+            return waited == FT_OK ? FT_LOOK : waited;
+        }
+        const auto& outcome = request->outcome;
+        out->epoch = outcome.epoch;
+        out->chunks = static_cast<int32_t>(outcome.chunks.size());
+        if (!outcome.chunks.empty()) {
+            out->offset = outcome.chunks.front().offset;
+            out->count = outcome.chunks.front().count;
+        }
+        out->source = request->source;
+        out->bytes = request->bytes;
+        return int{FT_OK};
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+int ft_collective_now(ft_job* job, ft_comm comm, const ft_op* op, double timeout, ft_now* out) {
+    if (int rc = check_op(op); rc != FT_OK) return rc;
+    return finish(job, timeout, out, [&](Node& node, RequestPtr* request) {
+        const int size = node.comm_size(comm);
+        *request = node.collective(IoLoop::now(), comm, described(*op, size));
+        return size;
+    });
+}
+
+int ft_send_now(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, double timeout,
+                ft_now* out) {
+    return finish(job, timeout, out, [&](Node& node, RequestPtr* request) {
+        *request = node.send(IoLoop::now(), comm, data, bytes, dst, tag);
+        return 0;
+    });
+}
+
+int ft_recv_now(ft_job* job, ft_comm comm, void* data, uint64_t bytes, int32_t src, int64_t tag, double timeout, ft_now* out) {
+    return finish(job, timeout, out, [&](Node& node, RequestPtr* request) {
+        *request = node.recv(IoLoop::now(), comm, data, bytes, src, tag);
+        return 0;
+    });
+}
+
+}  // extern "C"

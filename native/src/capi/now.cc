@@ -15,16 +15,17 @@ bool is_plain(const Request& r, int size) {
 template <class F>
 int finish(ft_job* job, double timeout, ft_now* out, F post) {
     *out = {};
+    const auto now = IoLoop::now();
     RequestPtr request;
     int size = 0;
     int rc = with_node(job, [&](Node& node) {
-        size = post(node, &request);
+        size = post(node, now, &request);
         return int{FT_OK};
     });
     if (rc != FT_OK) return rc;
     return guarded([&] {
         const auto limit = seconds_or_default(timeout);
-        const bool done = job->job->engine().wait(request, limit > 0 ? IoLoop::now() + limit : 0) == Engine::Wait::Done;
+        const bool done = job->job->engine().wait(request, limit > 0 ? now + limit : 0, now) == Engine::Wait::Done;
         if (!done || !request->status || !is_plain(*request, size)) {
             give(job, std::move(request), false, &out->request);
             const int waited = ft_request_wait(out->request, 0);
@@ -49,24 +50,24 @@ extern "C" {
 
 int ft_collective_now(ft_job* job, ft_comm comm, const ft_op* op, double timeout, ft_now* out) {
     if (int rc = check_op(op); rc != FT_OK) return rc;
-    return finish(job, timeout, out, [&](Node& node, RequestPtr* request) {
+    return finish(job, timeout, out, [&](Node& node, Time now, RequestPtr* request) {
         const int size = node.comm_size(comm);
-        *request = node.collective(IoLoop::now(), comm, described(*op, size));
+        *request = node.collective(now, comm, described(*op, size));
         return size;
     });
 }
 
 int ft_send_now(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, double timeout,
                 ft_now* out) {
-    return finish(job, timeout, out, [&](Node& node, RequestPtr* request) {
-        *request = node.send(IoLoop::now(), comm, data, bytes, dst, tag);
+    return finish(job, timeout, out, [&](Node& node, Time now, RequestPtr* request) {
+        *request = node.send(now, comm, data, bytes, dst, tag);
         return 0;
     });
 }
 
 int ft_recv_now(ft_job* job, ft_comm comm, void* data, uint64_t bytes, int32_t src, int64_t tag, double timeout, ft_now* out) {
-    return finish(job, timeout, out, [&](Node& node, RequestPtr* request) {
-        *request = node.recv(IoLoop::now(), comm, data, bytes, src, tag);
+    return finish(job, timeout, out, [&](Node& node, Time now, RequestPtr* request) {
+        *request = node.recv(now, comm, data, bytes, src, tag);
         return 0;
     });
 }

@@ -66,7 +66,7 @@ private:
         const auto n = op_.desc.count;
         FT_POINT("flat.reduce");
         // All inputs are here, and nothing can fail any more: straight into the caller's buffer (invariant B).
-        const auto contributors = RankSet::of(env_.living);
+        const auto& contributors = op_.team;
         env_.inputs->divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
         combine(op_.desc.dtype, op_.desc.op, op_.desc.recv, env_.inputs->parts, n, env_.inputs->divisor);
         for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, contributors);

@@ -14,19 +14,12 @@ LabelKind initial_label(const Shape& shape, int rank, std::uint32_t block) {
     }
 }
 
-namespace {
-std::uint64_t sign(Shape shape, bool sign_algorithm) {
-    if (!sign_algorithm) shape.algorithm = Algorithm::Ring;  // rule C8 switched off
-    return shape.signature();
-}
-}  // namespace
-
-OpState::OpState(std::uint64_t seq_in, OpDesc desc_in, const Shape& shape_in, Grid grid_in, int rank, bool sign_algorithm,
+OpState::OpState(std::uint64_t seq_in, OpDesc desc_in, const Shape& shape_in, Grid grid_in, int rank, std::uint64_t signature_in,
                  RequestPtr request_in)
     : seq(seq_in),
       desc(std::move(desc_in)),
       shape(shape_in),
-      signature(sign(shape_in, sign_algorithm)),
+      signature(signature_in),
       grid(grid_in),
       request(std::move(request_in)),
       rank_(rank) {
@@ -77,16 +70,22 @@ bool OpState::all_final() const {
 
 std::vector<LabelRun> OpState::label_runs() const {
     std::vector<LabelRun> runs;
+    label_runs(&runs);
+    return runs;
+}
+
+void OpState::label_runs(std::vector<LabelRun>* runs) const {
+    runs->clear();
     for (std::uint32_t s = 0; s < labels_.size(); ++s) {
         if (s > 0 && labels_[s] == labels_[s - 1]) {
-            ++runs.back().count;
+            ++runs->back().count;
             continue;
         }
-        LabelRun run{1, label(s), {}};
+        auto& run = runs->emplace_back();
+        run.count = 1;
+        run.kind = label(s);
         if (run.kind == LabelKind::Final) run.contributors = contributors(s);
-        runs.push_back(run);
     }
-    return runs;
 }
 
 Outcome OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch) const {

@@ -14,7 +14,7 @@ namespace ftcomm {
 
 class OpState {
 public:
-    OpState(std::uint64_t seq, OpDesc desc, const Shape& shape, Grid grid, int rank, bool sign_algorithm, RequestPtr request);
+    OpState(std::uint64_t seq, OpDesc desc, const Shape& shape, Grid grid, int rank, std::uint64_t signature, RequestPtr request);
 
     std::uint64_t seq;             // fixed once started; an admission renumbers those that wait for it
     const OpDesc desc;
@@ -38,6 +38,7 @@ public:
     void set_absent(std::uint32_t s);  // a block of a rank that is out: zeros, final, and nobody contributed
     bool all_final() const;
     std::vector<LabelRun> label_runs() const;
+    void label_runs(std::vector<LabelRun>* runs) const;
     Outcome outcome(int rank, const RankSet& alive, std::uint64_t epoch) const;
 
     // Where segment s is read from (this rank's input) and written to (its final); nullptr where this rank has none.

@@ -24,6 +24,7 @@ struct Shape {
     std::uint32_t blocks = 0;    // the grid
     std::uint32_t per_block = 0;
 
+    bool operator==(const Shape&) const = default;
     std::uint64_t signature() const;
     std::string text() const;    // "all_reduce(float32[1024], sum)"
     void encode(ByteWriter& w) const;

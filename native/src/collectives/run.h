@@ -44,7 +44,7 @@ struct RunEnv {
     CommId comm = 0;
     std::uint32_t attempt = 0;
     int rank = 0;
-    std::vector<int> living;
+    const std::vector<int>& living;
     int position = 0;
     Rules rules{};
     Transport* memory = nullptr;      // pull, groups, direct: reads the memory of peers

@@ -103,6 +103,16 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     return s;
 }
 
+std::uint64_t Communicator::signature_of(const Shape& shape) {
+    if (signature_ == 0 || !(signed_ == shape)) {
+        auto what = shape;
+        if (!core_.rules.c8) what.algorithm = Algorithm::Ring;  // rule C8 switched off
+        signed_ = shape;
+        signature_ = what.signature();
+    }
+    return signature_;
+}
+
 RequestPtr Communicator::collective(const OpDesc& desc) {
     auto request = std::make_shared<Request>();
     if (auto s = check(desc); !s) {
@@ -121,7 +131,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     const auto shape = shape_of(desc, &grid);
     const bool alone = core_.solo && !replays();
     const auto seq = alone ? 0 : next_seq_++;
-    auto op = std::make_unique<OpState>(seq, desc, shape, grid, rank_, core_.rules.c8, request);
+    auto op = std::make_unique<OpState>(seq, desc, shape, grid, rank_, signature_of(shape), request);
     if (desc.kind == OpKind::AllGather && desc.send != nullptr) {
         const auto bytes = desc.count * size_of(desc.dtype);
         auto* own = static_cast<std::byte*>(desc.recv) + static_cast<std::size_t>(rank_) * bytes;
@@ -135,8 +145,8 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         core_.finish(request, core_.dead_end());
         return request;
     }
-    if (auto s = core_.dead_end(); !s) {  // nobody will ever vote here again
-        core_.finish(request, std::move(s));
+    if (core_.at_dead_end()) {  // nobody will ever vote here again
+        core_.finish(request, core_.dead_end());
         return request;
     }
     op->timeout = timeout;

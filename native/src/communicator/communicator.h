@@ -111,6 +111,12 @@ private:
         const FlatInputs* inputs = nullptr;  // what it can be made of once more
         std::shared_ptr<Bytes> kept;
         bool logged = false;  // replay: in the log, here or shared out among the ranks of this host
+        void forget() {  // all but memory for labels, which the next one needs, too
+            auto room = std::move(labels);
+            room.clear();
+            *this = {};
+            labels = std::move(room);
+        }
     };
     struct AgreeVote {
         std::uint64_t seq = 0;
@@ -140,6 +146,8 @@ private:
     void keep_apart();
     void on_collective(int from, const FrameHeader& header, ByteView payload);
     RunEnv env();
+    const std::vector<int>& living();
+    std::uint64_t signature_of(const Shape& shape);
     bool reads_memory(const OpState& op) const;
     std::uint64_t show_limit(OpKind kind) const;
     bool all_share_memory() const;
@@ -303,6 +311,10 @@ private:
     std::deque<std::unique_ptr<OpState>> helpers_;  // hand-outs of a kept result; they come first
     FlatInputs inputs_[2];  // of flat runs, in turn
     int next_inputs_ = 0;
+    std::vector<int> living_;  // living_set_, as a list
+    RankSet living_set_;
+    Shape signed_;  // the last operation's, and its signature: the next one is often the same
+    std::uint64_t signature_ = 0;
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
     std::unique_ptr<Run> run_;
     Last last_;

@@ -49,7 +49,9 @@ struct Core {
 
     int self() const { return config.slot; }
     bool in_view(int slot, std::uint32_t incarnation) const { return view.is_alive(slot, incarnation); }
+    bool at_dead_end() const { return stale || authority_lost || !abandoned; }
     Status dead_end() const {  // why nothing can go on, or ok
+        if (!at_dead_end()) return {};
         if (stale && view.members[static_cast<std::size_t>(self())].evidence == Evidence::Group) {
             auto s = Status::error(Code::StaleEpoch,
                                    "one of this rank's log group died: the group's messages are in no log, so all of "
@@ -70,8 +72,7 @@ struct Core {
                 Code::NoAuthority,
                 "the job's authority (the store that holds the head cell) is lost, so no failure can be decided; "
                 "restart the job, and keep the store where it outlives the ranks");
-        if (!abandoned) return abandoned;
-        return {};
+        return abandoned;
     }
     void finish(const RequestPtr& request, Status status) {
         if (request->done.load(std::memory_order_relaxed)) return;

@@ -16,7 +16,7 @@ std::size_t bytes_of(const OpDesc& desc) { return static_cast<std::size_t>(desc.
 void Communicator::keep_result(const OpState& op, const FlatInputs* inputs) {
     const bool flat = op.shape.algorithm == Algorithm::Flat && core_.rules.c6 && decision_.alive.count() > 1;
     if (replays() || (flat && inputs != nullptr)) {
-        last_.labels = op.label_runs();
+        op.label_runs(&last_.labels);
         last_.desc = op.desc;
     }
     last_.logged = replays() && logged_ >= op.seq;
@@ -54,7 +54,7 @@ void Communicator::keep_in_log() {
     last_.kept =
         std::make_shared<Bytes>(bytes_of(last_.desc) * (last_.desc.kind == OpKind::AllGather ? spec_.members.size() : 1));
     last_.desc.recv = last_.kept->data();
-    OpState op(last_.seq, last_.desc, last_.shape, last_.grid, rank_, core_.rules.c8, nullptr);
+    OpState op(last_.seq, last_.desc, last_.shape, last_.grid, rank_, signature_of(last_.shape), nullptr);
     const auto s = results_->read(op);
     FT_CHECK(s.ok(), "result %llu is to be handed out: %s", static_cast<unsigned long long>(last_.seq), s.message.c_str());
 }

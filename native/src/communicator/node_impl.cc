@@ -194,7 +194,7 @@ void NodeImpl::work() {
 void NodeImpl::settle() {
     if (core.agreements > 0)
         for (auto& [id, comm] : comms) comm->settle_agreement();
-    if (!core.dead_end()) {
+    if (core.at_dead_end()) {
         if (!dead_end_done_) fail_all();
         if (goodbye_sent_) check_leave_done();  // voted out because it leaves: some have not heard the goodbye yet
         return;
@@ -208,7 +208,7 @@ void NodeImpl::settle() {
     }
     if (!leavers_.empty()) answer_leavers();
     if (goodbye_sent_) check_leave_done();
-    if (!(core.left & core.view.alive()).empty()) propose_view();
+    if (!core.left.empty() && !(core.left & core.view.alive()).empty()) propose_view();
 }
 
 }  // namespace ftcomm

@@ -34,8 +34,8 @@ void Communicator::pump() {
 
 bool Communicator::start(OpState& op) {
     op.started = op.entered = true;
-    if (auto s = core_.dead_end(); !s) {
-        finish_current(std::move(s));
+    if (core_.at_dead_end()) {
+        finish_current(core_.dead_end());
         return false;
     }
     if (const auto* cause = replays() ? failure_of(op.seq) : nullptr) {
@@ -82,6 +82,10 @@ bool Communicator::start(OpState& op) {
         }
         caught_up();
     }
+    if (op.shape.algorithm == Algorithm::Flat && dead.empty() && decision_.alive.count() > 1) {  // what it does needs no plan
+        start_run(op, {}, false);
+        return true;
+    }
     auto fresh =
         default_plan(op.shape, static_cast<int>(spec_.members.size()), decision_.alive, dead, evidence(), core_.view.epoch);
     if (fresh.cause) {
@@ -94,13 +98,22 @@ bool Communicator::start(OpState& op) {
     return true;
 }
 
+// Of the present attempt; a run has it until its end, which comes before the next attempt.
+const std::vector<int>& Communicator::living() {
+    if (living_.empty() || living_set_ != decision_.alive) {
+        living_set_ = decision_.alive;
+        living_ = living_set_.list();
+    }
+    return living_;
+}
+
 RunEnv Communicator::env() {
     RunEnv e{core_.sender,
              spec_.members,
              spec_.id,
              attempt_,
              rank_,
-             decision_.alive.list(),
+             living(),
              0,
              core_.rules,
              &core_.transport,
@@ -291,7 +304,7 @@ void Communicator::finish_current(Status status) {
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
     if (op->ran || status.ok()) shared_seq_ = op->seq;
     if (op->ran || status.ok()) {
-        last_ = {};
+        last_.forget();
         last_.seq = op->seq;
         last_.state = status.ok() ? OpVote::State::Complete : OpVote::State::Failed;
         last_.shape = op->shape;

@@ -183,7 +183,7 @@ Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
     const auto size = static_cast<int>(spec_.members.size());
     if (last.shape.is_direct()) return last;
     shape_of(last.desc, &last.grid);
-    OpState op(seq, last.desc, last.shape, last.grid, rank_, core_.rules.c8, nullptr);
+    OpState op(seq, last.desc, last.shape, last.grid, rank_, signature_of(last.shape), nullptr);
     mark_complete(op, rank_, size);
     last.labels = op.label_runs();
     return last;

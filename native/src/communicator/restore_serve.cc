@@ -84,7 +84,7 @@ std::shared_ptr<const Bytes> Communicator::whole_result(std::uint64_t seq, const
     auto whole = std::make_shared<Bytes>(ResultStream::kHead + last.desc.count * size_of(last.desc.dtype) * blocks);
     std::memcpy(whole->data(), share.payload.data(), ResultStream::kHead);
     last.desc.recv = whole->data() + ResultStream::kHead;
-    OpState op(seq, last.desc, last.shape, last.grid, rank_, core_.rules.c8, nullptr);
+    OpState op(seq, last.desc, last.shape, last.grid, rank_, signature_of(last.shape), nullptr);
     if (!results_->read(op)) {  // not all of them have logged it
         if (last_.seq != seq || !retains_result()) return nullptr;
         keep_apart();

@@ -96,13 +96,23 @@ bool Engine::on_done(const RequestPtr& request, std::function<void()> fn) {
 }
 
 bool Engine::poll() {
+    polling_ = true;
+    polled_at_ = 0;
     bool did = shm_ != nullptr && shm_->poll(kPollBytes);
+    polling_ = false;
     // In a bubble: the driver waits, and nothing has come.
     if (!has_work() && (did || !driving_ || !has_idle_work())) return did;
     // Who works has a processor; the progress thread, which waits for deaths, may have to wait for one.
     if (parts_.watch != nullptr) parts_.watch->check_liveness();
     node_->work(IoLoop::now());
+    polled_at_ = 0;
     return true;
+}
+
+Time Engine::frame_time() {
+    if (!polling_) return IoLoop::now();
+    if (polled_at_ == 0) polled_at_ = IoLoop::now();
+    return polled_at_;
 }
 
 bool Engine::sleep_as(shm::Sleeper who) {
@@ -203,7 +213,7 @@ void Engine::completed(const RequestPtr& request) {
 }
 
 void Engine::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) {
-    if (node_ != nullptr) node_->on_frame(IoLoop::now(), slot, incarnation, header, payload);
+    if (node_ != nullptr) node_->on_frame(frame_time(), slot, incarnation, header, payload);
     else early_.push_back({slot, incarnation, header, Bytes(payload.begin(), payload.end())});
 }
 

@@ -43,7 +43,7 @@ Engine::Wait Engine::wait_change(std::uint32_t seen, Time deadline) {
     return result;
 }
 
-Engine::Wait Engine::wait(const RequestPtr& request, Time deadline) {
+Engine::Wait Engine::wait(const RequestPtr& request, Time deadline, Time now) {
     auto done = [&] { return request->done.load(std::memory_order_acquire); };
     if (done()) return Wait::Done;
     lock_urgently();
@@ -54,7 +54,7 @@ Engine::Wait Engine::wait(const RequestPtr& request, Time deadline) {
         if (result != Wait::Timeout) break;
         if (!driving_) {
             driving_ = true;
-            if (shm_ != nullptr) burst_.enter(IoLoop::now());
+            if (shm_ != nullptr) burst_.enter(now != 0 ? now : IoLoop::now());
             result = drive(request, deadline);
             driving_ = false;
             hand_back();
@@ -74,7 +74,8 @@ Engine::Wait Engine::wait(const RequestPtr& request, Time deadline) {
 Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
     auto done = [&] { return request->done.load(std::memory_order_acquire); };
     auto& bell = mailbox_->bell[shm::kDriver - 1];
-    mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
+    if (mailbox_->sleeper.load(std::memory_order_relaxed) != shm::kAwake)  // only threads with the lock say that somebody sleeps
+        mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
     bool lingered = false;
     for (;;) {
         bool did = poll();
@@ -124,11 +125,13 @@ void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time d
     auto end = now + (parts_.own_processor ? kSpin : kYield);
     if (deadline != 0) end = std::min(end, deadline);
     const auto& bell = mailbox_->bell[shm::kDriver - 1];
-    while (!has_mail() && !request.done.load(std::memory_order_acquire) && bell.load(std::memory_order_acquire) == rung &&
-           now < end) {
+    const auto nothing_new = [&] {
+        return !has_mail() && !request.done.load(std::memory_order_acquire) && bell.load(std::memory_order_acquire) == rung;
+    };
+    while (nothing_new() && now < end) {
         if (!parts_.own_processor) ::sched_yield();
         else
-            for (int i = 0; i < 16; ++i) relax();
+            for (int i = 0; i < 16 && nothing_new(); ++i) relax();
         const auto before = std::exchange(now, IoLoop::now());
         if (!parts_.own_processor && now - before > kTurn) crowded_until_ = now + kCrowded;
     }
@@ -138,7 +141,7 @@ void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time d
 // so, which costs no switch to it. In a burst not even that: the mailbox goes on saying that somebody is awake.
 void Engine::hand_back() {
     if (passive_ > 0) notify();  // one of them drives
-    if (shm_ != nullptr && burst_.leave(IoLoop::now())) shm::ring_progress(*mailbox_);
+    if (shm_ != nullptr && burst_.leave(polled_at_ != 0 ? polled_at_ : IoLoop::now())) shm::ring_progress(*mailbox_);
     if (burst_.on()) return;
     if (progress_sleeps_ && !sleep_as(shm::kProgress)) shm::ring_progress(*mailbox_);
 }

@@ -9,6 +9,7 @@ import functools
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Hashable
 from typing import Any
 
 from ftcomm._lib import lib, native_path
@@ -59,7 +60,7 @@ def calls(job: Any, id: int, name: str, rank: int, size: int, *, closed: bool = 
 
 
 @functools.cache
-def introduce(kind: type) -> None:
+def introduce(kind: Hashable) -> None:
     """Things of this type came the long way: the next ones need not, if they are arrays or tensors."""
     numpy: Any = sys.modules.get("numpy")
     torch: Any = sys.modules.get("torch")

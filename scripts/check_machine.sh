@@ -14,7 +14,7 @@ elif ! "$python" -c 'import venv, ensurepip' 2>/dev/null; then
     missing+=("the venv module of Python: apt-get install python3-venv")
 elif ! "$python" -c 'import os, sys, sysconfig
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'; then
-    missing+=("Python's C headers (for the torch extension): apt-get install python3-dev")
+    missing+=("Python's C headers (for the compiled parts): apt-get install python3-dev")
 fi
 
 if ! command -v "$cxx" >/dev/null; then

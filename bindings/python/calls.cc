@@ -12,8 +12,8 @@ PyObject* algorithms = nullptr;
 PyObject* handle_of = nullptr;   // cffi's object of a request's address
 PyObject *handle_name, *keep_name, *operation_name, *source_name, *give_up_name;
 
-constexpr const char* kNames[] = {"all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter",
-                                  "gather", "scatter", "all_to_all", "barrier"};
+constexpr const char* kNames[] = {"all_reduce", "broadcast", "reduce",     "all_gather", "reduce_scatter",
+                                  "gather",     "scatter",   "all_to_all", "barrier"};
 
 constexpr std::int32_t kBytes = 10;  // uint8: the type of a barrier
 
@@ -47,7 +47,8 @@ PyObject* not_begun() { return PyErr_Occurred() != nullptr ? nullptr : the_long_
 // It did not end as usual. No Python runs, and so no signal's handler, before the request has all that must not be lost.
 PyObject* finish(Calls* self, const char* what, int code, const ft_now& now, PyObject* keep, bool of_message) {
     PyObject* request = std::exchange(self->spare, nullptr);
-    PyObject* handle = PyObject_CallFunction(handle_of, "K", static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(now.request)));
+    PyObject* handle =
+        PyObject_CallFunction(handle_of, "K", static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(now.request)));
     PyObject* operation = PyUnicode_FromFormat("%s on %U", what, self->name);
     const bool had = handle != nullptr && operation != nullptr && PyObject_SetAttr(request, keep_name, keep) == 0 &&
                      PyObject_SetAttr(request, operation_name, operation) == 0 &&
@@ -140,10 +141,8 @@ PyObject* collective(PyObject* object, PyObject* const* args, Py_ssize_t n) {
     ft_now now;
     int code = 0;
     ft_job* job = self->gate->job;
-    Py_BEGIN_ALLOW_THREADS
-    code = ft_collective_now(job, self->comm, &op, self->piece, &now);
-    Py_END_ALLOW_THREADS
-    if (code != FT_OK) return finish_keeping(self, kNames[kind], code, now, args[1], args[2], false);
+    Py_BEGIN_ALLOW_THREADS code = ft_collective_now(job, self->comm, &op, self->piece, &now);
+    Py_END_ALLOW_THREADS if (code != FT_OK) return finish_keeping(self, kNames[kind], code, now, args[1], args[2], false);
     return outcome(self, now);
 }
 
@@ -161,10 +160,9 @@ PyObject* send(PyObject* object, PyObject* const* args, Py_ssize_t n) {
     ft_now now;
     int code = 0;
     ft_job* job = self->gate->job;
-    Py_BEGIN_ALLOW_THREADS
-    code = ft_send_now(job, self->comm, held.view().data, bytes, static_cast<std::int32_t>(peer), tag, self->piece, &now);
-    Py_END_ALLOW_THREADS
-    if (code == FT_OK) Py_RETURN_TRUE;
+    Py_BEGIN_ALLOW_THREADS code =
+        ft_send_now(job, self->comm, held.view().data, bytes, static_cast<std::int32_t>(peer), tag, self->piece, &now);
+    Py_END_ALLOW_THREADS if (code == FT_OK) Py_RETURN_TRUE;
     PyObject* result = finish_keeping(self, "send", code, now, args[0], args[0], false);
     if (result == nullptr || result == Py_None) return result;
     Py_DECREF(result);
@@ -185,10 +183,9 @@ PyObject* recv(PyObject* object, PyObject* const* args, Py_ssize_t n) {
     ft_now now;
     int code = 0;
     ft_job* job = self->gate->job;
-    Py_BEGIN_ALLOW_THREADS
-    code = ft_recv_now(job, self->comm, held.view().data, bytes, static_cast<std::int32_t>(peer), tag, self->piece, &now);
-    Py_END_ALLOW_THREADS
-    if (code == FT_OK) return PyLong_FromLong(now.source);
+    Py_BEGIN_ALLOW_THREADS code =
+        ft_recv_now(job, self->comm, held.view().data, bytes, static_cast<std::int32_t>(peer), tag, self->piece, &now);
+    Py_END_ALLOW_THREADS if (code == FT_OK) return PyLong_FromLong(now.source);
     return finish_keeping(self, "recv", code, now, args[0], args[0], true);
 }
 
@@ -213,7 +210,8 @@ void free_calls(PyObject* object) {
     auto* self = reinterpret_cast<Calls*>(object);
     PyTypeObject* type = Py_TYPE(object);
     Py_XDECREF(self->gate);
-    for (PyObject* held : {self->name, self->make_request, self->finish, self->outcome_of, self->orphans, self->spare, self->outcome})
+    for (PyObject* held :
+         {self->name, self->make_request, self->finish, self->outcome_of, self->orphans, self->spare, self->outcome})
         Py_XDECREF(held);
     type->tp_free(object);
     Py_DECREF(type);
@@ -247,7 +245,8 @@ PyMethodDef calls_methods[] = {
     {"send", method(send), METH_FASTCALL, "send(buf, dst, tag) -> True or None"},
     {"recv", method(recv), METH_FASTCALL, "recv(buf, src, tag) -> source or None"},
     {nullptr, nullptr, 0, nullptr}};
-PyMethodDef gate_methods[] = {{"close", close_gate, METH_NOARGS, "No call gets through any more."}, {nullptr, nullptr, 0, nullptr}};
+PyMethodDef gate_methods[] = {{"close", close_gate, METH_NOARGS, "No call gets through any more."},
+                              {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot calls_slots[] = {{Py_tp_methods, calls_methods},
                              {Py_tp_init, reinterpret_cast<void*>(init_calls)},

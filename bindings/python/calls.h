@@ -10,19 +10,17 @@ namespace ftcomm_python {
 
 // A job's handle, until its close().
 struct Gate {
-    PyObject_HEAD
-    ft_job* job;
+    PyObject_HEAD ft_job* job;
 };
 
 struct Calls {
-    PyObject_HEAD
-    Gate* gate;
+    PyObject_HEAD Gate* gate;
     PyObject *name, *make_request, *finish, *outcome_of, *orphans;  // of Python's side; see calls() in _calls.py
-    PyObject* spare;     // a request for what does not end as usual: then nothing may fail any more that makes one
-    PyObject* outcome;   // the last one: nearly always the next one, too
+    PyObject* spare;  // a request for what does not end as usual: then nothing may fail any more that makes one
+    PyObject* outcome;  // the last one: nearly always the next one, too
     ft_comm comm;
     int rank, size;
-    double piece;        // seconds of one wait: a signal that comes before it sleeps wakes nobody
+    double piece;  // seconds of one wait: a signal that comes before it sleeps wakes nobody
     ft_now last;
 };
 

@@ -29,8 +29,15 @@ PyMethodDef functions[] = {{"configure", configure, METH_VARARGS, "What it has t
                            {"arrays", arrays, METH_VARARGS, "arrays(type, formats): NumPy's arrays need no long way any more."},
                            {"tensors", tensors, METH_O, "tensors(capsule): nor do torch's, by the torch extension's function."},
                            {nullptr, nullptr, 0, nullptr}};
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_ftcomm_calls", "One call for what nearly every operation needs.", -1,
-                          functions, nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "_ftcomm_calls",
+                          "One call for what nearly every operation needs.",
+                          -1,
+                          functions,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 

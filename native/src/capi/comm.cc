@@ -190,7 +190,8 @@ int ft_comm_notes(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* need
 
 int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) {
     if (int rc = check_op(op); rc != FT_OK) return rc;
-    return post(job, false, out, [&](Node& node) { return node.collective(IoLoop::now(), comm, described(*op, node.comm_size(comm))); });
+    return post(job, false, out,
+                [&](Node& node) { return node.collective(IoLoop::now(), comm, described(*op, node.comm_size(comm))); });
 }
 
 int ft_send(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, ft_request** out) {

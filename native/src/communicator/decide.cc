@@ -202,7 +202,8 @@ void Communicator::apply_plans() {
             core_.host.trace("hand_out.kept");
             if (last_.inputs != nullptr) keep_apart();
             else if (last_.kept == nullptr) keep_in_log();
-            auto helper = std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_, signature_of(last_.shape), nullptr);
+            auto helper =
+                std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_, signature_of(last_.shape), nullptr);
             helper->kept = last_.kept;
             std::uint32_t s = 0;
             for (const auto& l : last_.labels)

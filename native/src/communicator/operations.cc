@@ -108,18 +108,8 @@ const std::vector<int>& Communicator::living() {
 }
 
 RunEnv Communicator::env() {
-    RunEnv e{core_.sender,
-             spec_.members,
-             spec_.id,
-             attempt_,
-             rank_,
-             living(),
-             0,
-             core_.rules,
-             &core_.transport,
-             &core_.scratch,
-             &inputs_[next_inputs_],
-             &ticket_};
+    RunEnv e{core_.sender,   spec_.members,          spec_.id, attempt_, rank_, living(), 0, core_.rules, &core_.transport,
+             &core_.scratch, &inputs_[next_inputs_], &ticket_};
     e.log = replays() ? this : nullptr;
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());

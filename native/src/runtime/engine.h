@@ -147,8 +147,8 @@ private:
     int inside_ = 0;                        // threads in wait() or wait_change()
     Time next_tick_ = 0;
     bool polling_ = false;
-    Time polled_at_ = 0;                    // the clock as frames of this poll see it: looking costs 30 to 60 ns. 0: not looked yet
-    Burst burst_;                           // in one the mailbox says that somebody is awake, and nobody rings
+    Time polled_at_ = 0;  // the clock as frames of this poll see it: looking costs 30 to 60 ns. 0: not looked yet
+    Burst burst_;  // in one the mailbox says that somebody is awake, and nobody rings
 
     std::atomic<std::uint32_t> changes_{0};
     std::atomic<bool> stopped_{false};

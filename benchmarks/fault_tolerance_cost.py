@@ -159,6 +159,7 @@ def draw(cells: dict[int, list[Cell]], path: Path) -> None:
         axis.axhline(1, color="k", lw=0.8)
         axis.set(xscale="log", xlabel="bytes", title=f"all-reduce, {ranks} ranks")
         axis.set_xticks(sizes[::2], [size_text(s).replace("iB", "") for s in sizes[::2]], rotation=45, fontsize=7)
+        axis.minorticks_off()
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("time with fault tolerance over time without")
     axes[0][0].legend(fontsize=8)

@@ -56,9 +56,10 @@ ITEMS = (
         Item(f"ddp_step-{n}", "ddp_step", f"--ranks {n}", "--model resnet --batch 4 --rounds 1", ("json",))
         for n in (2, 4)
     ),
-    Item("recovery", "recovery", "", "--kills 1", ("json",)),
-    Item("recovery-hosts", "recovery", "--hosts 2 --memory-mib 1024 --workers 2", "--kills 1", ("json",)),
-    Item("recovery-tcp", "recovery", "--transport tcp --memory-mib 1024 --workers 2", "--kills 1", ("json",)),
+    Item("fault_tolerance_cost", "fault_tolerance_cost", "", "--ranks 2 --sizes 8,256K --rounds 3", _DRAWN),
+    Item("recovery", "recovery", "--ranks 2,4,8 --sizes 4K,4M,64M", "--kills 1 --ranks 2 --sizes 4K,4M", _DRAWN),
+    Item("recovery-hosts", "recovery", "--hosts 2 --memory-mib 1024 --workers 2", "--kills 1", _DRAWN),
+    Item("recovery-tcp", "recovery", "--transport tcp --memory-mib 1024 --workers 2", "--kills 1", _DRAWN),
     Item("state_transfer", "state_transfer", "", "--sizes 4 --rounds 1"),
     Item("logging_cost", "logging_cost", "", "--sizes 1024 --rounds 1", ("json",)),
     Item(

@@ -31,6 +31,11 @@ def native_path(name: str) -> str:
     )
 
 
+def library_path() -> str:
+    """The libftcomm.so of this process; FTCOMM_LIBRARY names one of another build of the same source."""
+    return os.environ.get("FTCOMM_LIBRARY") or native_path("libftcomm.so")
+
+
 def _load() -> tuple[Any, Any]:
     spec = importlib.util.spec_from_file_location("ftcomm._native.abi", native_path("abi.py"))
     assert spec is not None
@@ -38,7 +43,7 @@ def _load() -> tuple[Any, Any]:
     abi = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(abi)
     ffi = abi.ffi
-    C = ffi.dlopen(native_path("libftcomm.so"))
+    C = ffi.dlopen(library_path())
     for name in dir(C):
         getattr(C, name)  # found and bound now, not in the middle of a recovery
     return ffi, C

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ftcomm import __version__
-from ftcomm._lib import lib, native_path
+from ftcomm._lib import lib, library_path, native_path
 from ftcomm.errors import Error
 
 __all__ = ["main"]
@@ -53,7 +53,7 @@ def _info(chosen: argparse.Namespace) -> None:
     ffi, C = lib()
     facts = {
         "ftcomm": __version__,
-        "library": native_path("libftcomm.so"),
+        "library": library_path(),
         "version": ffi.string(C.ft_version()).decode(),
         **json.loads(ffi.string(C.ft_build_info()).decode()),
         "torch": _torch(),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def described(args: argparse.Namespace, size: int) -> dict[str, Any]:
+def described(args: argparse.Namespace, ranks: int | list[int]) -> dict[str, Any]:
     """The machine, versions and settings, for every output."""
     return {
         "processor": _processor(),
@@ -19,11 +19,11 @@ def described(args: argparse.Namespace, size: int) -> dict[str, Any]:
         "kernel": platform.release(),
         "load_before": round(os.getloadavg()[0], 2),
         "versions": versions(),
-        "ranks": size,
+        "ranks": ranks,
         "settings": {
             name: str(value) if isinstance(value, Path) else value
             for name, value in vars(args).items()
-            if name not in ("sizes", "json", "csv", "plot", "ranks")
+            if name not in ("sizes", "json", "csv", "plot", "ranks", "earlier")
         },
         "environment": {
             name: value
@@ -50,7 +50,7 @@ def versions() -> dict[str, str]:
 def heading(machine: dict[str, Any]) -> str:
     names = " ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
-        f"# {machine['ranks']} ranks on {machine['processors']} processors ({machine['processor']}), "
+        f"# {_plain(machine['ranks'])} ranks on {machine['processors']} processors ({machine['processor']}), "
         f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, load before {machine['load_before']}\n# {names}\n# "
         + " ".join(f"{name}={_plain(value)}" for name, value in machine["settings"].items())
     )

@@ -67,6 +67,17 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 4096, 4K, 1M or 1G") from None
 
 
+def rank_list(text: str) -> list[int]:
+    """``2,4,8``, of benchmarks that measure several numbers of ranks."""
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} are no numbers of ranks; write 2,4,8") from None
+    if min(numbers) < 2:
+        raise argparse.ArgumentTypeError("there must be two ranks at least")
+    return numbers
+
+
 def size_text(bytes_: int) -> str:
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if bytes_ >= factor and bytes_ % factor == 0:

@@ -33,6 +33,17 @@ def test_info(capsys: pytest.CaptureFixture[str]) -> None:
     assert "torch" in output(capsys, "info")
 
 
+def test_info_of_another_library(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = tmp_path / "libftcomm.so"
+    other.symlink_to(native_path("libftcomm.so"))
+    monkeypatch.setenv("FTCOMM_LIBRARY", str(other))
+    facts = json.loads(output(capsys, "info", "--json"))
+    assert facts["library"] == str(other)
+    assert facts["fault_tolerance"] == "yes"
+
+
 def test_faults(capsys: pytest.CaptureFixture[str]) -> None:
     points = json.loads(output(capsys, "faults", "--json"))
     assert len(points) >= 25

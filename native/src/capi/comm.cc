@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "base/failpoint.h"
+#include "base/fault_tolerance.h"
 #include "base/json.h"
 #include "capi/post.h"
 #include "runtime/json.h"
@@ -44,6 +45,9 @@ int ft_comm_create(ft_job* job, uint64_t id, const char* name, const int32_t* sl
         if (size < 1 || size > job->job->config().world_size || slots == nullptr)
             return fail(Code::Invalid, "a communicator has from 1 to world size members");
         if (policy < FT_RAISE || policy > FT_REPLAY) return fail(Code::Invalid, "policy is none of raise, lossy, replay");
+        if (!kFaultTolerant && policy != FT_RAISE)
+            return fail(Code::Unsupported,
+                        "this libftcomm is built without fault tolerance, for benchmarks: it has no policy but raise");
         CommSpec spec;
         spec.id = id;
         spec.name = name != nullptr ? name : "";

@@ -6,6 +6,7 @@
 #include "base/crc32c.h"
 #include "base/dtype.h"
 #include "base/failpoint.h"
+#include "base/fault_tolerance.h"
 #include "base/host_info.h"
 #include "base/reduce.h"
 #include "capi/handle.h"
@@ -40,13 +41,14 @@ uint32_t ft_sample(const void* const* data, const size_t* bytes, size_t count) {
     return sum;
 }
 
-const char* ft_version(void) { return FTCOMM_VERSION; }
+const char* ft_version(void) { return kFaultTolerant ? FTCOMM_VERSION : FTCOMM_VERSION "+without.fault.tolerance"; }
 
 const char* ft_build_info(void) {
     static const std::string info = [] {
         Json j;
-        j.begin().key("version").text(FTCOMM_VERSION).key("compiler").text(__VERSION__);
+        j.begin().key("version").text(ft_version()).key("compiler").text(__VERSION__);
         j.key("transports").begin_list().text("shm").text("tcp").end_list();
+        j.key("fault_tolerance").text(kFaultTolerant ? "yes" : "compiled out: a library for benchmarks");
         j.key("host").raw(to_json(probe_host())).end();
         return j.str();
     }();

@@ -375,7 +375,9 @@ private:
         auto& peer = peers_[static_cast<std::size_t>(at)];
         const auto s = peer.segments[peer.next];
         // By way of scratch: a read that breaks off must not have cost the input (invariant B).
-        if (op_.label(s) != LabelKind::Final) {
+        if constexpr (!kFaultTolerant) {
+            if (!read(at, peer.entry.result, s, op_.result(s))) return;
+        } else if (op_.label(s) != LabelKind::Final) {
             auto& scratch = room(op_.segment_bytes(s));
             if (!read(at, peer.entry.result, s, scratch.data())) return;
             std::memcpy(op_.result(s), scratch.data(), op_.segment_bytes(s));

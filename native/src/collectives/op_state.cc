@@ -23,6 +23,7 @@ OpState::OpState(std::uint64_t seq_in, OpDesc desc_in, const Shape& shape_in, Gr
       grid(grid_in),
       request(std::move(request_in)),
       rank_(rank) {
+    if constexpr (!kFaultTolerant) return;
     labels_.resize(grid.segments());
     RankSet own;
     own.add(rank);
@@ -40,6 +41,7 @@ OpState::OpState(std::uint64_t seq_in, OpDesc desc_in, const Shape& shape_in, Gr
 }
 
 void OpState::set_final(std::uint32_t s, const RankSet& contributors) {
+    if constexpr (!kFaultTolerant) return;
     if (labels_[s] >= 2) {
         // A final never changes: the same segment handed out twice has the same contributors.
         FT_CHECK(sets_[static_cast<std::size_t>(labels_[s]) - 2] == contributors, "op %llu segment %u is final with %s, not %s",
@@ -93,6 +95,7 @@ Outcome OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch) co
     out.epoch = epoch;
     bool first = true;
     const bool own_block = shape.kind == OpKind::ReduceScatter;
+    if constexpr (!kFaultTolerant) out.chunks.push_back({0, grid.block_elements * (own_block ? 1 : grid.blocks), alive});
     for (std::uint32_t s = 0; s < labels_.size(); ++s) {
         if (labels_[s] < 2) continue;  // this rank has no result there (reduce away from the root, an absent block)
         if (own_block && grid.block_of(s) != static_cast<std::uint32_t>(rank)) continue;

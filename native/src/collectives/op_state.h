@@ -6,11 +6,15 @@
 #include <memory>
 #include <vector>
 
+#include "base/fault_tolerance.h"
 #include "collectives/grid.h"
 #include "collectives/records.h"
 #include "communicator/request.h"
 
 namespace ftcomm {
+
+// The label that a rank which has not entered would start with.
+LabelKind initial_label(const Shape& shape, int rank, std::uint32_t block);
 
 class OpState {
 public:
@@ -32,7 +36,10 @@ public:
     std::shared_ptr<Bytes> kept;   // helper: the kept result that desc points into
 
     // Invariant B: segment s of the result buffer is wholly what its label says.
-    LabelKind label(std::uint32_t s) const { return labels_[s] < 2 ? static_cast<LabelKind>(labels_[s]) : LabelKind::Final; }
+    LabelKind label(std::uint32_t s) const {
+        if constexpr (!kFaultTolerant) return initial_label(shape, rank_, grid.block_of(s));  // no run asks a second time
+        return labels_[s] < 2 ? static_cast<LabelKind>(labels_[s]) : LabelKind::Final;
+    }
     const RankSet& contributors(std::uint32_t s) const { return sets_[static_cast<std::size_t>(labels_[s]) - 2]; }
     void set_final(std::uint32_t s, const RankSet& contributors);
     void set_absent(std::uint32_t s);  // a block of a rank that is out: zeros, final, and nobody contributed
@@ -51,8 +58,5 @@ private:
     std::vector<std::uint16_t> labels_;  // 0 empty, 1 input, 2 + index into sets_
     std::vector<RankSet> sets_;
 };
-
-// The label that a rank which has not entered would start with.
-LabelKind initial_label(const Shape& shape, int rank, std::uint32_t block);
 
 }  // namespace ftcomm

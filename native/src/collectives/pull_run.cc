@@ -5,6 +5,8 @@
 // What is read belongs to a process that may be ahead of us, or be gone. Its ticket stands while its buffers are the operation's:
 // a read counts only if the ticket still stands after it (C9). A rank that stopped in the middle of a read, and wakes up when the
 // others have gone on without it, therefore never takes their next data for this operation's.
+//
+// The fence is not for failures alone: without it an owner would return while others still read its buffer.
 #include <cstring>
 
 #include "base/check.h"
@@ -250,7 +252,8 @@ private:
         const auto s = item.segment;
         const auto segments = batch(peer, peer.ready);
         const auto bytes = count(s, segments) * size_of(op_.desc.dtype);
-        if (const auto label = op_.label(s); label == LabelKind::Empty) {
+        const auto label = op_.label(s);
+        if (label == LabelKind::Empty || !kFaultTolerant) {
             if (!read(at, peer.entry.result, s, op_.result(s), bytes)) return;
         } else if (label == LabelKind::Input) {  // by way of scratch: a read that breaks off must not have cost it (invariant B)
             auto& scratch = room(bytes);

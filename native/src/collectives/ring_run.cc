@@ -18,7 +18,11 @@ constexpr int kRingWindow = 8;  // own segments under way at a time
 class RingRun final : public Run {
 public:
     RingRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence)
-        : env_(std::move(env)), op_(op), plan_(std::move(plan)), want_fence_(fence), fence_(env_, op_) {}
+        : env_(std::move(env)),
+          op_(op),
+          plan_(std::move(plan)),
+          want_fence_(fence && (kFaultTolerant || op.shape.kind == OpKind::Barrier)),
+          fence_(env_, op_) {}
 
     void start() override {
         std::uint32_t s = 0;
@@ -71,7 +75,11 @@ public:
         check_data();
     }
 
-    bool done() const override { return remaining_ == 0 && (!want_fence_ || fence_.done()); }
+    bool done() const override {
+        if (remaining_ > 0 || (want_fence_ && !fence_.done())) return false;
+        return kFaultTolerant ||
+               env_.sender.clear(env_.slot_of(env_.successor()));  // what waits there lies in the caller's buffer
+    }
     const char* phase() const override {
         return !gate_ ? "its successor to enter" : remaining_ > 0 ? "data" : "the completion fence";
     }

@@ -14,6 +14,7 @@ std::size_t bytes_of(const OpDesc& desc) { return static_cast<std::size_t>(desc.
 }  // namespace
 
 void Communicator::keep_result(const OpState& op, const FlatInputs* inputs) {
+    if constexpr (!kFaultTolerant) return;
     const bool flat = op.shape.algorithm == Algorithm::Flat && core_.rules.c6 && decision_.alive.count() > 1;
     if (replays() || (flat && inputs != nullptr)) {
         op.label_runs(&last_.labels);

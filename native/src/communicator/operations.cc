@@ -293,7 +293,7 @@ void Communicator::finish_current(Status status) {
     done_seq_ = op->seq;
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
     if (op->ran || status.ok()) shared_seq_ = op->seq;
-    if (op->ran || status.ok()) {
+    if (kFaultTolerant && (op->ran || status.ok())) {
         last_.forget();
         last_.seq = op->seq;
         last_.state = status.ok() ? OpVote::State::Complete : OpVote::State::Failed;

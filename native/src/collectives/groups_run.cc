@@ -374,10 +374,11 @@ private:
     void fetch(int at) {
         auto& peer = peers_[static_cast<std::size_t>(at)];
         const auto s = peer.segments[peer.next];
-        // By way of scratch: a read that breaks off must not have cost the input (invariant B).
-        if constexpr (!kFaultTolerant) {
+        const bool here = op_.label(s) == LabelKind::Final;
+        if (!here && !env_.needs_inputs) {  // as in pull_run.cc
+            op_.set_lost(s);
             if (!read(at, peer.entry.result, s, op_.result(s))) return;
-        } else if (op_.label(s) != LabelKind::Final) {
+        } else if (!here) {  // by way of scratch: a read that breaks off must not have cost the input (invariant B)
             auto& scratch = room(op_.segment_bytes(s));
             if (!read(at, peer.entry.result, s, scratch.data())) return;
             std::memcpy(op_.result(s), scratch.data(), op_.segment_bytes(s));

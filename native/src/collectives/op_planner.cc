@@ -173,11 +173,12 @@ std::optional<OpPlan> OpPlanner::repair(OpPlan p, const std::vector<Standing>& s
         const int block = static_cast<int>(g / p.shape.per_block);
         const Standing* holder = nullptr;
         RankSet set;
-        bool all = true;
+        bool all = true, lost = false;
         for (const auto& s : standings) {
             const auto label = s.at(p.shape, g);
             if (label.kind != LabelKind::Final) {
                 all = false;
+                lost |= label.kind == LabelKind::Empty && p.shape.kind == OpKind::AllReduce;
                 continue;
             }
             if (holder == nullptr) {
@@ -187,6 +188,8 @@ std::optional<OpPlan> OpPlanner::repair(OpPlan p, const std::vector<Standing>& s
                 FT_CHECK(!in_.rules.c2 || set == label.contributors, "two finals of segment %u with different contributors", g);
             }
         }
+        // An input was written over by a final that then broke off: only under raise, where the death of who has it fails the operation.
+        if (lost && holder == nullptr) return fail(p, lost_data());
         if (!repair_segment(p, block, holder, set, all)) return fail(p, lost_data());
     }
     if (p.shape.kind == OpKind::AllReduce) {

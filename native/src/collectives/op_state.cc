@@ -59,6 +59,12 @@ void OpState::set_final(std::uint32_t s, const RankSet& contributors) {
     labels_[s] = static_cast<std::uint16_t>(2 + sets_.size() - 1);
 }
 
+void OpState::set_lost(std::uint32_t s) {
+    if constexpr (!kFaultTolerant) return;
+    FT_CHECK(labels_[s] < 2, "op %llu segment %u is final, and would be written over", static_cast<unsigned long long>(seq), s);
+    labels_[s] = static_cast<std::uint16_t>(LabelKind::Empty);
+}
+
 void OpState::set_absent(std::uint32_t s) {
     if (auto* p = result(s)) std::memset(p, 0, segment_bytes(s));
     set_final(s, RankSet{});

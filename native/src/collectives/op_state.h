@@ -42,6 +42,8 @@ public:
     }
     const RankSet& contributors(std::uint32_t s) const { return sets_[static_cast<std::size_t>(labels_[s]) - 2]; }
     void set_final(std::uint32_t s, const RankSet& contributors);
+    // Before something is written over an input that may break off: where the operation then fails anyway.
+    void set_lost(std::uint32_t s);
     void set_absent(std::uint32_t s);  // a block of a rank that is out: zeros, final, and nobody contributed
     bool all_final() const;
     std::vector<LabelRun> label_runs() const;

@@ -253,7 +253,9 @@ private:
         const auto segments = batch(peer, peer.ready);
         const auto bytes = count(s, segments) * size_of(op_.desc.dtype);
         const auto label = op_.label(s);
-        if (label == LabelKind::Empty || !kFaultTolerant) {
+        if (label == LabelKind::Empty || (label == LabelKind::Input && !env_.needs_inputs)) {
+            // A read that breaks off costs the input. Its owner has the final; if it dies, the operation fails.
+            for (std::uint32_t i = 0; i < segments; ++i) op_.set_lost(s + i);
             if (!read(at, peer.entry.result, s, op_.result(s), bytes)) return;
         } else if (label == LabelKind::Input) {  // by way of scratch: a read that breaks off must not have cost it (invariant B)
             auto& scratch = room(bytes);

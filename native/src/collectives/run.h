@@ -53,6 +53,7 @@ struct RunEnv {
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     ResultLog* log = nullptr;         // replay
+    bool needs_inputs = true;         // until they are finals, as a death is survived: not under the policy raise
 
     int size() const { return static_cast<int>(living.size()); }
     int rank_at(int position_in) const { return living[static_cast<std::size_t>((position_in + size()) % size())]; }

@@ -111,6 +111,7 @@ RunEnv Communicator::env() {
     RunEnv e{core_.sender,   spec_.members,          spec_.id, attempt_, rank_, living(), 0, core_.rules, &core_.transport,
              &core_.scratch, &inputs_[next_inputs_], &ticket_};
     e.log = replays() ? this : nullptr;
+    e.needs_inputs = spec_.policy != Policy::Raise;
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());
     return e;

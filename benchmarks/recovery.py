@@ -33,6 +33,8 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
+from _jobs import MPIRUN_FAILED, mpirun
+
 PR_SET_CHILD_SUBREAPER = 36
 PATIENCE = 60.0  # seconds for what should take less than one
 STOP_CAP = 10.0  # seconds after which a stopped rank counts as not noticed
@@ -43,10 +45,6 @@ TIMES = {
     "noticed": "error or outcome",
     "done": "the next all-reduce",
 }
-
-
-# About one start in 75 ends so, whatever is started.
-MPIRUN_FAILED = "PMIx server's listener thread failed to start"
 
 
 class Broken(RuntimeError):
@@ -220,11 +218,6 @@ def own_children() -> list[int]:
             if int(stat.read_text().rpartition(")")[2].split()[1]) == os.getpid():
                 found.append(int(stat.parent.name))
     return found
-
-
-def mpirun() -> str | None:
-    """The environment's own where it has one, also when it is not activated."""
-    return shutil.which("mpirun", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 
 
 def systems(args: argparse.Namespace) -> list[str]:

@@ -52,9 +52,9 @@ def with_interval(values: list[float]) -> tuple[float, float, float]:
 def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespace) -> Iterator[Cell]:
     """Collective: every rank goes through the same cells."""
     for nbytes in args.sizes:
-        count = elements(kind, nbytes, _itemsize(args.dtype), comm.size)
+        count = elements(kind, nbytes, itemsize(args.dtype), comm.size)
         b = buffers(kind, count, comm.size, args.dtype)
-        cell = Cell(count * _itemsize(args.dtype) if kind != "barrier" else 0)
+        cell = Cell(count * itemsize(args.dtype) if kind != "barrier" else 0)
         calls: dict[str, tuple[Call, int]] = {}
         for name, peer in peers.items():
             call = peer.call(kind, b)
@@ -138,7 +138,7 @@ def _any(here: bool, comm: Any) -> bool:
     return slowest([float(here)], comm)[0] > 0
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
     import torch
 
     return int(getattr(torch, dtype).itemsize)

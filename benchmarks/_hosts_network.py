@@ -1,14 +1,17 @@
 """Two hosts on one machine for between_hosts.py: network namespaces with a line between them that can be narrow and long.
 
-Nothing has a name in /run/netns and every device lives in a namespace of ours: they go with the processes that hold them, which
-end with their standard input, so also when the benchmark is killed. A host's name is its address, which needs no name service.
+Nothing has a name in /run/netns and every device lives in a namespace of ours: they go with the processes in it. One of them
+holds it open until its standard input ends, and kills all others then, so also when the benchmark itself was killed. A host's
+name is its address, which needs no name service.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +24,7 @@ DEVICE = "eth0"
 # tbf lets that much through at once. Less than a large segment (64 KiB and its headers) would be cut up, at the processors' cost.
 BURST = 96 << 10
 QUEUE = 0.05  # seconds that a packet may wait for its turn before it is dropped
-WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
+CLONE_NEWNET, CLONE_NEWUTS = 0x40000000, 0x04000000
 RELAY = Path(__file__).with_name("_hosts_relay.py")
 
 
@@ -45,7 +48,7 @@ class Host:
     def __init__(self, address: str, environment: dict[str, str]) -> None:
         self.address = address
         self._holder = subprocess.Popen(
-            ["unshare", "--net", "--uts", sys.executable, __file__, address],
+            [sys.executable, __file__, address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -53,15 +56,15 @@ class Host:
         )
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != b"ready\n":
-            raise Impossible("unshare (util-linux) cannot make a network namespace")
+            raise Impossible("no right to make a network namespace")
 
     @property
     def pid(self) -> int:
         return self._holder.pid
 
     def command(self, *command: str) -> list[str]:
-        """That command on this host. It ends with the process that starts it, also when that is killed."""
-        return [*WITH_PARENT, "nsenter", "--target", str(self.pid), "--net", "--uts", *command]
+        """That command on this host."""
+        return ["nsenter", "--target", str(self.pid), "--net", "--uts", *command]
 
     def run(self, *command: str) -> None:
         done = subprocess.run(self.command(*command), check=False, capture_output=True, text=True)
@@ -69,7 +72,9 @@ class Host:
             raise Impossible(f"{' '.join(command)}: {done.stderr.strip()}")
 
     def close(self) -> None:
-        _end(self._holder)
+        assert self._holder.stdin is not None
+        self._holder.stdin.close()
+        self._holder.wait()
 
 
 @dataclass
@@ -108,7 +113,7 @@ def line(shape: Shape, environment: dict[str, str], delay_by: str = "auto") -> I
 
 def why_not() -> str | None:
     """Why this machine can't have two hosts, or None."""
-    missing = [name for name in ("ip", "nsenter", "setpriv", "unshare") if shutil.which(name) is None]
+    missing = [name for name in ("ip", "nsenter") if shutil.which(name) is None]
     if missing:
         return f"no {', '.join(missing)}: install iproute2 and util-linux"
     try:
@@ -193,12 +198,32 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _hold(address: str) -> None:
+    outside = _namespace("self")
+    if ctypes.CDLL(None).unshare(CLONE_NEWNET | CLONE_NEWUTS) != 0 or _namespace("self") == outside:
+        sys.exit(1)  # on no account kill what is in the one that we came from
     socket.sethostname(address)
     subprocess.run(_ip("link set lo up"), check=True)
     print("ready", flush=True)
     sys.stdin.read()
+    while others := _here():  # again: one may have started another meanwhile
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _here() -> list[int]:
+    """The other processes of this namespace, all started for this benchmark."""
+    mine, found = _namespace("self"), []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if _namespace(process.name) == mine and int(process.name) != os.getpid():
+                found.append(int(process.name))
+    return found
+
+
+def _namespace(process: str) -> str:
+    return os.readlink(f"/proc/{process}/ns/net")
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        _hold(sys.argv[1])
+    _hold(sys.argv[1])

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -20,21 +18,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _hosts_network import ADDRESSES, DEVICE, WITH_PARENT
+from _hosts_network import ADDRESSES, DEVICE
 from suite.machine import described
 from suite.measure import itemsize, measured, slowest
 from suite.operations import buffers, elements
 from suite.output import json_rows
 from suite.peers import all_peers
 
-PR_SET_PDEATHSIG = 1
 KIND = "all_reduce"
 COUNTED = 4  # all-reduces whose bytes on the wire are counted
 OMITTED = 1  # seconds that iperf3's connections have to find their speed
 
 
 def main() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # of mpirun, or of the driver
     args = argparse.Namespace(**json.loads(Path(sys.argv[1]).read_text()))
     os.environ.update(FTCOMM_HOST=socket.gethostname(), FTCOMM_INTERFACE=DEVICE, GLOO_SOCKET_IFNAME=DEVICE)
     with all_peers(args) as (comm, peers):
@@ -98,8 +94,7 @@ def _iperf(comm: Any, args: argparse.Namespace) -> dict[str, float] | None:
     server = None
     try:
         if comm.rank == comm.size // 2:  # the first of the second host
-            command = [*WITH_PARENT, "iperf3", "-s", "-1", "--forceflush"]
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+            server = subprocess.Popen(["iperf3", "-s", "-1", "--forceflush"], stdout=subprocess.PIPE, text=True)
             assert server.stdout is not None
             for row in server.stdout:
                 if "listening" in row:
@@ -115,7 +110,7 @@ def _iperf(comm: Any, args: argparse.Namespace) -> dict[str, float] | None:
 
 
 def _client(seconds: int) -> dict[str, float]:
-    command = [*WITH_PARENT, "iperf3", "-c", ADDRESSES[1], "--bidir", "-t", str(seconds), "-O", str(OMITTED), "-J"]
+    command = ["iperf3", "-c", ADDRESSES[1], "--bidir", "-t", str(seconds), "-O", str(OMITTED), "-J"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     found = json.loads(done.stdout or "{}")
     if done.returncode != 0 or "error" in found:

@@ -45,13 +45,12 @@ class Shape:
 class Host:
     """A network namespace and a host name, and the process that holds them open."""
 
-    def __init__(self, address: str, environment: dict[str, str]) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
         self._holder = subprocess.Popen(
             [sys.executable, __file__, address],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
             start_new_session=True,
         )
         assert self._holder.stdout is not None
@@ -91,17 +90,17 @@ class Line:
 
 
 @contextlib.contextmanager
-def line(shape: Shape, environment: dict[str, str], delay_by: str = "auto") -> Iterator[Line]:
+def line(shape: Shape, delay_by: str = "auto") -> Iterator[Line]:
     """Two hosts and what is between them, for as long as it is needed."""
     with contextlib.ExitStack() as stack:
         hosts: list[Host] = []
         for address in ADDRESSES:
-            hosts.append(Host(address, environment))
+            hosts.append(Host(address))
             stack.callback(hosts[-1].close)
         first, second = hosts
         by = _how_to_delay(first, delay_by) if shape.delay else ""
         if by == "relay":
-            stack.callback(_end, _relay(first, second, shape.delay, environment))
+            stack.callback(_end, _relay(first, second, shape.delay))
         else:
             first.run(*_ip(f"link add {DEVICE} type veth peer name {DEVICE} netns {second.pid}"))
         for host in hosts:
@@ -117,7 +116,7 @@ def why_not() -> str | None:
     if missing:
         return f"no {', '.join(missing)}: install iproute2 and util-linux"
     try:
-        with line(Shape(0, 0), dict(os.environ)):
+        with line(Shape(0, 0)):
             return None
     except Impossible as error:
         return f"{error}; it needs root, or a kernel that lets users make namespaces of their own"
@@ -159,12 +158,11 @@ def _how_to_delay(host: Host, wanted: str) -> str:
     return "relay"
 
 
-def _relay(first: Host, second: Host, delay: float, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _relay(first: Host, second: Host, delay: float) -> subprocess.Popen[bytes]:
     process = subprocess.Popen(
         first.command(sys.executable, str(RELAY), str(delay)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=environment,
         start_new_session=True,
     )
     try:

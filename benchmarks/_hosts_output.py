@@ -30,14 +30,14 @@ class Result:
     def cells(self) -> list[Cell]:
         return [Cell(c["bytes"], c["seconds"], c["processor_seconds"], c["refused"]) for c in self.found["cells"]]
 
-    def iperf(self, at: int, figure: str) -> float | None:
-        """Mean of the runs before and after a size."""
-        runs = self.found["iperf"]
-        return (runs[at][figure] + runs[at + 1][figure]) / 2 if runs else None
+    def iperf(self, at: int) -> float | None:
+        """Bits a second: the better one of the runs before and after a size, as what disturbs one makes shares look good."""
+        runs = self.found["iperf"][at : at + 2]
+        return max((run["bits_per_second"] for run in runs), default=None)
 
     def share(self, at: int, peer: str) -> tuple[float, float, float] | None:
         """Of iperf3's bandwidth: median over rounds, and its 95 % confidence interval. None: no iperf3."""
-        cell, rate = self.cells[at], self.iperf(at, "bits_per_second")
+        cell, rate = self.cells[at], self.iperf(at)
         return None if rate is None else with_interval([bandwidth(cell.nbytes, s) / rate for s in cell.times[peer]])
 
     def processors(self, at: int, peer: str) -> float:
@@ -103,7 +103,7 @@ def write_csv(path: Path, results: Sequence[Result]) -> None:
         for r in results:
             places = {cell.nbytes: at for at, cell in enumerate(r.cells)}
             for row in csv_rows(KIND, machine["ranks"], r.cells):
-                writer.writerow([r.rate, r.delay, *row, r.iperf(places[row[2]], "bits_per_second")])
+                writer.writerow([r.rate, r.delay, *row, r.iperf(places[row[2]])])
 
 
 def draw(path: Path, results: Sequence[Result]) -> None:

@@ -11,10 +11,11 @@ there. Every line has a job of its own in which ftcomm's direct API, Open MPI (o
 
 Two hosts that reduce S bytes must send each other S bytes, so an all-reduce that takes t seconds has a bandwidth of 8 S / t
 bits a second in each direction ("Gbit/s"); with one rank a host this is nccl-tests' bus bandwidth, 2(n-1)/n S / t. "of iperf3":
-that over the mean of the two directions of `iperf3 --bidir`, measured before and after each size; median over rounds, with its
-95 % confidence interval. The mark is 0.9, of sizes whose time is not mostly the line's delay. "processors": user and system
-seconds of all ranks over the time that passed; iperf3's are its client's and server's. "sent / bytes": what leaves a host, with
-headers, counted at its device, over S: 1 is the least, and a flat ring with two ranks a host sends 1.5.
+that over the mean of the two directions of `iperf3 --bidir`, in the better of two runs, before and after the size; median
+over rounds, with its 95 % confidence interval. The mark is 0.9, of sizes whose time is not mostly the line's delay.
+"processors": user and system seconds of all ranks over the time that passed; iperf3's are its client's and server's. "sent /
+bytes": what leaves a host, with headers, counted at its device, over S: 1 is the least, and a flat ring with two ranks a host
+sends 1.5.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def main() -> int:
         environment = one_thread(folder) | {"FTCOMM_SECRET": secrets.token_hex(16)}
         for shape in (Shape(rate, delay) for rate in args.rate for delay in args.delay):
             try:
-                with line(shape, environment, args.delay_by) as joined:
+                with line(shape, args.delay_by) as joined:
                     results.append(measured(joined, args, folder, environment))
             except Impossible as error:
                 print(f"\n# {shape} is left out: {error}", flush=True)

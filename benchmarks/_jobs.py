@@ -19,6 +19,13 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 # With the store that torchrun (torch 2.13) shares between its restarts, gloo finds the dead processes' addresses there. Not for
 # ftrun and torchft: a store that the first worker hosts dies with it.
 TORCHRUN_GLOO = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *TORCHRUN]
+# About one start in 75 ends so, whatever is started.
+MPIRUN_FAILED = "PMIx server's listener thread failed to start"
+
+
+def mpirun() -> str | None:
+    """The environment's own where it has one, also when it is not activated."""
+    return shutil.which("mpirun", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 
 
 def restarting(ranks: int, backend: str) -> list[str]:

@@ -19,14 +19,12 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from _jobs import Broken, kill_all, one_thread, start, tail
+from _jobs import MPIRUN_FAILED, Broken, kill_all, mpirun, one_thread, start, tail
 from _recovery_ranks import Plan
 
 STARTING = 60.0  # seconds in which all ranks are ready
 PATIENCE = 30.0  # seconds for what should take less than one
 STOP_CAP = 10.0  # seconds after which a stopped rank counts as not noticed
-# About one start in 75 ends so, whatever is started.
-MPIRUN_FAILED = "PMIx server's listener thread failed to start"
 
 
 def measure(plan: Plan, stop: bool, within: Path) -> dict[str, Any] | None:
@@ -193,8 +191,3 @@ class Round:
                 raise Broken(f"rank {rank} hangs at its end") from None
             if code != 0:
                 raise Broken(f"rank {rank} ended with {code}")
-
-
-def mpirun() -> str | None:
-    """The environment's own where it has one, also when it is not activated."""
-    return shutil.which("mpirun", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))

@@ -28,10 +28,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from _jobs import Broken, all_tidied
+from _jobs import Broken, all_tidied, mpirun
 from _recovery_ranks import Plan
 from _recovery_report import draw, report
-from _recovery_round import measure, mpirun
+from _recovery_round import measure
 from suite.machine import described
 from suite.options import rank_list, size_list, size_text
 

@@ -51,6 +51,16 @@ ITEMS = (
         for kind in OPERATIONS
         for n in (2, 4)
     ),
+    *(
+        Item(
+            f"between_hosts-{n}",
+            "between_hosts",
+            f"--ranks-per-host {n}",
+            "--rate none,1G --delay 0,1ms --sizes 8,64K --rounds 1 --iperf-seconds 1",
+            _SUITE,
+        )
+        for n in (1, 2)
+    ),
     *(Item(f"healthy-{n}", "healthy", f"--ranks {n}", "--rounds 1", ("json",)) for n in (2, 4)),
     *(
         Item(f"ddp_step-{n}", "ddp_step", f"--ranks {n}", "--model resnet --batch 4 --rounds 1", ("json",))

@@ -6,7 +6,7 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,10 +22,11 @@ class WrongResult(RuntimeError):
 
 @dataclass
 class Cell:
-    """One size: by peer the seconds per call of each round, of the slowest rank."""
+    """One size: by peer the seconds per call of each round, of the slowest rank, and the processors' seconds of all ranks."""
 
     nbytes: int
     times: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)  # peers that cannot do it, and why
 
     def median(self, peer: str) -> float:
@@ -51,9 +52,9 @@ def with_interval(values: list[float]) -> tuple[float, float, float]:
 def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespace) -> Iterator[Cell]:
     """Collective: every rank goes through the same cells."""
     for nbytes in args.sizes:
-        count = elements(kind, nbytes, _itemsize(args.dtype), comm.size)
+        count = elements(kind, nbytes, itemsize(args.dtype), comm.size)
         b = buffers(kind, count, comm.size, args.dtype)
-        cell = Cell(count * _itemsize(args.dtype) if kind != "barrier" else 0)
+        cell = Cell(count * itemsize(args.dtype) if kind != "barrier" else 0)
         calls: dict[str, tuple[Call, int]] = {}
         for name, peer in peers.items():
             call = peer.call(kind, b)
@@ -64,15 +65,16 @@ def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespa
                 tensor.fill_(0)  # sums of zeros do not grow from call to call
             calls[name] = call, _how_many(call, comm, args.budget)
         order = random.Random(nbytes)  # the same on all ranks
-        mine: dict[str, list[float]] = {name: [] for name in calls}
+        mine: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
         for _ in range(args.rounds + WARM):
             for name in order.sample(sorted(calls), len(calls)):
                 call, number = calls[name]
                 mine[name].append(_round(call, number, comm))
-        for name, seconds in mine.items():
-            cell.times[name] = slowest(seconds[WARM:], comm)
-            if kind == "send_recv":
-                cell.times[name] = [s / 2 for s in cell.times[name]]
+        messages = 2 if kind == "send_recv" else 1
+        for name, rounds in mine.items():
+            elapsed, used = zip(*rounds[WARM:], strict=True)
+            cell.times[name] = [s / messages for s in slowest(elapsed, comm)]
+            cell.cpu[name] = [s / messages for s in _of_all(used, comm, "sum")]
         yield cell
 
 
@@ -100,25 +102,31 @@ def _how_many(call: Call, comm: Any, budget: float) -> int:
     """Calls in a round, from how long a few take."""
     seconds, number = 0.0, 1
     while True:
-        seconds = _agreed(_round(call, number, comm), comm)
+        seconds = _agreed(_round(call, number, comm)[0], comm)
         if seconds * number >= budget / 4 or number >= MOST_CALLS:
             return max(1, min(MOST_CALLS, round(budget / seconds)))
         number *= 4
 
 
-def _round(call: Call, number: int, comm: Any) -> float:
+def _round(call: Call, number: int, comm: Any) -> tuple[float, float]:
+    """Seconds per call, and those that processors spent on this process, its threads and its system calls meanwhile."""
     comm.barrier()
-    start = time.perf_counter()
+    used, start = time.process_time(), time.perf_counter()
     for _ in range(number):
         call()
-    return (time.perf_counter() - start) / number
+    elapsed = time.perf_counter() - start
+    return elapsed / number, (time.process_time() - used) / number
 
 
-def slowest(seconds: list[float], comm: Any) -> list[float]:
+def slowest(seconds: Sequence[float], comm: Any) -> list[float]:
+    return _of_all(seconds, comm, "max")
+
+
+def _of_all(seconds: Sequence[float], comm: Any, op: str) -> list[float]:
     import numpy as np
 
     values = np.array(seconds)
-    comm.all_reduce(values, "max")
+    comm.all_reduce(values, op)
     return [float(v) for v in values]
 
 
@@ -130,7 +138,7 @@ def _any(here: bool, comm: Any) -> bool:
     return slowest([float(here)], comm)[0] > 0
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
     import torch
 
     return int(getattr(torch, dtype).itemsize)

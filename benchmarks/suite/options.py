@@ -14,33 +14,39 @@ PEERS = ("ftcomm", "torch", "mpi", "gloo")
 
 def parse(doc: str | None, sizes: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
     """``sizes``: the default of --sizes."""
+    p = parser(doc, sizes, _LAUNCHERS + FIGURES, PEERS)
+    p.add_argument(
+        "--ranks", type=int, default=4, help="without a launcher: how many to start, under mpirun (default 4)"
+    )
+    p.add_argument("--transport", choices=["auto", "shm", "tcp"], default="auto", help="ftcomm's and Open MPI's")
+    p.add_argument("--no-limit", action="store_true", help="do not measure the memory's speed for the limit")
+    return p.parse_args(argv)
+
+
+def parser(doc: str | None, sizes: str, epilog: str, peers: Sequence[str]) -> argparse.ArgumentParser:
+    """What every benchmark of an operation can be told. ``peers``: the default of --peers."""
     p = argparse.ArgumentParser(
-        description=doc, epilog=_EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=doc, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     p.add_argument(
         "--sizes", type=size_list, default=size_list(sizes), help=f"bytes: 8:64M[:2] or 8,4K,1M (default {sizes})"
     )
     p.add_argument(
-        "--ranks", type=int, default=4, help="without a launcher: how many to start, under mpirun (default 4)"
-    )
-    p.add_argument(
-        "--peers", nargs="+", choices=PEERS, default=list(PEERS), help="whom to measure (default: all there are)"
+        "--peers", nargs="+", choices=PEERS, default=list(peers), help=f"whom to measure (default: {' '.join(peers)})"
     )
     p.add_argument("--dtype", choices=DTYPES, default="float32")
     p.add_argument("--op", choices=["sum", "max", "min", "prod"], default="sum", help="of reductions")
     p.add_argument("--algorithm", default="auto", help="ftcomm's, of all_reduce (default auto)")
-    p.add_argument("--transport", choices=["auto", "shm", "tcp"], default="auto", help="ftcomm's and Open MPI's")
     p.add_argument("--policy", choices=["raise", "lossy", "replay"], default="raise", help="ftcomm's")
     p.add_argument("--rounds", type=int, default=15, help="interleaved rounds for each size (default 15)")
     p.add_argument("--budget", type=float, default=0.03, help="seconds that a peer's round should take (default 0.03)")
-    p.add_argument("--no-limit", action="store_true", help="do not measure the memory's speed for the limit")
     for kind, what in (
         ("json", "all figures"),
         ("csv", "a row for each size and peer"),
         ("plot", "a picture, png or svg"),
     ):
         p.add_argument(f"--{kind}", type=Path, metavar="FILE", help=f"write {what}")
-    return p.parse_args(argv)
+    return p
 
 
 def size_list(text: str) -> list[int]:
@@ -85,12 +91,14 @@ def size_text(bytes_: int) -> str:
     return f"{bytes_} B"
 
 
-_EPILOG = """\
+_LAUNCHERS = """\
 Start it alone (it starts its ranks itself), or as a program of either launcher:
 
     mpirun -n 4 python benchmarks/all_reduce.py
     ftrun --nproc-per-node 4 benchmarks/all_reduce.py      without Open MPI's column
 
+"""
+FIGURES = """\
 Sizes are those of nccl-tests: the bytes of the whole operation on one rank. Times are microseconds per call, the median over
 rounds of the slowest rank's mean; a round is a number of calls of one peer, and all peers have their round before the next ones,
 in an order drawn by lot. A ratio is the median over rounds of the peer's time over ftcomm's (above 1: ftcomm is

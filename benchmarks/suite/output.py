@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,23 +59,44 @@ def limit(kind: str, ranks: int, nbytes: int, memory: float) -> float:
 
 
 def write_json(path: Path, kind: str, machine: dict[str, Any], memory: float, cells: Sequence[Cell]) -> None:
-    rows = [{"bytes": c.nbytes, "seconds": c.times, "refused": c.refused} for c in cells]
+    rows = json_rows(cells)
     path.write_text(json.dumps({"operation": kind, "machine": machine, "memory": memory, "cells": rows}, indent=1))
+
+
+def json_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    return [{"bytes": c.nbytes, "seconds": c.times, "processor_seconds": c.cpu, "refused": c.refused} for c in cells]
 
 
 def write_csv(path: Path, kind: str, machine: dict[str, Any], cells: Sequence[Cell]) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
         file.write("".join(f"# {name}: {value}\n" for name, value in machine.items()))
         writer = csv.writer(file)
-        names = "operation ranks bytes peer median_us min_us max_us algbw_gbs busbw_gbs rounds"
-        writer.writerow(names.split())
-        for cell in cells:
-            for peer, times in cell.times.items():
-                seconds = cell.median(peer)
-                rate = cell.nbytes / seconds / 1e9
-                micro = (f"{1e6 * s:.3f}" for s in (seconds, min(times), max(times)))
-                bandwidths = (f"{rate:.4f}", f"{rate * BUS[kind](machine['ranks']):.4f}")
-                writer.writerow([kind, machine["ranks"], cell.nbytes, peer, *micro, *bandwidths, len(times)])
+        writer.writerow(CSV_COLUMNS)
+        writer.writerows(csv_rows(kind, machine["ranks"], cells))
+
+
+CSV_COLUMNS = [
+    "operation",
+    "ranks",
+    "bytes",
+    "peer",
+    "median_us",
+    "min_us",
+    "max_us",
+    "algbw_gbs",
+    "busbw_gbs",
+    "rounds",
+]
+
+
+def csv_rows(kind: str, ranks: int, cells: Sequence[Cell]) -> Iterator[list[Any]]:
+    for cell in cells:
+        for peer, times in cell.times.items():
+            seconds = cell.median(peer)
+            rate = cell.nbytes / seconds / 1e9
+            micro = (f"{1e6 * s:.3f}" for s in (seconds, min(times), max(times)))
+            bandwidths = (f"{rate:.4f}", f"{rate * BUS[kind](ranks):.4f}")
+            yield [kind, ranks, cell.nbytes, peer, *micro, *bandwidths, len(times)]
 
 
 def draw(path: Path, kind: str, machine: dict[str, Any], memory: float, cells: Sequence[Cell]) -> None:

@@ -1,0 +1,45 @@
+"""How a quantity grows with the number of ranks: judged between the least and the most ranks that it was measured at."""
+
+from __future__ import annotations
+
+import math
+
+
+def exponent(by_ranks: dict[int, float]) -> float:
+    """e where the quantity grows as ranks ** e: 0 is not at all, 1 is linear."""
+    few, many = min(by_ranks), max(by_ranks)
+    if by_ranks[few] <= 0 or by_ranks[many] <= 0:
+        return 0.0 if by_ranks[few] == by_ranks[many] else math.inf
+    return math.log(by_ranks[many] / by_ranks[few]) / math.log(many / few)
+
+
+def of_logarithm(few: int, many: int) -> float:
+    """The exponent that log n has between the two."""
+    return math.log(math.log(many) / math.log(few)) / math.log(many / few)
+
+
+def verdict(by_ranks: dict[int, float]) -> str:
+    if max(by_ranks) < 4 * min(by_ranks):
+        return "(too near to say)"
+    e = exponent(by_ranks)
+    if e <= 0.05:
+        return "bounded"
+    if e <= of_logarithm(min(by_ranks), max(by_ranks)) * 1.25 + 0.02:
+        return "as log n"
+    if e < 0.8:
+        return "more than log n, less than n"
+    if e < 1.25:
+        return "as n (or n log n)"
+    return "more than n"
+
+
+def table(title: str, quantities: dict[str, dict[int, float]]) -> str:
+    lines = [f"{title:44}{'from':>8}{'to':>8}{'times':>10}{'exponent':>10}{'log n has':>11}  growth"]
+    for name, by_ranks in quantities.items():
+        few, many = min(by_ranks), max(by_ranks)
+        if few == many:
+            continue
+        times = by_ranks[many] / by_ranks[few] if by_ranks[few] else math.inf
+        own, log = exponent(by_ranks), of_logarithm(few, many)
+        lines.append(f"{name:44}{few:>8}{many:>8}{times:>10.2f}{own:>10.2f}{log:>11.2f}  {verdict(by_ranks)}")
+    return "\n".join(lines)

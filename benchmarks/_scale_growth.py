@@ -1,13 +1,20 @@
-"""How a quantity grows with the number of ranks: judged between the least and the most ranks that it was measured at."""
+"""How a quantity grows with the number of ranks, over the last factor of 4: what is constant hides it before."""
 
 from __future__ import annotations
 
 import math
 
+FACTOR = 4
+
+
+def judged_between(by_ranks: dict[int, float]) -> tuple[int, int]:
+    many = max(by_ranks)
+    return max((n for n in by_ranks if n * FACTOR <= many), default=min(by_ranks)), many
+
 
 def exponent(by_ranks: dict[int, float]) -> float:
     """e where the quantity grows as ranks ** e: 0 is not at all, 1 is linear."""
-    few, many = min(by_ranks), max(by_ranks)
+    few, many = judged_between(by_ranks)
     if by_ranks[few] <= 0 or by_ranks[many] <= 0:
         return 0.0 if by_ranks[few] == by_ranks[many] else math.inf
     return math.log(by_ranks[many] / by_ranks[few]) / math.log(many / few)
@@ -19,12 +26,13 @@ def of_logarithm(few: int, many: int) -> float:
 
 
 def verdict(by_ranks: dict[int, float]) -> str:
-    if max(by_ranks) < 4 * min(by_ranks):
+    few, many = judged_between(by_ranks)
+    if many < FACTOR * few:
         return "(too near to say)"
     e = exponent(by_ranks)
     if e <= 0.05:
         return "bounded"
-    if e <= of_logarithm(min(by_ranks), max(by_ranks)) * 1.25 + 0.02:
+    if e <= of_logarithm(few, many) * 1.25 + 0.02:
         return "as log n"
     if e < 0.8:
         return "more than log n, less than n"
@@ -36,7 +44,7 @@ def verdict(by_ranks: dict[int, float]) -> str:
 def table(title: str, quantities: dict[str, dict[int, float]]) -> str:
     lines = [f"{title:44}{'from':>8}{'to':>8}{'times':>10}{'exponent':>10}{'log n has':>11}  growth"]
     for name, by_ranks in quantities.items():
-        few, many = min(by_ranks), max(by_ranks)
+        few, many = judged_between(by_ranks)
         if few == many:
             continue
         times = by_ranks[many] / by_ranks[few] if by_ranks[few] else math.inf

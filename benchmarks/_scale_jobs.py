@@ -72,6 +72,7 @@ class _Job:
         own = [sys.executable, str(PROGRAM), "--system", self.system, "--report", str(self.folder / "report")]
         own += ["--store", str(self.folder / "store"), "--size", str(self.size), "--victim", str(self.victim)]
         own += ["--calls", str(self.args.calls), "--patience", str(self.args.patience)]
+        own += ["--heartbeat", str(self.args.heartbeat)]
         own += ["--hosts", str(hosts_of(self.system, self.size, self.args)), "--transport", self.args.transport]
         environment = one_thread(self.folder)
         if segments is not None:

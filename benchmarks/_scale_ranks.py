@@ -48,7 +48,7 @@ def ftcomm_rank(args: argparse.Namespace) -> None:
     del init_methods, rendezvous
     rank, size, victim = args.rank, args.size, args.victim
     host = f"host-{rank * args.hosts // size}" if args.hosts > 1 else None
-    options = ftcomm.Options(transport=args.transport, host=host, timeout=args.patience)
+    options = ftcomm.Options(transport=args.transport, host=host, heartbeat=args.heartbeat, timeout=args.patience)
     driver = at_the_gate(args, rank)
     comm = ftcomm.init(rank, size, f"file://{args.store}", options)
     comm.barrier()

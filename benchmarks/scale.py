@@ -182,6 +182,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3, help="jobs of each system and size (default 3)")
     parser.add_argument("--calls", type=int, default=10, help="of each operation in a job (default 10)")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds for each step of a job (default 120)")
+    # Many processes on few processors: some do not run for more than a second. A kill is not seen by silence here.
+    parser.add_argument("--heartbeat", type=float, default=10.0, help="ftcomm's, in seconds (default 10)")
     parser.add_argument("--transport", choices=["auto", "shm", "tcp"], default="auto", help="ftcomm's, on one host")
     parser.add_argument(
         "--sim", type=int, nargs="*", default=[1000, 10000, 100000], help="numbers of simulated ranks; none: none"
@@ -203,7 +205,8 @@ def _one_rank() -> None:
         parser.add_argument(name)
     for name in ("--rank", "--victim", "--size", "--hosts", "--calls"):
         parser.add_argument(name, type=int)
-    parser.add_argument("--patience", type=float)
+    for name in ("--patience", "--heartbeat"):
+        parser.add_argument(name, type=float)
     import _scale_ranks
 
     _scale_ranks.run(parser.parse_args())

@@ -28,7 +28,7 @@ HELD = ("pss", "shmem", "private", "threads", "fds", "tcp")  # of a rank; by the
 
 
 def hosts_of(system: str, size: int, args: argparse.Namespace) -> int:
-    return max(1, size // args.per_host) if system == "hosts" else 1
+    return max(2, size // args.per_host) if system == "hosts" else 1
 
 
 def measure(system: str, size: int, number: int, args: argparse.Namespace, folder: Path) -> dict[str, float]:

@@ -19,7 +19,7 @@ def draw(path: Path, figures: dict[str, dict[str, list[dict[str, float]]]], rows
     links = sorted({r["link_us"] for r in rows})
     plt = pyplot()
     height = bool(figures) + bool(rows)
-    figure, axes = plt.subplots(height, 5, figsize=(20, 4.2 * height), squeeze=False)
+    figure, axes = plt.subplots(height, 5, figsize=(20, 4.2 * height), squeeze=False, layout="constrained")
     at = 0
     if figures:
         for axis, name in zip(axes[0], REAL, strict=True):
@@ -31,8 +31,8 @@ def draw(path: Path, figures: dict[str, dict[str, list[dict[str, float]]]], rows
             _simulated(axis, key, label, rows, links)
         _simulated(axes[at][3], "most_received", "messages to one rank", rows, links[:1])
         _memory(axes[at][4], rows)
-        axes[at][0].legend(fontsize=6)
-    figure.tight_layout()
+        handles, labels = axes[at][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=7)
     figure.savefig(path, dpi=130)
 
 

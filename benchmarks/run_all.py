@@ -90,6 +90,7 @@ ITEMS = (
     Item("undo_cost", "undo_cost", "", "--rounds 1"),
     Item("undo_error", "undo_error", "", "--cases 10"),
     Item("undo_accuracy", "undo_accuracy", "", "--seeds 1 --failures 1", _DRAWN),
+    Item("scale", "scale", "", "--ranks 4 --rounds 1 --calls 2 --sim 32 2000 --links-us 10", _DRAWN),
     Item("grouping", "grouping", "", "--instances 10"),
 )
 

@@ -9,6 +9,7 @@
 #include "sim/expected.h"
 #include "sim/mutations.h"
 #include "sim/runner.h"
+#include "sim/scale.h"
 #include "sim/scenario.h"
 
 namespace {
@@ -21,7 +22,9 @@ int usage() {
         "usage: ftcomm-sim [--seeds N] [--first S] [--jobs J] [--mutate RULE]... [--stop-at-first] [--only-replay] [--expect "
         "NAME]...\n"
         "       ftcomm-sim --seed S [--mutate RULE] [--trace]     one seed, exactly as in a long run\n"
-        "       ftcomm-sim --mutations [--seeds N]                each rule taken away: after how many seeds it is caught\n");
+        "       ftcomm-sim --mutations [--seeds N]                each rule taken away: after how many seeds it is caught\n"
+        "       ftcomm-sim --scale N [--link-us L] [--message-ns M] [--per-host H] [--fence-only]\n"
+        "                                                         how many messages operations of N ranks take (JSON)\n");
     return 2;
 }
 
@@ -63,6 +66,7 @@ int main(int argc, char** argv) {
     RunPlan plan;
     plan.count = 1000;
     bool one = false, trace = false, mutations = false;
+    ScalePlan scale;
     std::vector<std::string> expected(std::begin(kExpected), std::end(kExpected));
     for (int i = 1; i < argc; ++i) {
         const std::string a = argv[i];
@@ -77,6 +81,11 @@ int main(int argc, char** argv) {
             if (end == text || *end != '\0') std::exit(usage());
             return n;
         };
+        const auto small_number = [&] {
+            const auto n = number();
+            if (n < 1 || n > 1'000'000) std::exit(usage());
+            return static_cast<int>(n);
+        };
         if (a == "--seeds") plan.count = number();
         else if (a == "--first") plan.first = number();
         else if (a == "--seed") plan.first = number(), one = true;
@@ -87,8 +96,14 @@ int main(int argc, char** argv) {
         else if (a == "--only-replay") plan.only_replay = true;
         else if (a == "--stop-at-first") plan.stop_at_first = true;
         else if (a == "--expect") expected.push_back(value());
+        else if (a == "--scale") scale.ranks = small_number();
+        else if (a == "--link-us") scale.cost.latency = small_number() * ftcomm::Time{1000};
+        else if (a == "--message-ns") scale.cost.overhead = small_number();
+        else if (a == "--per-host") scale.per_host = small_number();
+        else if (a == "--fence-only") scale.fence_only = true;
         else return usage();
     }
+    if (scale.ranks > 0) return scale.ranks > 1 ? run_scale(scale) : usage();
     for (const auto& m : plan.mutations)
         if (!is_rule(m)) {
             std::fprintf(stderr, "ftcomm-sim: no removable rule named %s\n", m.c_str());

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -28,6 +30,43 @@ def test_invariants_hold() -> None:
 def test_seed_that_once_hung(seed: int) -> None:
     done = simulate("--seed", str(seed))
     assert done.returncode == 0, done.stdout[-2000:]
+
+
+def scale(*arguments: str) -> dict[str, Any]:
+    done = simulate("--scale", *arguments)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+
+def test_scale() -> None:
+    """What follows from the algorithms: a dissemination barrier, and a leader to whom all say their word."""
+    few, many = scale("16"), scale("256")
+    assert few["whole_nodes"]
+    assert many["whole_nodes"]
+    for n, found in ((16, few["operations"]), (256, many["operations"])):
+        levels = n.bit_length() - 1
+        assert found["fence"]["rounds"] == found["fence"]["most_sent"] == levels
+        assert found["fence"]["messages"] == n * levels
+        assert found["barrier"]["messages"] == n * (levels + 1)  # each says first that it is there
+        assert found["agree"]["messages"] == 2 * (n - 1)
+        assert found["agree"]["most_received"] == n - 1
+        assert found["agree"]["rounds"] == few["operations"]["agree"]["rounds"]
+        assert found["shrink"]["messages"] == 2 * (n - 2)
+        assert found["death_seen_by_host"]["seconds"] < 0.01
+    assert 1.0 < many["operations"]["silent_host"]["seconds"] < 1.2  # a heartbeat
+
+
+def test_scale_is_the_same_each_time_and_with_the_fence_alone() -> None:
+    whole, again = (scale("100")["operations"] for _ in range(2))
+    assert whole == again
+    assert scale("100", "--fence-only")["operations"] == {"fence": whole["fence"]}
+
+
+def test_scale_beyond_what_a_job_may_have() -> None:
+    found = scale("20000", "--link-us", "1000")
+    assert not found["whole_nodes"]
+    assert found["operations"]["fence"]["rounds"] == 15
+    assert found["operations"]["fence"]["seconds"] > 0.015
 
 
 def test_a_seed_replays_exactly() -> None:

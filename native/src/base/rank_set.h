@@ -11,7 +11,12 @@
 
 namespace ftcomm {
 
-inline constexpr int kMaxRanks = 1024;
+// Another limit is only for the simulator at scale (FTCOMM_SIM_MAX_RANKS): shared memory's layout and the size of sets are made for this.
+#ifndef FTCOMM_MAX_RANKS
+#define FTCOMM_MAX_RANKS 1024
+#endif
+inline constexpr int kMaxRanks = FTCOMM_MAX_RANKS;
+static_assert(kMaxRanks % 64 == 0 && kMaxRanks / 64 <= 255, "records give a set's words in one byte");
 
 class RankSet {
 public:

@@ -37,10 +37,17 @@ int check(const ft_request* request) {
     return FT_OK;
 }
 
+namespace {
+int not_running() { return fail(Code::Closed, "the job is not running: it was not started, or was left or closed"); }
+}  // namespace
+
 int check_running(const ft_job* job) {
     if (int rc = check(job); rc != FT_OK) return rc;
-    if (!job->job->running()) return fail(Code::Closed, "the job is not running: it was not started, or was left or closed");
-    return FT_OK;
+    return job->job->running() ? FT_OK : not_running();
+}
+
+int check_node(const ft_job* job) {
+    return job->job->engine().has_node() ? FT_OK : not_running();
 }
 
 int give(ft_job* job, RequestPtr request, bool survivors, ft_request** out) {

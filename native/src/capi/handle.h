@@ -28,6 +28,8 @@ int check(const ft_job* job);
 int check(const ft_request* request);
 // Also: started and not left.
 int check_running(const ft_job* job);
+// Also, with the engine held: another thread may have closed the job after the look before.
+int check_node(const ft_job* job);
 
 int give(ft_job* job, RequestPtr request, bool survivors, ft_request** out);
 void put_flags(const RankSet& set, std::uint8_t* flags, std::size_t size);

@@ -86,12 +86,14 @@ int ft_job_info(ft_job* job, char* out, size_t cap) {
 uint64_t ft_job_epoch(ft_job* job) {
     if (check_running(job) != FT_OK) return 0;
     Engine::Hold hold(job->job->engine());
+    if (check_node(job) != FT_OK) return 0;
     return job->job->engine().node().epoch();
 }
 
 int ft_job_alive(ft_job* job, uint8_t* flags) {
     if (int rc = check_running(job); rc != FT_OK) return rc;
     Engine::Hold hold(job->job->engine());
+    if (int rc = check_node(job); rc != FT_OK) return rc;
     put_flags(job->job->engine().node().alive_slots(), flags, static_cast<size_t>(job->job->config().world_size));
     return FT_OK;
 }
@@ -99,6 +101,7 @@ int ft_job_alive(ft_job* job, uint8_t* flags) {
 int ft_job_waiting(ft_job* job, uint8_t* flags) {
     if (int rc = check_running(job); rc != FT_OK) return rc;
     Engine::Hold hold(job->job->engine());
+    if (int rc = check_node(job); rc != FT_OK) return rc;
     put_flags(job->job->engine().node().waiting_slots(), flags, static_cast<size_t>(job->job->config().world_size));
     return FT_OK;
 }
@@ -106,6 +109,7 @@ int ft_job_waiting(ft_job* job, uint8_t* flags) {
 int ft_job_stale(ft_job* job) {
     if (check_running(job) != FT_OK) return 0;
     Engine::Hold hold(job->job->engine());
+    if (check_node(job) != FT_OK) return 0;
     const auto& node = job->job->engine().node();
     return node.left_with_group() ? 2 : node.stale() ? 1 : 0;
 }

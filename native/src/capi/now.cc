@@ -16,6 +16,9 @@ template <class F>
 int finish(ft_job* job, double timeout, ft_now* out, F post) {
     *out = {};
     const auto now = IoLoop::now();
+    if (int rc = check(job); rc != FT_OK) return rc;
+    const auto held = job->job;  // another thread may close the job, and with it the handle, while this one waits
+    const auto generation = job->generation;
     RequestPtr request;
     int size = 0;
     int rc = with_node(job, [&](Node& node) {
@@ -25,9 +28,9 @@ int finish(ft_job* job, double timeout, ft_now* out, F post) {
     if (rc != FT_OK) return rc;
     return guarded([&] {
         const auto limit = seconds_or_default(timeout);
-        const bool done = job->job->engine().wait(request, limit > 0 ? now + limit : 0, now) == Engine::Wait::Done;
+        const bool done = held->engine().wait(request, limit > 0 ? now + limit : 0, now) == Engine::Wait::Done;
         if (!done || !request->status || !is_plain(*request, size)) {
-            give(job, std::move(request), false, &out->request);
+            out->request = new ft_request{held, std::move(request), generation, false};
             const int waited = ft_request_wait(out->request, 0);
             return waited == FT_OK ? FT_LOOK : waited;
         }

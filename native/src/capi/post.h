@@ -19,6 +19,7 @@ int with_node(ft_job* job, F f) {
         if (int rc = check_running(job); rc != FT_OK) return rc;
         auto& engine = job->job->engine();
         Engine::Hold hold(engine);
+        if (int rc = check_node(job); rc != FT_OK) return rc;
         return f(engine.node());
     });
 }

@@ -61,7 +61,7 @@ int ft_request_fail(ft_request* r, int32_t why) {
         if (is_done(r) || !r->job->running()) return int{FT_OK};
         auto& engine = r->job->engine();
         Engine::Hold hold(engine);
-        engine.node().fail_request(IoLoop::now(), r->request, static_cast<Code>(why));
+        if (engine.has_node()) engine.node().fail_request(IoLoop::now(), r->request, static_cast<Code>(why));
         return int{FT_OK};
     });
 }

@@ -1,6 +1,5 @@
 #include "channel/sender.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -22,7 +21,7 @@ void Sender::queue(int slot, const FrameHeader& header, Bytes payload) {
     q.header = header;
     q.header.length = static_cast<std::uint32_t>(payload.size());
     q.owned = std::move(payload);
-    queues_[static_cast<std::size_t>(slot)].push_back(std::move(q));
+    queues_[slot].push_back(std::move(q));
 }
 
 Bytes Sender::scratch(std::uint32_t length) {
@@ -59,7 +58,7 @@ void Sender::send_stable(int slot, FrameHeader header, ByteView payload) {
     q.header = header;
     q.stable = payload;
     q.is_stable = true;
-    queues_[static_cast<std::size_t>(slot)].push_back(std::move(q));
+    queues_[slot].push_back(std::move(q));
 }
 
 void Sender::send_long(int slot, FrameHeader header, ByteView payload) {
@@ -73,7 +72,9 @@ void Sender::send_long(int slot, FrameHeader header, ByteView payload) {
 }
 
 void Sender::on_writable(int slot) {
-    auto& q = queues_[static_cast<std::size_t>(slot)];
+    const auto it = queues_.find(slot);
+    if (it == queues_.end()) return;
+    auto& q = it->second;
     while (!q.empty()) {
         auto& f = q.front();
         auto* p = transport_.reserve(slot, f.header.length);
@@ -84,15 +85,13 @@ void Sender::on_writable(int slot) {
         recycle(std::move(f.owned));
         q.pop_front();
     }
+    queues_.erase(it);
 }
 
 void Sender::drop_collectives(std::uint64_t comm) {
-    for (auto& q : queues_)
+    for (auto& [slot, q] : queues_)
         std::erase_if(q, [&](const Queued& f) { return f.header.comm == comm && is_collective(f.header.kind); });
-}
-
-bool Sender::idle() const {
-    return std::all_of(queues_.begin(), queues_.end(), [](const auto& q) { return q.empty(); });
+    std::erase_if(queues_, [](const auto& entry) { return entry.second.empty(); });
 }
 
 }  // namespace ftcomm

@@ -19,7 +19,7 @@ struct Core {
         : config(std::move(c)),
           rules(Rules::without(config.mutations)),
           transport(t),
-          sender(t, config.world_size),
+          sender(t),
           cells(a, config.boot, rules),
           host(h),
           now(start),

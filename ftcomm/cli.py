@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         if name in ("info", "faults"):
             command.add_argument("--json", action="store_true", help="print JSON")
-    commands.add_parser("sim", help="run the protocol's simulator: ftcomm sim --seeds N [--seed N] [--mutate RULE], or --scale N")
+    commands.add_parser(
+        "sim", help="run the protocol's simulator: ftcomm sim --seeds N [--seed N] [--mutate RULE], or --scale N"
+    )
     commands.add_parser(
         "timeline", help="draw who was alive, waiting, recovering: ftcomm timeline run/events.jsonl -o run.png"
     )

@@ -29,7 +29,10 @@ std::int64_t resident_bytes() {
 std::string json_of(const ScaleCount& c) {
     JsonObject o;
     o.add("messages", c.messages).add("bytes", c.bytes).add("most_sent", c.most_sent);
-    o.add("most_received", c.most_received).add("most_peers", c.most_peers).add("cell_requests", c.cell_requests).add("rounds", c.rounds);
+    o.add("most_received", c.most_received)
+        .add("most_peers", c.most_peers)
+        .add("cell_requests", c.cell_requests)
+        .add("rounds", c.rounds);
     o.add("seconds", static_cast<double>(c.time) * 1e-9);
     return o.text();
 }

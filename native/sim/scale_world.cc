@@ -135,8 +135,8 @@ void ScaleWorld::advance(Time by) {
 // A broadcast is the same bytes again and again: they are kept once, as they are as many as ranks for each of as many.
 std::shared_ptr<const Bytes> ScaleWorld::shared(const std::byte* data, std::size_t bytes) {
     if (bytes == 0) return nullptr;
-    const bool same = last_payload_ != nullptr && last_payload_->size() == bytes &&
-                      std::memcmp(last_payload_->data(), data, bytes) == 0;
+    const bool same =
+        last_payload_ != nullptr && last_payload_->size() == bytes && std::memcmp(last_payload_->data(), data, bytes) == 0;
     if (!same) last_payload_ = std::make_shared<const Bytes>(data, data + bytes);
     return last_payload_;
 }

@@ -17,9 +17,9 @@
 namespace ftcomm::sim {
 
 struct ScaleCost {
-    Time latency = 10'000;   // of a link, and of the way to the authority
-    Time overhead = 1'000;   // at each end of a frame
-    double per_byte = 0.1;   // nanoseconds, at each end
+    Time latency = 10'000;  // of a link, and of the way to the authority
+    Time overhead = 1'000;  // at each end of a frame
+    double per_byte = 0.1;  // nanoseconds, at each end
     Time of(std::size_t bytes) const { return overhead + static_cast<Time>(per_byte * static_cast<double>(bytes)); }
 };
 
@@ -27,9 +27,9 @@ struct ScaleCost {
 struct ScaleCount {
     std::uint64_t messages = 0, bytes = 0, cell_requests = 0;
     std::uint64_t most_sent = 0, most_received = 0;  // messages of the rank that has most
-    std::uint64_t most_peers = 0;                    // whom one rank has exchanged frames with
-    std::uint64_t rounds = 0;                        // the longest chain of messages, each sent after the one before had come
-    Time time = 0;                                   // until the last rank was done
+    std::uint64_t most_peers = 0;  // whom one rank has exchanged frames with
+    std::uint64_t rounds = 0;  // the longest chain of messages, each sent after the one before had come
+    Time time = 0;  // until the last rank was done
 };
 
 class ScaleWorld {
@@ -43,7 +43,7 @@ public:
     static constexpr Time kHeartbeat = 1'000'000'000;
     static constexpr CommId kWorld = 7;
 
-    void start_count();      // all living ranks begin at the same instant
+    void start_count();  // all living ranks begin at the same instant
     ScaleCount count() const;
     // One input of one rank, `delay` after now or when it is free: input(node, its time).
     template <class Input>
@@ -54,10 +54,12 @@ public:
         return result;
     }
     void post(int rank, RequestPtr request);  // count().time is when the last of these was done; none may fail
-    void look_after_each(std::function<void(int rank)> looks) { looks_ = std::move(looks); }  // at a rank that was given something
-    void done(int rank);     // it has what it waits for: of post() this is said by itself
-    void run();              // until nothing is on its way
-    void advance(Time by);   // nobody has anything to do meanwhile
+    void look_after_each(std::function<void(int rank)> looks) {
+        looks_ = std::move(looks);
+    }  // at a rank that was given something
+    void done(int rank);  // it has what it waits for: of post() this is said by itself
+    void run();  // until nothing is on its way
+    void advance(Time by);  // nobody has anything to do meanwhile
     Time now() const { return now_; }
     void kill(int rank);
 

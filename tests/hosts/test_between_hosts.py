@@ -12,7 +12,20 @@ from pathlib import Path
 import pytest
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "between_hosts.py"
-SHORT = "--peers ftcomm --sizes 8,64K --rounds 1 --iperf-seconds 1 --rate 1G --delay 5ms".split()
+SHORT = [
+    "--peers",
+    "ftcomm",
+    "--sizes",
+    "8,64K",
+    "--rounds",
+    "1",
+    "--iperf-seconds",
+    "1",
+    "--rate",
+    "1G",
+    "--delay",
+    "5ms",
+]
 
 
 def marked(text: str) -> list[int]:

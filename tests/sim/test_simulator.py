@@ -75,7 +75,7 @@ def test_a_seed_replays_exactly() -> None:
     assert first == second
 
 
-RARE = {"L4": 600, "L13": 600, "L15": 1240}  # rules that few schedules need, and shortly before the first that does
+RARE = {"L4": 250, "L13": 250, "L14": 6100, "L15": 1240}  # rules that few schedules need, and shortly before the first that does
 
 
 def without_each_rule(seeds: int) -> tuple[subprocess.CompletedProcess[str], set[str]]:
@@ -89,7 +89,7 @@ def without_each_rule(seeds: int) -> tuple[subprocess.CompletedProcess[str], set
 
 
 def test_every_missing_rule_is_caught() -> None:
-    done, uncaught = without_each_rule(150)
+    done, uncaught = without_each_rule(60)
     assert uncaught <= {*RARE}, done.stdout
 
 

@@ -46,9 +46,7 @@ int check_running(const ft_job* job) {
     return job->job->running() ? FT_OK : not_running();
 }
 
-int check_node(const ft_job* job) {
-    return job->job->engine().has_node() ? FT_OK : not_running();
-}
+int check_node(const ft_job* job) { return job->job->engine().has_node() ? FT_OK : not_running(); }
 
 int give(ft_job* job, RequestPtr request, bool survivors, ft_request** out) {
     *out = new ft_request{job->job, std::move(request), job->generation, survivors};

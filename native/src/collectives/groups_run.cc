@@ -24,7 +24,7 @@ namespace ftcomm {
 
 namespace {
 
-constexpr std::uint32_t kWindow = 16;  // sums under way from one delegate to one owner: bounds what an owner may have to keep
+constexpr std::uint32_t kWindow = 64;  // sums under way from one delegate to one owner: bounds what an owner may have to keep
 constexpr std::uint32_t kAnnounce = 4;  // segments
 
 struct GroupEntry {  // payload of GroupEnter

@@ -13,7 +13,9 @@ namespace ftcomm {
 
 namespace {
 
-constexpr int kRingWindow = 8;  // own segments under way at a time
+// Own segments under way at a time. Through memory few, so that what one rank writes is still in the caches when the next one reads it; over
+// a network as many as fill a long line: 4 MB each way.
+constexpr int kNear = 8, kNearSums = 2, kFar = 64;
 
 class RingRun final : public Run {
 public:
@@ -22,7 +24,8 @@ public:
           op_(op),
           plan_(std::move(plan)),
           want_fence_(fence && (kFaultTolerant || op.shape.kind == OpKind::Barrier)),
-          fence_(env_, op_) {}
+          fence_(env_, op_),
+          window_(window_of(env_, op)) {}
 
     void start() override {
         std::uint32_t s = 0;
@@ -99,8 +102,14 @@ private:
         return true;
     }
 
+    static int window_of(const RunEnv& env, const OpState& op) {
+        for (int r : env.living)
+            if (r != env.rank && !env.memory->is_near(env.slot_of(r))) return kFar;
+        return op.shape.kind == OpKind::AllReduce ? kNearSums : kNear;
+    }
+
     void inject() {
-        while (gate_ && next_mine_ < mine_.size() && in_flight_ < kRingWindow) {
+        while (gate_ && next_mine_ < mine_.size() && in_flight_ < window_) {
             const auto s = mine_[next_mine_++];
             ++in_flight_;
             const auto& r = plan_of(s);
@@ -279,6 +288,7 @@ private:
     bool gate_ = false;                // the successor has entered: its buffer is its input now
     bool want_fence_;
     Fence fence_;
+    const int window_;
 };
 
 }  // namespace

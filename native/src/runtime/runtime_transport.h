@@ -36,6 +36,7 @@ public:
         if (auto* wire = of(slot)) wire->drain(slot);
     }
     bool shares_memory(int slot) override { return is_shm(slot) && shm_->shares_memory(slot); }
+    bool is_near(int slot) override { return is_shm(slot); }
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override {
         return shm_->read(slot, remote, to, bytes);
     }

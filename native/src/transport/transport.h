@@ -41,6 +41,8 @@ public:
         (void)slot;
         return false;
     }
+    // Whether frames to the slot go through memory of this host; may also be told where shares_memory is not.
+    virtual bool is_near(int slot) { return shares_memory(slot); }
     // Copies `bytes` from address `from` of the slot's process, then looks whether `ticket` still stands at `ticket_at` there.
     enum class Read { Done, Over, Refused };  // Over: what was copied is worth nothing; the peer is gone, or further on
     struct Remote {

@@ -82,4 +82,38 @@ FT_TEST(replay_hands_out_what_the_decision_before_knew_to_be_complete) {
     EXPECT_EQ(plan->runs[0].count, 2u);
 }
 
+// Under raise a final is read over the input, and the read has broken off: the segment is what its owner has, or lost.
+FT_TEST(a_lost_input_is_handed_out_or_fails_the_operation) {
+    CommSpec spec;
+    spec.id = 100;
+    spec.name = "world";
+    spec.members = {0, 1};
+    spec.policy = Policy::Raise;
+    Decision previous;
+    previous.alive = RankSet::first(2);
+    for (const bool owner_has_it : {true, false}) {
+        std::map<int, Vote> votes;
+        for (int rank : {0, 1}) {
+            OpVote op;
+            op.seq = 1;
+            op.shape.kind = OpKind::AllReduce;
+            op.shape.blocks = 1;
+            op.shape.per_block = 2;
+            const LabelRun final{1, LabelKind::Final, RankSet::first(2)}, input{1, LabelKind::Input, {}};
+            op.labels = {rank == 0 && owner_has_it ? final : input, input};
+            if (rank == 1) op.labels[0].kind = LabelKind::Empty;
+            votes[rank].attempt = 1;
+            votes[rank].ops.push_back(op);
+        }
+        const auto decision = make_decision({spec, previous, votes, RankSet{}, {}, 1});
+        const auto* plan = decision.plan_for(1);
+        REQUIRE(plan != nullptr);
+        EXPECT(plan->verdict == (owner_has_it ? OpPlan::Verdict::Repair : OpPlan::Verdict::Fail));
+        if (!owner_has_it) continue;
+        REQUIRE(plan->runs.size() == 2);
+        EXPECT(plan->runs[0].mode == SegmentMode::Gather && plan->runs[0].rank == 0);
+        EXPECT(plan->runs[1].mode == SegmentMode::Reduce);
+    }
+}
+
 }  // namespace ftcomm::unit

@@ -75,7 +75,12 @@ def test_a_seed_replays_exactly() -> None:
     assert first == second
 
 
-RARE = {"L4": 250, "L13": 250, "L14": 6100, "L15": 1240}  # rules that few schedules need, and shortly before the first that does
+RARE = {
+    "L4": 250,
+    "L13": 250,
+    "L14": 6100,
+    "L15": 1240,
+}  # rules that few schedules need, and shortly before the first that does
 
 
 def without_each_rule(seeds: int) -> tuple[subprocess.CompletedProcess[str], set[str]]:

@@ -150,7 +150,6 @@ private:
     std::uint64_t signature_of(const Shape& shape);
     bool reads_memory(const OpState& op) const;
     std::uint64_t show_limit(OpKind kind) const;
-    bool pulls(const OpState& op) const;
     bool all_share_memory() const;
     std::uint64_t fresh_ticket();
     std::string name_of(const OpState& op) const;

@@ -123,12 +123,6 @@ bool Communicator::reads_memory(const OpState& op) const {
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
 
-// An all-reduce of two ranks through the rings is faster: what one writes there the other finds in the caches. (Of more ranks, too, if each
-// has a processor; where they share some, a ring stands still whenever one of them waits for its turn.)
-bool Communicator::pulls(const OpState& op) const {
-    return op.shape.kind != OpKind::AllReduce || spec_.members.size() > 2 || core_.config.pull_limit > 0;
-}
-
 bool Communicator::all_share_memory() const {
     for (int r : decision_.alive.list())
         if (r != rank_ && !core_.transport.shares_memory(spec_.members[static_cast<std::size_t>(r)])) return false;
@@ -180,10 +174,10 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     } else if (op.shape.algorithm == Algorithm::Flat && (!repair || (replays() && core_.rules.l7 && reduces_all(plan)))) {
         run_ = make_flat_run(env(), op);
         core_.host.trace("run.flat");
-    } else if (reads_memory(op) && pulls(op) && all_share_memory()) {
+    } else if (reads_memory(op) && all_share_memory()) {
         run_ = make_pull_run(env(), op, std::move(plan), fresh_ticket());
         core_.host.trace(repair ? "run.pull.repair" : "run.pull");
-    } else if (reads_memory(op) && op.shape.kind == OpKind::AllReduce && !all_share_memory()) {
+    } else if (reads_memory(op) && op.shape.kind == OpKind::AllReduce) {
         run_ = make_groups_run(env(), op, std::move(plan), !repair || core_.rules.c3, fresh_ticket());
         core_.host.trace(repair ? "run.groups.repair" : "run.groups");
     } else {

@@ -98,6 +98,7 @@ def test_all_go_on_from_the_last_whole_step(
     assert out.splitlines()[-1] == undisturbed(flags)
 
 
+@pytest.mark.table
 def test_without_restarts_the_next_start_goes_on(
     torchrun: Torchrun, tmp_path: Path, undisturbed: Callable[[str], str]
 ) -> None:

@@ -147,6 +147,7 @@ std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uin
         std::memcpy(out + folded, p + folded, size - folded);
         return ~with_instruction(out + folded, size - folded, crc);
     }
+    if (size == 0) return seed;  // of no memory, perhaps
     if (size < kWorthFolding && has_instruction()) {  // a few lines: they go through the caches, wherever they are to be
         std::memcpy(out, p, size);
         return ~with_instruction(out, size, ~seed);

@@ -23,9 +23,13 @@ TORCHRUN_GLOO = ["env", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1", *TORCHRUN]
 MPIRUN_FAILED = "PMIx server's listener thread failed to start"
 
 
-def mpirun() -> str | None:
+def tool(name: str) -> str | None:
     """The environment's own where it has one, also when it is not activated."""
-    return shutil.which("mpirun", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+    return shutil.which(name, path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+
+
+def mpirun() -> str | None:
+    return tool("mpirun")
 
 
 def restarting(ranks: int, backend: str) -> list[str]:

@@ -5,13 +5,11 @@ Both with the same compiler and flags; what is there already is only brought up 
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from _jobs import Broken
+from _jobs import Broken, tool
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILDS = {"with": "OFF", "without": "ON"}
@@ -19,7 +17,7 @@ BUILDS = {"with": "OFF", "without": "ON"}
 
 def build_both() -> dict[str, Path]:
     """The libraries; Broken says what is missing."""
-    cmake, ninja = _tool("cmake"), _tool("ninja")
+    cmake, ninja = tool("cmake"), tool("ninja")
     if cmake is None:
         raise Broken("no cmake: pip install cmake ninja; the libraries that are compared are built with it")
     found = {}
@@ -40,8 +38,3 @@ def _run(command: list[str], what: str) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     if done.returncode:
         raise Broken(f"the library could not be {what}:\n$ {' '.join(command)}\n{done.stdout[-3000:]}")
-
-
-def _tool(name: str) -> str | None:
-    """The environment's own where it has one, also when it is not activated."""
-    return shutil.which(name, path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))

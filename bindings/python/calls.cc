@@ -44,15 +44,20 @@ bool can_begin(Calls* self) {
 
 PyObject* not_begun() { return PyErr_Occurred() != nullptr ? nullptr : the_long_way(); }
 
-// It did not end as usual. No Python runs, and so no signal's handler, before the request has all that must not be lost.
-PyObject* finish(Calls* self, const char* what, int code, const ft_now& now, PyObject* keep, bool of_message) {
+// It did not end as usual. No Python runs, and so no signal's handler, before the request has all that must not be lost. Gives what
+// Python's finish_now() does; or, of a message, the attribute of the request that is asked for.
+PyObject* finish(Calls* self, const char* what, int code, const ft_now& now, PyObject* one, PyObject* other,
+                 PyObject* attribute = nullptr) {
+    if (now.request == nullptr) return the_long_way();  // which says why
     PyObject* request = std::exchange(self->spare, nullptr);
+    PyObject* keep = PyTuple_Pack(2, one, other);
     PyObject* handle =
         PyObject_CallFunction(handle_of, "K", static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(now.request)));
     PyObject* operation = PyUnicode_FromFormat("%s on %U", what, self->name);
-    const bool had = handle != nullptr && operation != nullptr && PyObject_SetAttr(request, keep_name, keep) == 0 &&
-                     PyObject_SetAttr(request, operation_name, operation) == 0 &&
-                     PyObject_SetAttr(request, handle_name, handle) == 0;
+    const bool had =
+        keep != nullptr && handle != nullptr && operation != nullptr && PyObject_SetAttr(request, keep_name, keep) == 0 &&
+        PyObject_SetAttr(request, operation_name, operation) == 0 && PyObject_SetAttr(request, handle_name, handle) == 0;
+    Py_XDECREF(keep);
     Py_XDECREF(handle);
     Py_XDECREF(operation);
     PyObject* result = had ? PyObject_CallFunction(self->finish, "Oi", request, code) : nullptr;
@@ -63,18 +68,8 @@ PyObject* finish(Calls* self, const char* what, int code, const ft_now& now, PyO
         Py_XDECREF(PyObject_CallMethodNoArgs(request, give_up_name));
         PyErr_Restore(type, value, trace);
     }
-    if (result != nullptr && of_message) Py_SETREF(result, PyObject_GetAttr(request, source_name));
+    if (result != nullptr && attribute != nullptr) Py_SETREF(result, PyObject_GetAttr(request, attribute));
     Py_DECREF(request);
-    return result;
-}
-
-PyObject* finish_keeping(Calls* self, const char* what, int code, const ft_now& now, PyObject* one, PyObject* other,
-                         bool of_message) {
-    if (now.request == nullptr) return the_long_way();  // which says why
-    PyObject* keep = PyTuple_Pack(2, one, other);
-    if (keep == nullptr) return nullptr;
-    PyObject* result = finish(self, what, code, now, keep, of_message);
-    Py_DECREF(keep);
     return result;
 }
 
@@ -88,6 +83,15 @@ PyObject* outcome(Calls* self, const ft_now& now) {
         self->last = now;
     }
     return Py_NewRef(self->outcome);
+}
+
+// Without the GIL.
+template <class F>
+int unlocked(F call) {
+    PyThreadState* state = PyEval_SaveThread();
+    const int code = call();
+    PyEval_RestoreThread(state);
+    return code;
 }
 
 // What goes with the buffers' sizes; False: the long way has words for it.
@@ -139,55 +143,39 @@ PyObject* collective(PyObject* object, PyObject* const* args, Py_ssize_t n) {
     }
     if (!can_begin(self)) return not_begun();
     ft_now now;
-    int code = 0;
     ft_job* job = self->gate->job;
-    Py_BEGIN_ALLOW_THREADS code = ft_collective_now(job, self->comm, &op, self->piece, &now);
-    Py_END_ALLOW_THREADS if (code != FT_OK) return finish_keeping(self, kNames[kind], code, now, args[1], args[2], false);
+    const int code = unlocked([&] { return ft_collective_now(job, self->comm, &op, self->piece, &now); });
+    if (code != FT_OK) return finish(self, kNames[kind], code, now, args[1], args[2]);
     return outcome(self, now);
 }
 
-// send(buf, dst, tag): True, or None
-PyObject* send(PyObject* object, PyObject* const* args, Py_ssize_t n) {
+// send(buf, dst, tag): True, or None. recv(buf, src, tag): the source, or None.
+PyObject* message(PyObject* object, PyObject* const* args, Py_ssize_t n, bool sends) {
     auto* self = reinterpret_cast<Calls*>(object);
-    if (n != 3) return PyErr_SetString(PyExc_TypeError, "send takes 3 arguments"), nullptr;
+    const char* what = sends ? "send" : "recv";
+    if (n != 3) return PyErr_Format(PyExc_TypeError, "%s takes 3 arguments", what), nullptr;
     Held held;
     long long peer = 0, tag = 0;
-    if (!number_of(args[1], 0, self->size - 1, &peer) || !number_of(args[2], INT64_MIN, INT64_MAX, &tag) ||
-        !held.look(args[0], false))
+    if (!number_of(args[1], sends ? 0 : FT_ANY_OR_FAIL, self->size - 1, &peer) ||
+        !number_of(args[2], INT64_MIN, INT64_MAX, &tag) || !held.look(args[0], !sends))
         return the_long_way();
     if (!can_begin(self)) return not_begun();
-    const auto bytes = held.view().bytes;
+    const auto& view = held.view();
+    const auto rank = static_cast<std::int32_t>(peer);
     ft_now now;
-    int code = 0;
     ft_job* job = self->gate->job;
-    Py_BEGIN_ALLOW_THREADS code =
-        ft_send_now(job, self->comm, held.view().data, bytes, static_cast<std::int32_t>(peer), tag, self->piece, &now);
-    Py_END_ALLOW_THREADS if (code == FT_OK) Py_RETURN_TRUE;
-    PyObject* result = finish_keeping(self, "send", code, now, args[0], args[0], false);
-    if (result == nullptr || result == Py_None) return result;
-    Py_DECREF(result);
-    Py_RETURN_TRUE;
+    const int code = unlocked([&] {
+        return sends ? ft_send_now(job, self->comm, view.data, view.bytes, rank, tag, self->piece, &now)
+                     : ft_recv_now(job, self->comm, view.data, view.bytes, rank, tag, self->piece, &now);
+    });
+    if (code == FT_OK) return sends ? Py_NewRef(Py_True) : PyLong_FromLong(now.source);
+    PyObject* result = finish(self, what, code, now, args[0], args[0], sends ? nullptr : source_name);
+    if (sends && result != nullptr && result != Py_None) Py_SETREF(result, Py_NewRef(Py_True));
+    return result;
 }
 
-// recv(buf, src, tag): the source, or None
-PyObject* recv(PyObject* object, PyObject* const* args, Py_ssize_t n) {
-    auto* self = reinterpret_cast<Calls*>(object);
-    if (n != 3) return PyErr_SetString(PyExc_TypeError, "recv takes 3 arguments"), nullptr;
-    Held held;
-    long long peer = 0, tag = 0;
-    if (!number_of(args[1], FT_ANY_OR_FAIL, self->size - 1, &peer) || !number_of(args[2], INT64_MIN, INT64_MAX, &tag) ||
-        !held.look(args[0], true))
-        return the_long_way();
-    if (!can_begin(self)) return not_begun();
-    const auto bytes = held.view().bytes;
-    ft_now now;
-    int code = 0;
-    ft_job* job = self->gate->job;
-    Py_BEGIN_ALLOW_THREADS code =
-        ft_recv_now(job, self->comm, held.view().data, bytes, static_cast<std::int32_t>(peer), tag, self->piece, &now);
-    Py_END_ALLOW_THREADS if (code == FT_OK) return PyLong_FromLong(now.source);
-    return finish_keeping(self, "recv", code, now, args[0], args[0], true);
-}
+PyObject* send(PyObject* object, PyObject* const* args, Py_ssize_t n) { return message(object, args, n, true); }
+PyObject* recv(PyObject* object, PyObject* const* args, Py_ssize_t n) { return message(object, args, n, false); }
 
 int init_calls(PyObject* object, PyObject* args, PyObject*) {
     auto* self = reinterpret_cast<Calls*>(object);

@@ -1,17 +1,29 @@
 // Decisions as a pure function of votes.
 #include "collectives/plan.h"
+
+#include <utility>
+
 #include "tests/unit.h"
 
 namespace ftcomm::unit {
 
-// Operation 2 was given up: a revocation, while only a rank that has died since had entered it. Whoever comes to it later must fail as
-// decided, and not wait for the rank that revoked instead of entering.
-FT_TEST(recorded_failure_outlives_those_who_had_entered_the_operation) {
+namespace {
+
+CommSpec world(std::vector<int> members, Policy policy) {
     CommSpec spec;
     spec.id = 100;
     spec.name = "world";
-    spec.members = {0, 1, 2};
-    spec.policy = Policy::Lossy;
+    spec.members = std::move(members);
+    spec.policy = policy;
+    return spec;
+}
+
+}  // namespace
+
+// Operation 2 was given up: a revocation, while only a rank that has died since had entered it. Whoever comes to it later must fail as
+// decided, and not wait for the rank that revoked instead of entering.
+FT_TEST(recorded_failure_outlives_those_who_had_entered_the_operation) {
+    const auto spec = world({0, 1, 2}, Policy::Lossy);
     Decision previous;
     previous.attempt = 1;
     previous.alive = RankSet::first(3);
@@ -54,11 +66,7 @@ FT_TEST(recorded_failure_outlives_those_who_had_entered_the_operation) {
 // Rank 0 had returned and was handing its result out when it died; its replacement has it in the log. Rank 1 holds a final already: the
 // rest is handed out, too, and not reduced again, which might give other bits (a small all-reduce adds in another order than its repair).
 FT_TEST(replay_hands_out_what_the_decision_before_knew_to_be_complete) {
-    CommSpec spec;
-    spec.id = 100;
-    spec.name = "world";
-    spec.members = {0, 1};
-    spec.policy = Policy::Replay;
+    const auto spec = world({0, 1}, Policy::Replay);
     Decision previous;
     previous.attempt = 4096;
     previous.alive = RankSet::first(2);
@@ -84,11 +92,7 @@ FT_TEST(replay_hands_out_what_the_decision_before_knew_to_be_complete) {
 
 // Under raise a final is read over the input, and the read has broken off: the segment is what its owner has, or lost.
 FT_TEST(a_lost_input_is_handed_out_or_fails_the_operation) {
-    CommSpec spec;
-    spec.id = 100;
-    spec.name = "world";
-    spec.members = {0, 1};
-    spec.policy = Policy::Raise;
+    const auto spec = world({0, 1}, Policy::Raise);
     Decision previous;
     previous.alive = RankSet::first(2);
     for (const bool owner_has_it : {true, false}) {

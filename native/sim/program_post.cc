@@ -128,6 +128,7 @@ void Program::post_collective(OpenCall& call, const Step& step) {
             at += part(k);
         }
     };
+    PerRank per;
     const auto input = [&](std::uint64_t count) {
         Bytes* b = memory(count * item);
         if (world_.scenario().replay)
@@ -159,7 +160,7 @@ void Program::post_collective(OpenCall& call, const Step& step) {
             const auto part = [&](int k) { return piece(step, k, root); };
             if (me == root) {
                 call.recv = memory(sum(part) * item);
-                if (step.uneven) layout(part, d.recv_counts, d.recv_offsets);
+                if (step.uneven) layout(part, per.recv_counts, per.recv_offsets);
             }
             break;
         }
@@ -169,7 +170,7 @@ void Program::post_collective(OpenCall& call, const Step& step) {
             const auto part = [&](int k) { return piece(step, root, k); };
             if (me == root) {
                 call.send = input(sum(part));
-                if (step.uneven) layout(part, d.send_counts, d.send_offsets);
+                if (step.uneven) layout(part, per.send_counts, per.send_offsets);
             }
             break;
         }
@@ -179,13 +180,14 @@ void Program::post_collective(OpenCall& call, const Step& step) {
             call.send = input(sum(out));
             call.recv = memory(sum(in) * item);
             if (step.uneven) {
-                layout(out, d.send_counts, d.send_offsets);
-                layout(in, d.recv_counts, d.recv_offsets);
+                layout(out, per.send_counts, per.send_offsets);
+                layout(in, per.recv_counts, per.recv_offsets);
             }
             break;
         }
         case OpKind::Barrier: break;
     }
+    if (!per.send_counts.empty() || !per.recv_counts.empty()) d.layout = std::make_shared<const PerRank>(std::move(per));
     if (call.send != nullptr) d.send = call.send->data(), call.sent = hash64(*call.send);
     if (call.recv != nullptr) d.recv = call.recv->data();
 }

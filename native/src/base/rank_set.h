@@ -21,8 +21,11 @@ static_assert(kMaxRanks % 64 == 0 && kMaxRanks / 64 <= 255, "records give a set'
 class RankSet {
 public:
     static RankSet first(int n) {
+        FT_CHECK(n <= kMaxRanks, "%d ranks, at most %d", n, kMaxRanks);
         RankSet s;
-        for (int i = 0; i < n; ++i) s.add(i);
+        std::size_t i = 0;
+        for (; n >= 64; n -= 64) s.words_[i++] = ~std::uint64_t{0};
+        if (n > 0) s.words_[i] = bit(n) - 1;
         return s;
     }
     static RankSet of(const std::vector<int>& ranks) {
@@ -41,10 +44,10 @@ public:
             if (w != 0) n += std::popcount(w);
         return n;
     }
-    bool empty() const {
-        for (auto w : words_)
-            if (w != 0) return false;
-        return true;
+    bool empty() const {  // without a branch for each word: most are
+        std::uint64_t any = 0;
+        for (auto w : words_) any |= w;
+        return any == 0;
     }
     // The lowest member, or -1.
     int lowest() const {
@@ -82,7 +85,11 @@ public:
         for (std::size_t i = 0; i < a.words_.size(); ++i) a.words_[i] &= ~b.words_[i];
         return a;
     }
-    bool operator==(const RankSet&) const = default;
+    bool operator==(const RankSet& other) const {
+        std::uint64_t differ = 0;
+        for (std::size_t i = 0; i < words_.size(); ++i) differ |= words_[i] ^ other.words_[i];
+        return differ == 0;
+    }
 
     const std::array<std::uint64_t, kMaxRanks / 64>& words() const { return words_; }
     void set_word(std::size_t i, std::uint64_t w) { words_[i] = w; }

@@ -58,6 +58,19 @@ struct Status {
     std::vector<Evidence> evidence;   // parallel to ranks, may be empty
     std::uint64_t epoch = 0;          // job epoch at the decision
 
+    Status() = default;
+    Status(const Status&) = default;
+    Status& operator=(const Status&) = default;
+    // One that is ok says nothing else: most that go up a chain of calls are, and cost next to nothing on each step.
+    Status(Status&& other) noexcept {
+        if (!other.ok()) take(std::move(other));
+    }
+    Status& operator=(Status&& other) noexcept {
+        if (!ok() || !other.ok()) take(std::move(other));
+        return *this;
+    }
+    ~Status() = default;
+
     bool ok() const { return code == Code::Ok; }
     explicit operator bool() const { return ok(); }
 
@@ -71,6 +84,16 @@ struct Status {
     Status within(const std::string& what) && {
         message = what + ": " + message;
         return std::move(*this);
+    }
+
+private:
+    void take(Status&& other) noexcept {
+        code = other.code;
+        message = std::move(other.message);
+        operation = std::move(other.operation);
+        ranks = std::move(other.ranks);
+        evidence = std::move(other.evidence);
+        epoch = other.epoch;
     }
 };
 

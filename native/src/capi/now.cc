@@ -19,9 +19,11 @@ int finish(ft_job* job, double timeout, ft_now* out, F post) {
     if (int rc = check(job); rc != FT_OK) return rc;
     const auto held = job->job;  // another thread may close the job, and with it the handle, while this one waits
     const auto generation = job->generation;
+    thread_local RequestPtr spare;
     RequestPtr request;
     int size = 0;
     int rc = with_node(job, [&](Node& node) {
+        node.reuse(std::move(spare));
         size = post(node, now, &request);
         return int{FT_OK};
     });
@@ -43,6 +45,8 @@ int finish(ft_job* job, double timeout, ft_now* out, F post) {
         }
         out->source = request->source;
         out->bytes = request->bytes;
+        // Who completed it may still be about to let go of it.
+        if (request.use_count() == 1) spare = std::move(request);
         return int{FT_OK};
     });
 }

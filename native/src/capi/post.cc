@@ -30,13 +30,13 @@ OpDesc described(const ft_op& op, int size) {
     d.count = op.count;
     d.send = op.send;
     d.recv = op.recv;
-    const auto copy = [&](const uint64_t* from) {
-        return from != nullptr ? std::vector<uint64_t>(from, from + size) : std::vector<uint64_t>();
-    };
-    d.send_counts = copy(op.send_counts);
-    d.send_offsets = copy(op.send_offsets);
-    d.recv_counts = copy(op.recv_counts);
-    d.recv_offsets = copy(op.recv_offsets);
+    if (op.send_counts != nullptr || op.send_offsets != nullptr || op.recv_counts != nullptr || op.recv_offsets != nullptr) {
+        const auto copy = [&](const uint64_t* from) {
+            return from != nullptr ? std::vector<uint64_t>(from, from + size) : std::vector<uint64_t>();
+        };
+        d.layout = std::make_shared<const PerRank>(
+            PerRank{copy(op.send_counts), copy(op.send_offsets), copy(op.recv_counts), copy(op.recv_offsets)});
+    }
     d.factor = op.factor;
     d.timeout = seconds_or_default(op.timeout);
     return d;

@@ -25,6 +25,7 @@ void finish_reduction(OpState& op, std::uint32_t s, const RankSet& self) {
 
 void direct_alone(OpState& op, int rank) {
     const auto& d = op.desc;
+    const auto& per = d.per_rank();
     const auto size = size_of(d.dtype);
     auto at = [&](const std::vector<std::uint64_t>& counts, const std::vector<std::uint64_t>& offsets) {
         if (!offsets.empty()) return offsets[static_cast<std::size_t>(rank)];
@@ -36,12 +37,12 @@ void direct_alone(OpState& op, int rank) {
     if (rank != d.root && op.shape.kind != OpKind::AllToAll) return;
     std::uint64_t from = 0, to = 0, count = d.count;
     if (op.shape.kind == OpKind::Scatter || op.shape.kind == OpKind::AllToAll) {
-        from = at(d.send_counts, d.send_offsets);
-        if (!d.send_counts.empty()) count = d.send_counts[static_cast<std::size_t>(rank)];
+        from = at(per.send_counts, per.send_offsets);
+        if (!per.send_counts.empty()) count = per.send_counts[static_cast<std::size_t>(rank)];
     }
     if (op.shape.kind == OpKind::Gather || op.shape.kind == OpKind::AllToAll) {
-        to = at(d.recv_counts, d.recv_offsets);
-        if (!d.recv_counts.empty()) count = std::min(count, d.recv_counts[static_cast<std::size_t>(rank)]);
+        to = at(per.recv_counts, per.recv_offsets);
+        if (!per.recv_counts.empty()) count = std::min(count, per.recv_counts[static_cast<std::size_t>(rank)]);
     }
     if (count > 0)
         std::memmove(static_cast<std::byte*>(d.recv) + to * size, static_cast<const std::byte*>(d.send) + from * size,

@@ -127,8 +127,9 @@ private:
     void lay_out() {
         const auto& d = op_.desc;
         const auto size = size_of(d.dtype);
-        const Layout sends{d.send_counts, d.send_offsets, d.count};
-        const Layout recvs{d.recv_counts, d.recv_offsets, d.count};
+        const auto& per = d.per_rank();
+        const Layout sends{per.send_counts, per.send_offsets, d.count};
+        const Layout recvs{per.recv_counts, per.recv_offsets, d.count};
         const auto* send = static_cast<const std::byte*>(d.send);
         auto* recv = static_cast<std::byte*>(d.recv);
         const bool root = env_.rank == d.root;

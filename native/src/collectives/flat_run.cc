@@ -1,6 +1,7 @@
 // Small all-reduce: everyone sends its whole input to everyone and reduces in rank order, one message time in all. No fence:
 // the inputs are kept until the next operation shows that all have the result (C6).
 #include <cstring>
+#include <memory>
 
 #include "base/check.h"
 #include "base/failpoint.h"
@@ -18,8 +19,8 @@ public:
         const auto all = bytes_ * static_cast<std::size_t>(env_.size());
         auto& inputs = *env_.inputs;
         if (inputs.room.size() < all) inputs.room.resize(all);
-        inputs.parts.clear();
-        for (int i = 0; i < env_.size(); ++i) inputs.parts.push_back(part(i));
+        inputs.parts.resize(static_cast<std::size_t>(env_.size()));
+        for (int i = 0; i < env_.size(); ++i) inputs.parts[static_cast<std::size_t>(i)] = part(i);
     }
 
     ~FlatRun() override {
@@ -41,7 +42,7 @@ public:
             env_.sender.send(env_.slot_of(env_.rank_at(env_.position + i)), h, ByteView(mine, bytes_));
             FT_POINT("flat.send");
         }
-        have_.add(env_.position);
+        note(env_.position);
         finish_when_complete();
     }
 
@@ -51,10 +52,9 @@ public:
         FT_CHECK(at >= 0 && payload.size() == bytes_, "flat input of %zu bytes from rank %d, expected %zu", payload.size(), from,
                  bytes_);
         if (have_.has(at)) return;
-        if (!kFaultTolerant && have_.count() + 1 == env_.size())
-            env_.inputs->parts[static_cast<std::size_t>(at)] = payload.data();
+        if (!kFaultTolerant && count_ + 1 == env_.size()) env_.inputs->parts[static_cast<std::size_t>(at)] = payload.data();
         else if (bytes_ > 0) std::memcpy(part(at), payload.data(), bytes_);
-        have_.add(at);
+        note(at);
         FT_POINT("flat.receive");
         finish_when_complete();
     }
@@ -66,8 +66,12 @@ public:
 private:
     std::byte* part(int position) { return env_.inputs->room.data() + static_cast<std::size_t>(position) * bytes_; }
 
+    void note(int position) {
+        have_.add(position);
+        ++count_;
+    }
     void finish_when_complete() {
-        if (done_ || have_.count() != env_.size()) return;
+        if (done_ || count_ != env_.size()) return;
         const auto n = op_.desc.count;
         FT_POINT("flat.reduce");
         // All inputs are here, and nothing can fail any more: straight into the caller's buffer (invariant B).
@@ -83,11 +87,19 @@ private:
     OpState& op_;
     std::size_t bytes_ = 0;
     RankSet have_;  // positions
+    int count_ = 0;  // of them
     bool done_ = false;
 };
 
 }  // namespace
 
-std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op) { return std::make_unique<FlatRun>(std::move(env), op); }
+std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old) {
+    if (old == nullptr) return std::make_unique<FlatRun>(std::move(env), op);
+    auto* again = static_cast<FlatRun*>(old.get());
+    FT_CHECK(again->done(), "a run is to give its memory away, and is not over");
+    (void)old.release();
+    std::destroy_at(again);
+    return std::unique_ptr<Run>(std::construct_at(again, std::move(env), op));
+}
 
 }  // namespace ftcomm

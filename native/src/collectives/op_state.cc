@@ -14,17 +14,28 @@ LabelKind initial_label(const Shape& shape, int rank, std::uint32_t block) {
     }
 }
 
-OpState::OpState(std::uint64_t seq_in, OpDesc desc_in, const Shape& shape_in, Grid grid_in, int rank, std::uint64_t signature_in,
-                 RequestPtr request_in)
-    : seq(seq_in),
-      desc(std::move(desc_in)),
-      shape(shape_in),
-      signature(signature_in),
-      grid(grid_in),
-      request(std::move(request_in)),
-      rank_(rank) {
+void OpState::begin(std::uint64_t seq_in, const OpDesc& desc_in, const Shape& shape_in, Grid grid_in, int rank,
+                    std::uint64_t signature_in, RequestPtr request_in) {
+    seq = seq_in;
+    desc = desc_in;
+    shape = shape_in;
+    signature = signature_in;
+    grid = grid_in;
+    request = std::move(request_in);
+    timeout = deadline = 0;
+    started = entered = ran = timeout_proposed = false;
+    team = {};
+    repairs = 0;
+    kept = nullptr;
+    rank_ = rank;
+    labels_.clear();
+    sets_.clear();
     if constexpr (!kFaultTolerant) return;
     labels_.resize(grid.segments());
+    if (grid.segments() == 1 && grid.blocks == 1 && initial_label(shape, rank, 0) != LabelKind::Final) {  // as most small ones
+        labels_[0] = static_cast<std::uint16_t>(initial_label(shape, rank, 0));
+        return;
+    }
     RankSet own;
     own.add(rank);
     for (std::uint32_t b = 0; b < (grid.per_block == 0 ? 0 : grid.blocks); ++b) {
@@ -96,8 +107,10 @@ void OpState::label_runs(std::vector<LabelRun>* runs) const {
     }
 }
 
-Outcome OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch) const {
-    Outcome out;
+void OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch, Outcome* to) const {
+    auto& out = *to;
+    out.chunks.clear();
+    out.contributors = {};
     out.epoch = epoch;
     bool first = true;
     const bool own_block = shape.kind == OpKind::ReduceScatter;
@@ -122,7 +135,6 @@ Outcome OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch) co
         first = false;
     }
     if (first) out.contributors = alive;
-    return out;
 }
 
 const std::byte* OpState::input(std::uint32_t s) const {

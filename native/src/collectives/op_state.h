@@ -18,14 +18,22 @@ LabelKind initial_label(const Shape& shape, int rank, std::uint32_t block);
 
 class OpState {
 public:
-    OpState(std::uint64_t seq, OpDesc desc, const Shape& shape, Grid grid, int rank, std::uint64_t signature, RequestPtr request);
+    OpState() = default;
+    OpState(std::uint64_t seq, const OpDesc& desc, const Shape& shape, Grid grid, int rank, std::uint64_t signature,
+            RequestPtr request) {
+        begin(seq, desc, shape, grid, rank, signature, std::move(request));
+    }
+    // In the memory of one that is over: as new.
+    void begin(std::uint64_t seq, const OpDesc& desc, const Shape& shape, Grid grid, int rank, std::uint64_t signature,
+               RequestPtr request);
 
-    std::uint64_t seq;             // fixed once started; an admission renumbers those that wait for it
-    const OpDesc desc;
-    const Shape shape;
-    const std::uint64_t signature;
-    const Grid grid;
-    const RequestPtr request;      // null: a helper that hands out a kept result
+    std::uint64_t seq = 0;         // fixed once started; an admission renumbers those that wait for it
+    // From begin() on they stay as they are.
+    OpDesc desc;
+    Shape shape;
+    std::uint64_t signature = 0;
+    Grid grid;
+    RequestPtr request;            // null: a helper that hands out a kept result
     Time timeout = 0, deadline = 0;
     bool started = false;          // runs in this attempt
     bool entered = false;          // has started in some attempt: labels may say more than the default (C5)
@@ -48,7 +56,7 @@ public:
     bool all_final() const;
     std::vector<LabelRun> label_runs() const;
     void label_runs(std::vector<LabelRun>* runs) const;
-    Outcome outcome(int rank, const RankSet& alive, std::uint64_t epoch) const;
+    void outcome(int rank, const RankSet& alive, std::uint64_t epoch, Outcome* out) const;
 
     // Where segment s is read from (this rank's input) and written to (its final); nullptr where this rank has none.
     const std::byte* input(std::uint32_t s) const;
@@ -56,7 +64,7 @@ public:
     std::uint32_t segment_bytes(std::uint32_t s) const { return static_cast<std::uint32_t>(grid.count(s) * size_of(desc.dtype)); }
 
 private:
-    int rank_;
+    int rank_ = 0;
     std::vector<std::uint16_t> labels_;  // 0 empty, 1 input, 2 + index into sets_
     std::vector<RankSet> sets_;
 };

@@ -27,11 +27,12 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
             if (rank != d.root) break;
             [[fallthrough]];
         case OpKind::AllToAll: {
+            const auto& per = d.per_rank();
             std::uint64_t packed = 0;
             for (int r = 0; r < size; ++r) {
                 const auto i = static_cast<std::size_t>(r);
-                const auto count = d.recv_counts.empty() ? d.count : d.recv_counts[i];
-                add(d.recv_offsets.empty() ? packed : d.recv_offsets[i], count);
+                const auto count = per.recv_counts.empty() ? d.count : per.recv_counts[i];
+                add(per.recv_offsets.empty() ? packed : per.recv_offsets[i], count);
                 packed += count;
             }
             break;

@@ -116,7 +116,8 @@ private:
 std::unique_ptr<Run> make_ring_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence);
 std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
 std::unique_ptr<Run> make_groups_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence, std::uint64_t ticket);
-std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op);
+// `old`: a flat run that is over, whose memory it takes, or null.
+std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old);
 // What goes from one rank to another is read there from `show_limit` bytes on, where it can be.
 std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t ticket);
 

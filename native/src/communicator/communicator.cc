@@ -50,7 +50,8 @@ Status Communicator::check(const OpDesc& d) const {
     const bool reduces = d.kind == OpKind::AllReduce || d.kind == OpKind::Reduce || d.kind == OpKind::ReduceScatter;
     if (reduces && !reduce_supported(d.dtype, d.op))
         return Status::error(Code::Unsupported, std::string(to_string(d.op)) + " is not defined for " + to_string(d.dtype));
-    for (const auto* v : {&d.send_counts, &d.send_offsets, &d.recv_counts, &d.recv_offsets})
+    const auto& per = d.per_rank();
+    for (const auto* v : {&per.send_counts, &per.send_offsets, &per.recv_counts, &per.recv_offsets})
         if (!v->empty() && v->size() != n)
             return Status::error(Code::Invalid, "counts and offsets need one entry per rank (" + std::to_string(size) +
                                                     "), got " + std::to_string(v->size()));
@@ -79,7 +80,7 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     s.factor = d.factor;
     const bool reduces = d.kind == OpKind::AllReduce || d.kind == OpKind::Reduce || d.kind == OpKind::ReduceScatter;
     if (reduces) s.op = d.op;
-    const bool uneven = !(d.send_counts.empty() && d.recv_counts.empty());
+    const bool uneven = !(d.per_rank().send_counts.empty() && d.per_rank().recv_counts.empty());
     s.count = s.is_direct() && (uneven || d.kind == OpKind::AllToAll) ? 0 : d.count;
     if (s.is_direct()) s.count = 0;  // counts differ between ranks with and without per-rank counts; pairs check their own
     const auto n = static_cast<std::uint32_t>(spec_.members.size());
@@ -87,7 +88,7 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     const auto limit = core_.config.segment_bytes > 0 ? core_.config.segment_bytes : kSegmentBytes;
     // C8: the same table on all ranks; what it says is part of the signature.
     const auto bytes = d.count * esize;
-    const auto flat = core_.config.flat_limit > 0 ? core_.config.flat_limit : (n <= 4 ? 65536u : 16384u);
+    const auto flat = core_.config.flat_limit > 0 ? core_.config.flat_limit : (n <= 2 ? 65536u : n == 3 ? 32768u : 16384u);
     s.algorithm = s.is_direct() ? Algorithm::Direct : d.algorithm == Algorithm::Ring ? Algorithm::Ring : Algorithm::Auto;
     if (d.kind == OpKind::AllReduce && d.algorithm != Algorithm::Ring &&
         bytes <= std::min<std::uint64_t>(d.algorithm == Algorithm::Flat ? ~0ull : flat, core_.sender.max_payload()))
@@ -113,9 +114,17 @@ std::uint64_t Communicator::signature_of(const Shape& shape) {
     return signature_;
 }
 
+// What a call means follows from this, the communicator's size and the configuration.
+bool Communicator::is_called_again(const OpDesc& d) const {
+    const auto& c = called_;
+    return called_any_ && d.count == c.count && d.kind == c.kind && d.dtype == c.dtype && d.op == c.op &&
+           d.algorithm == c.algorithm && d.root == c.root && d.factor == c.factor && d.layout == nullptr;
+}
+
 RequestPtr Communicator::collective(const OpDesc& desc) {
-    auto request = std::make_shared<Request>();
-    if (auto s = check(desc); !s) {
+    auto request = core_.fresh_request();
+    const bool again = is_called_again(desc);
+    if (auto s = again ? Status{} : check(desc); !s) {
         core_.finish(request, std::move(s));
         return request;
     }
@@ -127,11 +136,16 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         else core_.finish(request, std::move(s));
         return request;
     }
-    Grid grid;
-    const auto shape = shape_of(desc, &grid);
+    if (!again) {
+        called_shape_ = shape_of(desc, &called_grid_);
+        called_any_ = desc.layout == nullptr;
+        if (called_any_) called_ = desc;
+    }
+    const auto& shape = called_shape_;
     const bool alone = core_.solo && !replays();
     const auto seq = alone ? 0 : next_seq_++;
-    auto op = std::make_unique<OpState>(seq, desc, shape, grid, rank_, signature_of(shape), request);
+    auto op = spare_op_ != nullptr ? std::move(spare_op_) : std::make_unique<OpState>();
+    op->begin(seq, desc, shape, called_grid_, rank_, signature_of(shape), request);
     if (desc.kind == OpKind::AllGather && desc.send != nullptr) {
         const auto bytes = desc.count * size_of(desc.dtype);
         auto* own = static_cast<std::byte*>(desc.recv) + static_cast<std::size_t>(rank_) * bytes;
@@ -141,7 +155,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         run_alone(*op, rank_, {}, true);
         RankSet self;
         self.add(rank_);
-        request->outcome = op->outcome(rank_, self, core_.view.epoch);
+        op->outcome(rank_, self, core_.view.epoch, &request->outcome);
         core_.finish(request, core_.dead_end());
         return request;
     }
@@ -157,7 +171,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
 }
 
 RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
-    auto request = std::make_shared<Request>();
+    auto request = core_.fresh_request();
     Status s = core_.dead_end();
     if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
     if (s && (dst < 0 || dst >= static_cast<int>(spec_.members.size())))
@@ -174,7 +188,7 @@ RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, st
 }
 
 RequestPtr Communicator::recv(void* data, std::uint64_t bytes, int src, std::int64_t tag) {
-    auto request = std::make_shared<Request>();
+    auto request = core_.fresh_request();
     Status s = core_.dead_end();
     if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
     if (s && src >= static_cast<int>(spec_.members.size()))

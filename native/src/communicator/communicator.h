@@ -111,11 +111,16 @@ private:
         const FlatInputs* inputs = nullptr;  // what it can be made of once more
         std::shared_ptr<Bytes> kept;
         bool logged = false;  // replay: in the log, here or shared out among the ranks of this host
-        void forget() {  // all but memory for labels, which the next one needs, too
-            auto room = std::move(labels);
-            room.clear();
-            *this = {};
-            labels = std::move(room);
+        // Another one has finished. What desc says matters only where `logged`, `inputs` or `kept` say that there is a result.
+        void begin(std::uint64_t seq_in, OpVote::State state_in, const OpState& op) {
+            seq = seq_in;
+            state = state_in;
+            shape = op.shape;
+            grid = op.grid;
+            labels.clear();
+            inputs = nullptr;
+            if (kept != nullptr) kept = nullptr;
+            logged = false;
         }
     };
     struct AgreeVote {
@@ -133,6 +138,7 @@ private:
     // operations.cc, checks in communicator.cc
     Status check(const OpDesc& desc) const;
     Shape shape_of(const OpDesc& desc, Grid* grid) const;
+    bool is_called_again(const OpDesc& desc) const;
     void pump();
     OpState* current() const;
     bool start(OpState& op);  // false: it is finished already or cannot start
@@ -308,6 +314,7 @@ private:
 
     std::uint64_t next_seq_ = 1, done_seq_ = 0;
     std::deque<std::unique_ptr<OpState>> open_;  // posted, the first may be under way
+    std::unique_ptr<OpState> spare_op_;  // one that is over, for its memory
     std::deque<std::unique_ptr<OpState>> helpers_;  // hand-outs of a kept result; they come first
     FlatInputs inputs_[2];  // of flat runs, in turn
     int next_inputs_ = 0;
@@ -315,8 +322,13 @@ private:
     RankSet living_set_;
     Shape signed_;  // the last operation's, and its signature: the next one is often the same
     std::uint64_t signature_ = 0;
+    OpDesc called_;  // the last call that check() found right, its buffers left aside; and what it is
+    Shape called_shape_;
+    Grid called_grid_;
+    bool called_any_ = false;
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
     std::unique_ptr<Run> run_;
+    std::unique_ptr<Run> idle_flat_;  // one that is over, for its memory
     Last last_;
     std::uint64_t shared_seq_ = 0;  // the last that did not fail at once
     std::uint64_t held_from_ = 1;  // during an admission operations from here on wait (M13)

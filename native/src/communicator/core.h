@@ -74,6 +74,13 @@ struct Core {
                 "restart the job, and keep the store where it outlives the ranks");
         return abandoned;
     }
+    // A caller that has seen the end of its request, and holds it alone, may give its memory to the next one.
+    void reuse(RequestPtr request) { spare_request_ = std::move(request); }
+    RequestPtr fresh_request() {
+        if (spare_request_ == nullptr) return std::make_shared<Request>();
+        spare_request_->begin();
+        return std::move(spare_request_);
+    }
     void finish(const RequestPtr& request, Status status) {
         if (request->done.load(std::memory_order_relaxed)) return;
         request->status = std::move(status);
@@ -84,6 +91,9 @@ struct Core {
         e.epoch = view.epoch;
         host.event(e);
     }
+
+private:
+    RequestPtr spare_request_;
 };
 
 }  // namespace ftcomm

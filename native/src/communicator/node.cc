@@ -118,6 +118,7 @@ Status Node::create_comm(Time now, const CommSpec& spec) {
     auto* c = impl_->find(id); \
     if (c == nullptr) return failed(*impl_, Code::Closed, "no such communicator on this rank: it was closed or never made")
 
+void Node::reuse(RequestPtr request) { impl_->core.reuse(std::move(request)); }
 RequestPtr Node::collective(Time now, CommId comm, const OpDesc& desc) {
     FTCOMM_WITH_COMM(comm);
     return c->collective(desc);

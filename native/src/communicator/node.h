@@ -127,6 +127,8 @@ public:
 
     // Posts. Errors, too, are reported at the request.
     Status create_comm(Time now, const CommSpec& spec);
+    // The memory of a request that ended well and that nobody else holds, for the next one that is posted; null is none.
+    void reuse(RequestPtr request);
     RequestPtr collective(Time now, CommId comm, const OpDesc& desc);
     RequestPtr send(Time now, CommId comm, const void* data, std::uint64_t bytes, int dst, std::int64_t tag);
     RequestPtr recv(Time now, CommId comm, void* data, std::uint64_t bytes, int src /* or kAny, kAnyOrFail */, std::int64_t tag);

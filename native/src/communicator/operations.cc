@@ -74,17 +74,19 @@ bool Communicator::start(OpState& op) {
         finish_current(decision_.cause.status(name_of(op)));
         return false;
     }
-    RankSet dead = RankSet::first(static_cast<int>(spec_.members.size())) - decision_.alive;
+    const bool all_alive = living().size() == spec_.members.size();
+    if (op.shape.algorithm == Algorithm::Flat && all_alive && living().size() > 1) {  // what it does needs no plan
+        if (replays()) caught_up();
+        start_run(op, {}, false);
+        return true;
+    }
+    const auto dead = all_alive ? RankSet{} : RankSet::first(static_cast<int>(spec_.members.size())) - decision_.alive;
     if (replays()) {
         if (!dead.empty()) {  // who left has called everything that it wanted to
             finish_current(peer_failure(dead, evidence(), core_.view.epoch, "it left before this operation").status(name_of(op)));
             return false;
         }
         caught_up();
-    }
-    if (op.shape.algorithm == Algorithm::Flat && dead.empty() && decision_.alive.count() > 1) {  // what it does needs no plan
-        start_run(op, {}, false);
-        return true;
     }
     auto fresh =
         default_plan(op.shape, static_cast<int>(spec_.members.size()), decision_.alive, dead, evidence(), core_.view.epoch);
@@ -108,7 +110,7 @@ const std::vector<int>& Communicator::living() {
 }
 
 RunEnv Communicator::env() {
-    RunEnv e{core_.sender,   spec_.members,          spec_.id, attempt_, rank_, living(), 0, core_.rules, &core_.transport,
+    RunEnv e{core_.sender,   spec_.members,          spec_.id, attempt_, rank_, living_, 0, core_.rules, &core_.transport,
              &core_.scratch, &inputs_[next_inputs_], &ticket_};
     e.log = replays() ? this : nullptr;
     e.needs_inputs = spec_.policy != Policy::Raise;
@@ -156,7 +158,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         core_.host.trace("repair");
         FT_POINT("repair.start");
     }
-    if (decision_.alive.count() == 1) {
+    if (living().size() == 1) {
         run_alone(op, rank_, plan, false);
         if (put_on_record(op)) finish_current({});
         return;
@@ -172,7 +174,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         run_ = make_direct_run(env(), op, show_limit(op.shape.kind), fresh_ticket());
         core_.host.trace("run.direct");
     } else if (op.shape.algorithm == Algorithm::Flat && (!repair || (replays() && core_.rules.l7 && reduces_all(plan)))) {
-        run_ = make_flat_run(env(), op);
+        run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
     } else if (reads_memory(op) && all_share_memory()) {
         run_ = make_pull_run(env(), op, std::move(plan), fresh_ticket());
@@ -289,21 +291,18 @@ void Communicator::finish_current(Status status) {
     auto op = std::move(queue.front());
     queue.pop_front();
     const auto* inputs = run_ != nullptr && status.ok() ? run_->inputs() : nullptr;
-    run_.reset();
+    if (inputs != nullptr) idle_flat_ = std::move(run_);
+    else run_.reset();
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
     if (op->ran || status.ok()) shared_seq_ = op->seq;
     if (kFaultTolerant && (op->ran || status.ok())) {
-        last_.forget();
-        last_.seq = op->seq;
-        last_.state = status.ok() ? OpVote::State::Complete : OpVote::State::Failed;
-        last_.shape = op->shape;
-        last_.grid = op->grid;
+        last_.begin(op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, *op);
     }
     if (status.ok()) {
-        op->request->outcome =
-            op->outcome(rank_, op->team, core_.view.epoch);  // not those alive now: who returned before saw the same
+        // Not of those alive now: who returned before saw the same.
+        op->outcome(rank_, op->team, core_.view.epoch, &op->request->outcome);
         keep_result(*op, inputs);
         if (op->repairs > 0) {
             NodeEvent e;
@@ -327,11 +326,13 @@ void Communicator::finish_current(Status status) {
     }
     if (closed_) keep_apart();
     if (replays() && !status.ok()) log_failure(*op, status);
-    std::erase_if(proposals_, [&](const Proposal& p) { return p.seq != 0 && p.seq <= done_seq_; });
+    if (!proposals_.empty()) std::erase_if(proposals_, [&](const Proposal& p) { return p.seq != 0 && p.seq <= done_seq_; });
     bool others_run_it = false;
     if (!op->ran && !status.ok())
         for (const auto& f : stash_) others_run_it |= f.header.attempt == attempt_ && f.header.seq == op->seq;
     core_.finish(op->request, std::move(status));
+    op->request = nullptr;  // its owner may want to be the last to hold it
+    spare_op_ = std::move(op);
     if (others_run_it && core_.dead_end()) {  // as in on_collective: a disagreement that came before we did
         core_.host.trace("mismatch.late");
         freeze();

@@ -153,7 +153,7 @@ void Communicator::serve_logged() {
         if (status) {
             ++replayed_;
             mark_complete(op, rank_, static_cast<int>(spec_.members.size()));
-            op.request->outcome = op.outcome(rank_, RankSet::first(static_cast<int>(spec_.members.size())), core_.view.epoch);
+            op.outcome(rank_, RankSet::first(static_cast<int>(spec_.members.size())), core_.view.epoch, &op.request->outcome);
         }
         done_seq_ = op.seq;
         const auto request = op.request;

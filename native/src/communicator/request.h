@@ -35,6 +35,12 @@ enum class Algorithm : std::uint8_t { Auto = 0, Ring = 1, Flat = 2, Direct = 3, 
 
 enum class Policy : std::uint8_t { Raise = 0, Lossy = 1, Replay = 2 };
 
+// Elements for each rank and where they begin, on the sending and on the receiving side. Empty: `count` elements for each peer, packed.
+struct PerRank {
+    std::vector<std::uint64_t> send_counts, send_offsets, recv_counts, recv_offsets;
+};
+inline const PerRank kPacked;
+
 // One collective call of one rank. Buffers stay the caller's and must live until the request is done.
 //   all_reduce      recv[count] in place                      broadcast  recv[count] (root: its data)
 //   reduce          send[count], root: recv[count] (may be send)
@@ -50,9 +56,11 @@ struct OpDesc {
     std::uint64_t count = 0;
     const void* send = nullptr;
     void* recv = nullptr;
-    std::vector<std::uint64_t> send_counts, send_offsets, recv_counts, recv_offsets;
+    std::shared_ptr<const PerRank> layout;  // null: packed, as nearly all are
     double factor = 1.0;              // premul_sum
     Time timeout = 0;                 // 0: the communicator's default
+
+    const PerRank& per_rank() const { return layout != nullptr ? *layout : kPacked; }
 };
 
 // Sources of a receive: from anyone. While a failure is not acknowledged, the first reports it and stays pending (ULFM), the second
@@ -72,6 +80,22 @@ struct Outcome {
 
 // Completed exactly once, by the engine. `done` is the only field another thread may read before it is set.
 struct Request {
+    // As new, in the memory of one that ended well.
+    void begin() {
+        status = {};
+        outcome.contributors = {};
+        outcome.chunks.clear();
+        outcome.epoch = 0;
+        source = -1;
+        bytes = 0;
+        value = 0;
+        survivors = {};
+        new_comm = 0;
+        alarmed = false;
+        alarm = {};
+        if (on_done) on_done = nullptr;
+        done.store(false, std::memory_order_relaxed);
+    }
     std::atomic<bool> done{false};
     Status status;
     Outcome outcome;

@@ -26,17 +26,6 @@ std::int64_t tag_of_share(const std::vector<int>& ranks) {
 }
 bool is_share(const LogRecord& record) { return record.tag >= kShare; }
 
-std::array<std::byte, kHead> head_of(const OpState& op) {
-    ByteWriter w;
-    op.shape.encode(w);
-    w.put(op.seq);
-    const auto used = w.view();
-    std::array<std::byte, kHead> head{};
-    FT_CHECK(used.size() <= kHead, "the head of a result takes %zu bytes", used.size());
-    std::memcpy(head.data(), used.data(), used.size());
-    return head;
-}
-
 // No record may be missing between two.
 Status was_full() {
     return Status::error(Code::LogFull, "the log was full and lacks earlier results; start again from a checkpoint");
@@ -57,8 +46,37 @@ bool fill(const std::vector<std::span<std::byte>>& pieces, const LogRecord& reco
 
 }  // namespace
 
+const std::array<std::byte, kHead>& ResultStream::head_of(const OpState& op) {
+    if (!headed_ || !(*headed_ == op.shape)) {
+        ByteWriter w;
+        op.shape.encode(w);
+        const auto used = w.view();
+        FT_CHECK(used.size() + sizeof op.seq <= kHead, "the head of a result takes %zu bytes", used.size() + sizeof op.seq);
+        head_ = {};
+        std::memcpy(head_.data(), used.data(), used.size());
+        number_at_ = used.size();
+        headed_ = op.shape;
+    }
+    std::memcpy(head_.data() + number_at_, &op.seq, sizeof op.seq);
+    return head_;
+}
+
+std::span<std::byte> ResultStream::share_of(const OpState& op) {
+    const auto element = size_of(op.desc.dtype);
+    auto* all = static_cast<std::byte*>(op.desc.recv);
+    if (op.desc.count == 0) return {};
+    if (op.desc.count != shared_count_) {
+        const auto share = equal_share(op, fellows_, rank_);
+        shared_count_ = op.desc.count;
+        share_from_ = static_cast<std::uint64_t>(share.data() - all) / element;
+        share_count_ = share.size() / element;
+    }
+    return {all + share_from_ * element, share_count_ * element};
+}
+
 void ResultStream::look_at_hosts() {
     abandon_share();
+    shared_count_ = 0;
     fellows_.clear();
     for (int rank = 0; rank < size(); ++rank)
         if (rank == rank_ || log_.readable(spec_.members[static_cast<std::size_t>(rank)])) fellows_.push_back(rank);
@@ -72,7 +90,7 @@ bool ResultStream::shares(const OpState& op) const {
 Status ResultStream::make_room(const OpState& op) {
     if (op.seq <= last_) return {};
     if (op.seq != last_ + 1) return was_full();
-    const auto bytes = shares(op) ? equal_share(op, fellows_, rank_).size() : op.desc.count * size_of(op.desc.dtype);
+    const auto bytes = shares(op) ? share_of(op).size() : op.desc.count * size_of(op.desc.dtype);
     return log_.make_room(key(rank_), kHead + bytes);
 }
 
@@ -132,7 +150,7 @@ Status ResultStream::add(const OpState& op) {
         return s;
     }
     abandon_share();
-    const auto head = head_of(op);
+    const auto& head = head_of(op);
     if (op.seq <= last_) return compare(op, head);
     if (op.seq != last_ + 1) return was_full();
     const bool share = shares(op);
@@ -148,7 +166,7 @@ Status ResultStream::add(const OpState& op) {
     };
     FT_POINT("result.before");
     auto s = share && op.shape.algorithm == Algorithm::Flat  // the small ones, in as little time as can be
-                 ? append(std::array<ByteView, 2>{head, equal_share(op, fellows_, rank_)})
+                 ? append(std::array<ByteView, 2>{head, share_of(op)})
                  : append_pieces();
     FT_POINT("result.after");
     if (s) last_ = op.seq;
@@ -178,7 +196,7 @@ Status ResultStream::add_failure(const OpState& op, const Cause& cause) {
     ByteWriter w;
     cause.encode(w);
     const auto body = w.take();
-    const auto head = head_of(op);
+    const auto& head = head_of(op);
     const ByteView parts[] = {head, body};
     auto s = log_.append(key(rank_), kFailed, op.signature, parts);
     if (s) last_ = op.seq;
@@ -213,7 +231,7 @@ Status ResultStream::read(OpState& op) {
 
 // All of them are there, or it is not served; and nobody collects what another rank's replacement may still read.
 Status ResultStream::read_shares(OpState& op) {
-    const auto head = head_of(op);
+    const auto& head = head_of(op);
     for (int rank : fellows_) {
         LogRecord record;
         if (log_.last(key(rank)) < op.seq)  // looks again

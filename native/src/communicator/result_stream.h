@@ -6,6 +6,7 @@
 // (kept_result.cc). A record says of itself whether it is a share, and among whom, or the whole, so ranks need not agree on it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <span>
@@ -62,6 +63,8 @@ private:
     int size() const { return static_cast<int>(spec_.members.size()); }
     bool shares(const OpState& op) const;
     bool shared_here(const LogRecord& record) const;
+    const std::array<std::byte, kHead>& head_of(const OpState& op);
+    std::span<std::byte> share_of(const OpState& op);  // this rank's, of a flat one
     std::vector<std::span<std::byte>> pieces(const OpState& op, int rank, bool share) const;  // that the rank's record has
     void abandon_share();
     Status compare(const OpState& op, ByteView head);
@@ -73,6 +76,11 @@ private:
     std::uint64_t last_;
     std::vector<int> fellows_;  // whose logs are on this host, this rank included; ascending
     std::int64_t share_ = 0;  // in the tag of a share: among whom it is
+    // The last head, and of which shape but for its number; and the last share: the next operation is often the same.
+    std::array<std::byte, kHead> head_{};
+    std::optional<Shape> headed_;
+    std::uint64_t number_at_ = 0;
+    std::uint64_t shared_count_ = 0, share_from_ = 0, share_count_ = 0;
     std::uint64_t begun_ = 0;  // the operation whose share is being written; 0: none
     std::uint64_t bytes_ = 0, put_ = 0;  // of its record, and so many of them are there
     std::int64_t tag_ = 0;

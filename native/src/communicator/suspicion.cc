@@ -20,7 +20,7 @@ void NodeImpl::suspected(int slot, Evidence evidence, Time silence) {
 void NodeImpl::on_heard(int slot, std::uint32_t incarnation) {
     if (!core.in_view(slot, incarnation)) return;
     heard_[static_cast<std::size_t>(slot)] = core.now;
-    reset_.erase(slot);
+    if (!reset_.empty()) reset_.erase(slot);
     reported_.remove(slot);
 }
 

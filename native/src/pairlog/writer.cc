@@ -98,7 +98,8 @@ Status StreamWriter::commit() {
     FT_POINT("log.header.after");
     payload_ = nullptr;
     {
-        std::lock_guard lock(dir_.mutex_);  // flush looks at it
+        std::unique_lock lock(dir_.mutex_, std::defer_lock);
+        if (dir_.host_durable()) lock.lock();  // flush looks at it, from any thread
         segment.added(info_.length);
         last_ = info_.seq;
     }

@@ -12,7 +12,11 @@ class RuntimeTransport final : public Transport {
 public:
     // Either may be nullptr, not both unless the job has one rank.
     RuntimeTransport(int world_size, shm::Segment* segment, ShmTransport* shm, TcpTransport* tcp)
-        : segment_(segment), shm_(shm), tcp_(tcp), by_shm_(static_cast<std::size_t>(world_size)), world_size_(world_size) {}
+        : segment_(segment),
+          shm_(shm),
+          tcp_(tcp),
+          by_shm_(static_cast<std::size_t>(world_size)),
+          max_payload_(shm::max_payload(world_size)) {}
 
     std::byte* reserve(int slot, std::uint32_t length) override {
         auto* wire = of(slot);
@@ -41,7 +45,7 @@ public:
         return shm_->read(slot, remote, to, bytes);
     }
     // The same on all ranks, whatever wires they have.
-    std::uint32_t max_payload() const override { return shm::max_payload(world_size_); }
+    std::uint32_t max_payload() const override { return max_payload_; }
 
     bool is_shm(int slot) const { return by_shm_[static_cast<std::size_t>(slot)]; }
 
@@ -52,7 +56,7 @@ private:
     ShmTransport* shm_;
     TcpTransport* tcp_;
     std::vector<bool> by_shm_;
-    int world_size_;
+    const std::uint32_t max_payload_;  // asked for by every operation
 };
 
 }  // namespace ftcomm

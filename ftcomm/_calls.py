@@ -41,7 +41,7 @@ def gate(address: int) -> Any:
 
 def calls(job: Any, id: int, name: str, rank: int, size: int, *, closed: bool = False) -> Any:
     """Of the communicator ``id``: ``collective(kind, out, buf, op, algorithm, root)``, ``send`` and ``recv``."""
-    from ftcomm.request import Request, finish_now, orphans, whole_or_nothing
+    from ftcomm.request import Request, finish_now, orphans, as_usual
 
     everyone = tuple(range(size))
     return _module().Calls(
@@ -53,7 +53,7 @@ def calls(job: Any, id: int, name: str, rank: int, size: int, *, closed: bool = 
         name,
         functools.partial(Request, job, None, size, None, ""),
         finish_now,
-        functools.partial(whole_or_nothing, everyone),
+        functools.partial(as_usual, everyone),
         orphans,
     )
 

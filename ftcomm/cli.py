@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _reported(_sim, arguments[1:])
     if arguments[:1] == ["timeline"]:
         return _reported(_timeline, arguments[1:])
+    if arguments[:1] == ["tune"]:
+        return _reported(_tune, arguments[1:])
     parser = argparse.ArgumentParser(prog="ftcomm", description="Looks at ftcomm: what it is built for, and its tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, text) in _COMMANDS.items():
@@ -38,6 +40,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands.add_parser(
         "timeline", help="draw who was alive, waiting, recovering: ftcomm timeline run/events.jsonl -o run.png"
+    )
+    commands.add_parser(
+        "tune",
+        help="find the fastest all-reduce for each size on this machine: ftcomm tune --ranks 4 --output tuned.sh",
     )
     chosen = parser.parse_args(arguments)
     return _reported(_COMMANDS[chosen.command][0], chosen)
@@ -107,6 +113,12 @@ def _timeline(arguments: Sequence[str]) -> int:
     from ftcomm.launch.timeline import main as draw
 
     return int(draw(arguments))
+
+
+def _tune(arguments: Sequence[str]) -> int:
+    from ftcomm.tune import main as tune
+
+    return int(tune(arguments))
 
 
 def _clean(chosen: argparse.Namespace) -> None:

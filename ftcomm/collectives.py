@@ -204,7 +204,7 @@ class Collectives:
         return self.iall_reduce(buf, op, algorithm, dtype, **more).wait()
 
     def broadcast(self, buf: Any, root: int = 0, dtype: Any = None, **more: Any) -> Outcome:
-        """Copies the root's buffer into every rank's, which has as many elements; handed round a ring segment by segment."""
+        """Copies the root's buffer into every rank's, which has as many elements. No rank returns before all have entered."""
         if dtype is None and not more:
             outcome = self._calls.collective(_BROADCAST, buf, buf, None, None, root)
             if outcome is not None:
@@ -259,7 +259,7 @@ class Collectives:
         return self.iall_to_all(out, buf, *args, **more).wait()
 
     def barrier(self, **more: Any) -> Outcome:
-        """Returns after every rank has entered. Dissemination barrier of Hensgen, Finkel and Manber (1988)."""
+        """Returns after every rank has entered. More than 8 ranks: the dissemination barrier of Hensgen, Finkel and Manber (1988)."""
         if not more:
             outcome = self._calls.collective(_BARRIER, None, None, None, None, 0)
             if outcome is not None:

@@ -49,7 +49,8 @@ def _seconds(text: str) -> float:
         raise ValueError("give a number of seconds, for example 1.5") from None
 
 
-def _size(text: str) -> int:
+def parse_size(text: str) -> int:
+    """Bytes: ``65536``, ``64k``, ``64KiB``; ValueError says what is allowed."""
     match = _SIZE.match(text)
     if match is None:
         raise ValueError("give a number of bytes, for example 4294967296 or 4GiB")
@@ -95,7 +96,7 @@ class Options:
         "starts again as a whole",
     )
     log_dir: str | None = _option("log_dir", None, "policy replay: folder of the pair log (None: tmpfs)")
-    log_limit: int = _option("log_limit", 4 << 30, "bytes of memory that the pair log of a rank may take", _size)
+    log_limit: int = _option("log_limit", 4 << 30, "bytes of memory that the pair log of a rank may take", parse_size)
     log_spill: str | None = _option(
         "log_spill", None, "folder on disk for what is above log_limit (None: LogFull is raised then)"
     )

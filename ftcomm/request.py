@@ -15,7 +15,7 @@ from ftcomm.exit_code import end_with_group
 if TYPE_CHECKING:
     from ftcomm.job import Job
 
-__all__ = ["Outcome", "Request", "finish_now", "orphans", "prune_orphans", "wait_all", "whole", "whole_or_nothing"]
+__all__ = ["Outcome", "Request", "as_usual", "finish_now", "orphans", "prune_orphans", "wait_all", "whole"]
 
 FT_PEER_FAILURE, FT_TIMEOUT, FT_INTERRUPTED, FT_CANCELLED = 1, 5, 8, 13
 _LOOK = -1  # of the calls that wait: done, but not as usual
@@ -222,9 +222,11 @@ def whole(ranks: tuple[int, ...], offset: int, count: int, epoch: int) -> Outcom
     return Outcome(ranks, ((offset, count, ranks),), epoch)
 
 
-def whole_or_nothing(ranks: tuple[int, ...], chunks: int, offset: int, count: int, epoch: int) -> Outcome:
-    """Of one part with the data of all, or of none."""
-    return whole(ranks, offset, count, epoch) if chunks else Outcome(ranks, (), epoch)
+def as_usual(ranks: tuple[int, ...], chunks: int, offset: int, count: int, epoch: int, only: int) -> Outcome:
+    """Of one part with the data of all or of the rank ``only`` (a broadcast's root), of one of each rank (all-gather), or of none."""
+    if chunks > 1:
+        return Outcome(ranks, tuple((rank * count, count, (rank,)) for rank in ranks), epoch)
+    return whole(ranks if only < 0 else (only,), offset, count, epoch) if chunks else Outcome(ranks, (), epoch)
 
 
 def finish_now(request: Request, code: int) -> Outcome:

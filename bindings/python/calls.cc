@@ -76,8 +76,8 @@ PyObject* finish(Calls* self, const char* what, int code, const ft_now& now, PyO
 PyObject* outcome(Calls* self, const ft_now& now) {
     const auto& last = self->last;
     if (self->outcome == nullptr || now.epoch != last.epoch || now.offset != last.offset || now.count != last.count ||
-        now.chunks != last.chunks) {
-        PyObject* made = PyObject_CallFunction(self->outcome_of, "iKKK", now.chunks, now.offset, now.count, now.epoch);
+        now.chunks != last.chunks || now.only != last.only) {
+        PyObject* made = PyObject_CallFunction(self->outcome_of, "iKKKi", now.chunks, now.offset, now.count, now.epoch, now.only);
         if (made == nullptr) return nullptr;
         Py_XSETREF(self->outcome, made);
         self->last = now;

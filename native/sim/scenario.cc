@@ -114,6 +114,8 @@ Step draw_collective(const Scenario& s, Random& r, int comm) {
     if (r.chance(0.02) && s.ranks <= 6) step.count = 600;
     if (step.op == OpKind::Barrier) step.count = 0;
     if (step.op == OpKind::AllReduce && r.chance(0.3)) step.algorithm = r.chance(0.7) ? Algorithm::Ring : Algorithm::Flat;
+    const bool gathers = step.op == OpKind::Broadcast || step.op == OpKind::AllGather || step.op == OpKind::Barrier;
+    if (gathers && r.chance(0.4)) step.algorithm = Algorithm::Ring;
     step.uneven = (step.op == OpKind::Gather || step.op == OpKind::Scatter || step.op == OpKind::AllToAll) && r.chance(0.5);
     return step;
 }
@@ -228,6 +230,8 @@ Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
     return f;
 }
 
+bool ends_the_job(const Fault& f) { return f.kind == FaultKind::AuthorityLost || f.kind == FaultKind::AuthorityBlank; }
+
 // What every seed is to have. (World counts the faults that really happened.)
 Scenario checked(Scenario s) {
     const auto collectives =
@@ -275,6 +279,8 @@ Scenario draw_scenario(std::uint64_t seed) {
         s.faults[0].trigger = Trigger::Group;
         s.faults[0].group = r.index(static_cast<std::size_t>(s.group_count() / 2 + 1));
     }
+    // Those that end the job wait for another one.
+    if (std::all_of(s.faults.begin(), s.faults.end(), ends_the_job)) s.faults[0].kind = FaultKind::Stop;
     return checked(std::move(s));
 }
 

@@ -217,7 +217,14 @@ def pulse(thread: int) -> threading.Event:
 
 
 @pytest.mark.parametrize(
-    "variable", ["FTCOMM_FLAT_LIMIT", "FTCOMM_PULL_LIMIT", "FTCOMM_SEGMENT_BYTES", "FTCOMM_EAGER_LIMIT"]
+    "variable",
+    [
+        "FTCOMM_FLAT_LIMIT",
+        "FTCOMM_PULL_LIMIT",
+        "FTCOMM_REDUCE_PULL_LIMIT",
+        "FTCOMM_SEGMENT_BYTES",
+        "FTCOMM_EAGER_LIMIT",
+    ],
 )
 def test_another_table_is_an_error_at_start(ranks: nr.Ranks, variable: str) -> None:
     """C8: the algorithm is part of the operation."""
@@ -227,7 +234,7 @@ def test_another_table_is_an_error_at_start(ranks: nr.Ranks, variable: str) -> N
             os.environ[variable] = "8192"
         with pytest.raises(nr.Error) as error:
             nr.Job(name(), rank, 2, channel.exchange)
-        return error.value.code, variable.removeprefix("FTCOMM_").lower() in error.value.detail["message"]
+        return error.value.code, f" {variable.removeprefix('FTCOMM_').lower()} " in error.value.detail["message"]
 
     for rank in range(2):
         ranks.spawn(rank, partial(run, rank=rank))
@@ -259,6 +266,27 @@ def test_bad_configuration(change: dict[str, Any], word: str) -> None:
         nr.Job(**arguments)
     assert error.value.code == nr.INVALID
     assert word in error.value.detail["message"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("FTCOMM_FLAT_LIMIT", "1048577"),
+        ("FTCOMM_PULL_LIMIT", "0"),
+        ("FTCOMM_REDUCE_PULL_LIMIT", "-1"),
+        ("FTCOMM_REDUCE_PULL_LIMIT", "1M"),
+        ("FTCOMM_REDUCE_PULL_LIMIT", str((1 << 40) + 1)),
+    ],
+)
+def test_a_wrong_size_is_an_error(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def exchange(_: bytes) -> Any:
+        raise AssertionError("it was accepted")
+
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(nr.Error) as error:
+        nr.Job("job", 0, 2, exchange)
+    assert error.value.code == nr.INVALID
+    assert f"{variable}={value}: give a number of bytes from " in error.value.detail["message"]
 
 
 @pytest.mark.parametrize("damage", ["garbage", "truncated", "version", "own"])

@@ -62,7 +62,7 @@ def test_results_are_logged_once_per_host(keep: Keep, transport: str, limit: int
 
     wanted = keep(4, run, transport=transport, log_limit=limit).values()
     victims = {2} if transport == "shm" else {2, 3}
-    faults = ";".join(f"rank={victim}.0,at=fence.before:401,do=kill" for victim in victims)
+    faults = ";".join(f"rank={victim}.0,at=fence.before:400,do=kill" for victim in victims)
     job = keep(4, run, transport=transport, log_limit=limit, faults=faults)
     assert job.values() == wanted
     assert set(job.deaths) == {(victim, 0) for victim in victims}

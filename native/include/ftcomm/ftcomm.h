@@ -178,12 +178,13 @@ FT_API int ft_request_finish(ft_request* request, double timeout, ft_result* out
 typedef struct {
     ft_request* request;         /* NULL, or the caller's to wait for, to ask and to free */
     uint64_t epoch, offset, count, bytes;
-    int32_t chunks;              /* 0 or 1: of all ranks */
+    int32_t chunks;              /* 0 or 1: of all ranks, or of `only`; more (all-gather): part i is rank i's, all have `count` elements */
+    int32_t only;                /* the rank whose data it is (broadcast), or -1 */
     int32_t source;
 } ft_now;
 /* The call of the same name without _now, ft_request_wait, and ft_request_free where it went as nearly always: FT_OK, at most one chunk,
  * with the data of all ranks, and no request. Else the request is in *out, if it was posted, and the code is that of ft_request_wait, or
- * FT_LOOK: it is done, look what it gave. */
+ * FT_LOOK: it is done, look what it gave. (A broadcast has the data of its root, and an all-gather a chunk for each rank.) */
 #define FT_LOOK (-1)
 FT_API int ft_collective_now(ft_job* job, ft_comm comm, const ft_op* op, double timeout, ft_now* out);
 FT_API int ft_send_now(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, double timeout,

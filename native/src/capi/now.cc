@@ -6,15 +6,33 @@ using namespace ftcomm::capi;
 
 namespace {
 
-// Done without an error, and nothing in it that ft_now has no room for.
-bool is_plain(const Request& r, int size) {
-    return r.outcome.chunks.size() <= 1 && (size == 0 || r.outcome.contributors == RankSet::first(size));
+// An all-gather as nearly always: a part of each rank, all of one size.
+bool has_part_of_each(const std::vector<Chunk>& chunks, int size) {
+    if (chunks.size() != static_cast<std::size_t>(size)) return false;
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+        const auto& chunk = chunks[i];
+        if (chunk.count != chunks[0].count || chunk.offset != i * chunk.count || chunk.contributors.lowest() != static_cast<int>(i) ||
+            chunk.contributors.count() != 1)
+            return false;
+    }
+    return true;
 }
 
-// `size`: all of them have to have contributed; 0: a message.
+// Done without an error, and nothing in it that ft_now has no room for.
+bool is_plain(const Request& r, int size, const ft_op* op) {
+    const auto& o = r.outcome;
+    if (size == 0) return true;
+    if (op->kind == FT_BROADCAST && o.chunks.size() == 1)
+        return o.contributors.lowest() == op->root && o.contributors.count() == 1 && o.chunks[0].contributors == o.contributors;
+    if (!(o.contributors == RankSet::first(size))) return false;
+    return o.chunks.size() <= 1 || (op->kind == FT_ALL_GATHER && has_part_of_each(o.chunks, size));
+}
+
+// `op`: the collective that is posted, or null: a message.
 template <class F>
-int finish(ft_job* job, double timeout, ft_now* out, F post) {
+int finish(ft_job* job, double timeout, ft_now* out, const ft_op* op, F post) {
     *out = {};
+    out->only = -1;
     const auto now = IoLoop::now();
     if (int rc = check(job); rc != FT_OK) return rc;
     const auto held = job->job;  // another thread may close the job, and with it the handle, while this one waits
@@ -31,7 +49,7 @@ int finish(ft_job* job, double timeout, ft_now* out, F post) {
     return guarded([&] {
         const auto limit = seconds_or_default(timeout);
         const bool done = held->engine().wait(request, limit > 0 ? now + limit : 0, now) == Engine::Wait::Done;
-        if (!done || !request->status || !is_plain(*request, size)) {
+        if (!done || !request->status || !is_plain(*request, size, op)) {
             out->request = new ft_request{held, std::move(request), generation, false};
             const int waited = ft_request_wait(out->request, 0);
             return waited == FT_OK ? FT_LOOK : waited;
@@ -43,6 +61,7 @@ int finish(ft_job* job, double timeout, ft_now* out, F post) {
             out->offset = outcome.chunks.front().offset;
             out->count = outcome.chunks.front().count;
         }
+        if (op != nullptr && op->kind == FT_BROADCAST && !outcome.chunks.empty()) out->only = op->root;
         out->source = request->source;
         out->bytes = request->bytes;
         // Who completed it may still be about to let go of it.
@@ -57,7 +76,7 @@ extern "C" {
 
 int ft_collective_now(ft_job* job, ft_comm comm, const ft_op* op, double timeout, ft_now* out) {
     if (int rc = check_op(op); rc != FT_OK) return rc;
-    return finish(job, timeout, out, [&](Node& node, Time now, RequestPtr* request) {
+    return finish(job, timeout, out, op, [&](Node& node, Time now, RequestPtr* request) {
         const int size = node.comm_size(comm);
         *request = node.collective(now, comm, described(*op, size));
         return size;
@@ -66,14 +85,14 @@ int ft_collective_now(ft_job* job, ft_comm comm, const ft_op* op, double timeout
 
 int ft_send_now(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, double timeout,
                 ft_now* out) {
-    return finish(job, timeout, out, [&](Node& node, Time now, RequestPtr* request) {
+    return finish(job, timeout, out, nullptr, [&](Node& node, Time now, RequestPtr* request) {
         *request = node.send(now, comm, data, bytes, dst, tag);
         return 0;
     });
 }
 
 int ft_recv_now(ft_job* job, ft_comm comm, void* data, uint64_t bytes, int32_t src, int64_t tag, double timeout, ft_now* out) {
-    return finish(job, timeout, out, [&](Node& node, Time now, RequestPtr* request) {
+    return finish(job, timeout, out, nullptr, [&](Node& node, Time now, RequestPtr* request) {
         *request = node.recv(now, comm, data, bytes, src, tag);
         return 0;
     });

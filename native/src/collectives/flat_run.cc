@@ -1,5 +1,6 @@
-// Small all-reduce: everyone sends its whole input to everyone and reduces in rank order, one message time in all. No fence:
-// the inputs are kept until the next operation shows that all have the result (C6).
+// Small all-reduces, all-gathers, broadcasts and barriers: everyone sends what it has to everyone, the others of a broadcast and all of a
+// barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the inputs are
+// kept until the next operation shows that all have the result (C6).
 #include <cstring>
 #include <memory>
 
@@ -16,11 +17,12 @@ class FlatRun final : public Run {
 public:
     FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
         bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
-        const auto all = bytes_ * static_cast<std::size_t>(env_.size());
+        if (op_.shape.kind == OpKind::Barrier) bytes_ = 0;
+        const auto parts = op_.shape.kind == OpKind::Broadcast ? 1 : static_cast<std::size_t>(env_.size());
         auto& inputs = *env_.inputs;
-        if (inputs.room.size() < all) inputs.room.resize(all);
-        inputs.parts.resize(static_cast<std::size_t>(env_.size()));
-        for (int i = 0; i < env_.size(); ++i) inputs.parts[static_cast<std::size_t>(i)] = part(i);
+        if (inputs.room.size() < bytes_ * parts) inputs.room.resize(bytes_ * parts);
+        inputs.parts.resize(parts);
+        for (std::size_t i = 0; i < parts; ++i) inputs.parts[i] = inputs.room.data() + i * bytes_;
     }
 
     ~FlatRun() override {
@@ -28,18 +30,10 @@ public:
     }
 
     void start() override {
-        auto* mine = part(env_.position);
-        if (!kFaultTolerant && env_.position < 2 && op_.desc.op != ReduceOp::PremulSum) {
-            mine = static_cast<std::byte*>(op_.desc.recv);  // the sum begins with it: it may be written over
-            env_.inputs->parts[static_cast<std::size_t>(env_.position)] = mine;
-        } else if (op_.desc.op == ReduceOp::PremulSum) {
-            scale(op_.desc.dtype, mine, op_.desc.recv, op_.desc.count, op_.desc.factor);
-        } else if (bytes_ > 0) {
-            std::memcpy(mine, op_.desc.recv, bytes_);
-        }
+        const auto mine = own_input();
         const auto h = env_.header(FrameKind::Flat, op_);
         for (int i = 1; i < env_.size(); ++i) {
-            env_.sender.send(env_.slot_of(env_.rank_at(env_.position + i)), h, ByteView(mine, bytes_));
+            env_.sender.send(env_.slot_of(env_.rank_at(env_.position + i)), h, mine);
             FT_POINT("flat.send");
         }
         note(env_.position);
@@ -49,11 +43,16 @@ public:
     void on_frame(int from, const FrameHeader& h, ByteView payload) override {
         if (h.kind != FrameKind::Flat) return;
         const int at = env_.position_of(from);
-        FT_CHECK(at >= 0 && payload.size() == bytes_, "flat input of %zu bytes from rank %d, expected %zu", payload.size(), from,
-                 bytes_);
+        FT_CHECK(at >= 0 && payload.size() == bytes_from(from), "flat input of %zu bytes from rank %d, expected %zu",
+                 payload.size(), from, bytes_from(from));
         if (have_.has(at)) return;
-        if (!kFaultTolerant && count_ + 1 == env_.size()) env_.inputs->parts[static_cast<std::size_t>(at)] = payload.data();
-        else if (bytes_ > 0) std::memcpy(part(at), payload.data(), bytes_);
+        if (op_.shape.kind != OpKind::AllReduce) {
+            if (!payload.empty()) take(from, payload);
+        } else if (!kFaultTolerant && count_ + 1 == env_.size()) {
+            env_.inputs->parts[static_cast<std::size_t>(at)] = payload.data();
+        } else if (bytes_ > 0) {
+            std::memcpy(part(at), payload.data(), bytes_);
+        }
         note(at);
         FT_POINT("flat.receive");
         finish_when_complete();
@@ -66,12 +65,53 @@ public:
 private:
     std::byte* part(int position) { return env_.inputs->room.data() + static_cast<std::size_t>(position) * bytes_; }
 
+    std::size_t bytes_from(int rank) const { return op_.shape.kind != OpKind::Broadcast || rank == op_.shape.root ? bytes_ : 0; }
+
+    // What this rank sends; also where the result is made of it once more.
+    ByteView own_input() {
+        const auto bytes = bytes_from(env_.rank);
+        if (bytes == 0) return {};
+        if (op_.shape.kind != OpKind::AllReduce) {  // all members take part: a rank's position is the rank
+            const ByteView here(op_.result(segment_of(env_.rank)), bytes);
+            if (!kFaultTolerant) return here;
+            std::memcpy(part(part_of(env_.rank)), here.data(), bytes);
+            return {part(part_of(env_.rank)), bytes};
+        }
+        auto* mine = part(env_.position);
+        if (!kFaultTolerant && env_.position < 2 && op_.desc.op != ReduceOp::PremulSum) {
+            mine = static_cast<std::byte*>(op_.desc.recv);  // the sum begins with it: it may be written over
+            env_.inputs->parts[static_cast<std::size_t>(env_.position)] = mine;
+        } else if (op_.desc.op == ReduceOp::PremulSum) {
+            scale(op_.desc.dtype, mine, op_.desc.recv, op_.desc.count, op_.desc.factor);
+        } else {
+            std::memcpy(mine, op_.desc.recv, bytes);
+        }
+        return {mine, bytes};
+    }
+
+    // A block is final as it comes, whole, from who has put it in (invariant B).
+    void take(int from, ByteView block) {
+        const auto s = segment_of(from);
+        std::memcpy(op_.result(s), block.data(), block.size());
+        if (kFaultTolerant) std::memcpy(part(part_of(from)), block.data(), block.size());
+        RankSet contributors;
+        contributors.add(from);
+        op_.set_final(s, contributors);
+    }
+
+    std::uint32_t segment_of(int rank) const { return op_.shape.kind == OpKind::AllGather ? static_cast<std::uint32_t>(rank) : 0; }
+    int part_of(int rank) const { return op_.shape.kind == OpKind::AllGather ? rank : 0; }
     void note(int position) {
         have_.add(position);
         ++count_;
     }
     void finish_when_complete() {
         if (done_ || count_ != env_.size()) return;
+        if (op_.shape.kind != OpKind::AllReduce) {
+            done_ = true;
+            FT_POINT("flat.done");
+            return;
+        }
         const auto n = op_.desc.count;
         FT_POINT("flat.reduce");
         // All inputs are here, and nothing can fail any more: straight into the caller's buffer (invariant B).
@@ -92,6 +132,16 @@ private:
 };
 
 }  // namespace
+
+void flat_result(const OpDesc& desc, const FlatInputs& inputs, std::byte* to) {
+    if (desc.kind == OpKind::AllReduce) {
+        combine(desc.dtype, desc.op, to, inputs.parts, desc.count, inputs.divisor);
+        return;
+    }
+    const auto bytes = desc.kind == OpKind::Barrier ? 0 : static_cast<std::size_t>(desc.count * size_of(desc.dtype));
+    if (bytes == 0) return;
+    for (std::size_t i = 0; i < inputs.parts.size(); ++i) std::memcpy(to + i * bytes, inputs.parts[i], bytes);
+}
 
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old) {
     if (old == nullptr) return std::make_unique<FlatRun>(std::move(env), op);

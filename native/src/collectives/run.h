@@ -36,6 +36,8 @@ struct FlatInputs {
     std::vector<const std::byte*> parts;
     std::uint32_t divisor = 1;
 };
+// The result of such a run once more: desc.count elements, times the number of ranks of an all-gather.
+void flat_result(const OpDesc& desc, const FlatInputs& inputs, std::byte* to);
 
 // What a run may use. Positions are indices into `living`, ascending communicator ranks; neighbours are by position.
 struct RunEnv {

@@ -69,7 +69,9 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     decision_.cause = {};
     last_ = {};
     shared_seq_ = done_seq_;
+    // A hand-out whose last words have not come here: all have voted since, so all have what it was for.
     helpers_.clear();
+    run_.reset();
     acked_ = acked_ - came;
     std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
     std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt < attempt_; });

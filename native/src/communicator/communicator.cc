@@ -63,6 +63,8 @@ Status Communicator::check(const OpDesc& d) const {
 
 namespace {
 
+constexpr std::uint32_t kFlatRanks = 8;
+
 // At most `segment` elements, and as many segments for each rank: else some own one more than others, and all wait for them.
 std::uint64_t equal_segments(std::uint64_t count, std::uint64_t segment, std::uint64_t ranks) {
     const auto least = (count + segment - 1) / segment;
@@ -90,13 +92,21 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     const auto bytes = d.count * esize;
     const auto flat = core_.config.flat_limit > 0 ? core_.config.flat_limit : (n <= 2 ? 65536u : n == 3 ? 32768u : 16384u);
     s.algorithm = s.is_direct() ? Algorithm::Direct : d.algorithm == Algorithm::Ring ? Algorithm::Ring : Algorithm::Auto;
+    const bool asked = d.algorithm == Algorithm::Flat;
     if (d.kind == OpKind::AllReduce && d.algorithm != Algorithm::Ring &&
-        bytes <= std::min<std::uint64_t>(d.algorithm == Algorithm::Flat ? ~0ull : flat, core_.sender.max_payload()))
+        bytes <= std::min<std::uint64_t>(asked ? ~0ull : flat, core_.sender.max_payload()))
+        s.algorithm = Algorithm::Flat;
+    // Where nothing is summed every rank tells all others that it is there, which takes n(n-1) messages: not where there are many.
+    const bool gathers = d.kind == OpKind::AllGather || d.kind == OpKind::Broadcast || d.kind == OpKind::Barrier;
+    const auto all = d.kind == OpKind::AllGather ? n * bytes : d.kind == OpKind::Barrier ? 0 : bytes;
+    const auto gather_limit = core_.config.flat_limit > 0 ? core_.config.flat_limit : (n <= 4 ? 65536u : 16384u);
+    if (gathers && n > 1 && d.algorithm != Algorithm::Ring && (asked || (n <= kFlatRanks && all <= gather_limit)) &&
+        bytes <= core_.sender.max_payload())
         s.algorithm = Algorithm::Flat;
     auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
     if (d.kind == OpKind::AllReduce && segment > 0) segment = equal_segments(d.count, segment, n);
     const bool blocked = d.kind == OpKind::AllGather || d.kind == OpKind::ReduceScatter;
-    // A flat one is one segment: a rank has all of its input, or all of the result, so it can be run again as it was (L7).
+    // A block of a flat one is one segment: a rank has all of its input, or all of the result, so it can be run again as it was (L7).
     *grid = Grid::make(blocked ? n : 1, s.is_direct() || d.kind == OpKind::Barrier ? 0 : d.count,
                        s.algorithm == Algorithm::Flat ? d.count : segment);
     s.blocks = grid->blocks;

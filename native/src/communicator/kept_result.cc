@@ -2,16 +2,10 @@
 // logged it, made of its inputs once more. These lie there until this rank begins the operation after the next, which shows that
 // all have begun the next one, and so have the result.
 #include "base/check.h"
-#include "base/reduce.h"
+#include "collectives/results.h"
 #include "communicator/communicator.h"
 
 namespace ftcomm {
-
-namespace {
-
-std::size_t bytes_of(const OpDesc& desc) { return static_cast<std::size_t>(desc.count * size_of(desc.dtype)); }
-
-}  // namespace
 
 void Communicator::keep_result(const OpState& op, const FlatInputs* inputs) {
     if constexpr (!kFaultTolerant) return;
@@ -29,7 +23,7 @@ void Communicator::keep_result(const OpState& op, const FlatInputs* inputs) {
         if (inputs->room.size() > FlatInputs::kMuch) keep_apart();
     } else if (replays()) {  // it was handed out, and this rank's log has a share of it
         const auto* p = static_cast<const std::byte*>(op.desc.recv);
-        last_.kept = std::make_shared<Bytes>(p, p + bytes_of(op.desc));
+        last_.kept = std::make_shared<Bytes>(p, p + shared_bytes(op.desc, spec_.members.size()));
         last_.desc.recv = last_.kept->data();
     }
 }
@@ -40,9 +34,8 @@ bool Communicator::retains_result() const {
 
 void Communicator::keep_apart() {
     if (last_.inputs != nullptr) {
-        last_.kept = std::make_shared<Bytes>(bytes_of(last_.desc));
-        combine(last_.desc.dtype, last_.desc.op, last_.kept->data(), last_.inputs->parts, last_.desc.count,
-                last_.inputs->divisor);
+        last_.kept = std::make_shared<Bytes>(shared_bytes(last_.desc, spec_.members.size()));
+        flat_result(last_.desc, *last_.inputs, last_.kept->data());
         last_.desc.recv = last_.kept->data();
         last_.inputs = nullptr;
     }
@@ -52,8 +45,7 @@ void Communicator::keep_apart() {
 }
 
 void Communicator::keep_in_log() {
-    last_.kept =
-        std::make_shared<Bytes>(bytes_of(last_.desc) * (last_.desc.kind == OpKind::AllGather ? spec_.members.size() : 1));
+    last_.kept = std::make_shared<Bytes>(shared_bytes(last_.desc, spec_.members.size()));
     last_.desc.recv = last_.kept->data();
     OpState op(last_.seq, last_.desc, last_.shape, last_.grid, rank_, signature_of(last_.shape), nullptr);
     const auto s = results_->read(op);

@@ -75,6 +75,7 @@ struct NodeConfig {
     std::vector<std::uint64_t> hosts;  // per slot: host identity hash (M12)
     std::uint64_t flat_limit = 0;    // 0: default table (C8: equal on all ranks, checked at rendezvous)
     std::uint64_t pull_limit = 0;    // from here on memory is read where it can be; 0: default (C8, as flat_limit)
+    std::uint64_t reduce_pull_limit = 0;  // the same of all-reduce alone; 0: as pull_limit
     std::uint64_t segment_bytes = 0; // 0: min(64 KiB, transport max)
     std::uint64_t eager_limit = 65536;
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"

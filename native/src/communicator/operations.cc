@@ -121,7 +121,8 @@ RunEnv Communicator::env() {
 
 // The same on all ranks of an attempt (C8): from the operation, from who is in, and from what never changes of them.
 bool Communicator::reads_memory(const OpState& op) const {
-    const auto limit = core_.config.pull_limit > 0 ? core_.config.pull_limit : 2u << 20;  // below it a ring in cache is faster
+    auto limit = core_.config.pull_limit > 0 ? core_.config.pull_limit : 2u << 20;  // below it a ring in cache is faster
+    if (op.shape.kind == OpKind::AllReduce && core_.config.reduce_pull_limit > 0) limit = core_.config.reduce_pull_limit;
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
 
@@ -158,7 +159,8 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         core_.host.trace("repair");
         FT_POINT("repair.start");
     }
-    if (living().size() == 1) {
+    const bool all_here = living().size() == spec_.members.size();
+    if (living_.size() == 1) {
         run_alone(op, rank_, plan, false);
         if (put_on_record(op)) finish_current({});
         return;
@@ -173,7 +175,8 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     if (op.shape.is_direct()) {
         run_ = make_direct_run(env(), op, show_limit(op.shape.kind), fresh_ticket());
         core_.host.trace("run.direct");
-    } else if (op.shape.algorithm == Algorithm::Flat && (!repair || (replays() && core_.rules.l7 && reduces_all(plan)))) {
+    } else if (op.shape.algorithm == Algorithm::Flat && (op.shape.kind == OpKind::AllReduce || all_here) &&
+               (!repair || (replays() && core_.rules.l7 && reduces_all(plan)))) {
         run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
     } else if (reads_memory(op) && all_share_memory()) {

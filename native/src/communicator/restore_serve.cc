@@ -80,8 +80,7 @@ std::shared_ptr<const Bytes> Communicator::whole_result(std::uint64_t seq, const
     if (whole_ != nullptr && whole_seq_ == seq) return whole_;
     auto last = last_from_log(seq);
     if (last.seq != seq || !last.logged) return nullptr;
-    const auto blocks = last.desc.kind == OpKind::AllGather ? spec_.members.size() : 1;
-    auto whole = std::make_shared<Bytes>(ResultStream::kHead + last.desc.count * size_of(last.desc.dtype) * blocks);
+    auto whole = std::make_shared<Bytes>(ResultStream::kHead + shared_bytes(last.desc, spec_.members.size()));
     std::memcpy(whole->data(), share.payload.data(), ResultStream::kHead);
     last.desc.recv = whole->data() + ResultStream::kHead;
     OpState op(seq, last.desc, last.shape, last.grid, rank_, signature_of(last.shape), nullptr);

@@ -65,9 +65,10 @@ std::span<std::byte> ResultStream::share_of(const OpState& op) {
     const auto element = size_of(op.desc.dtype);
     auto* all = static_cast<std::byte*>(op.desc.recv);
     if (op.desc.count == 0) return {};
-    if (op.desc.count != shared_count_) {
+    const auto blocks = op.shape.kind == OpKind::AllGather ? op.shape.blocks : 1;
+    if (op.desc.count * blocks != shared_count_) {
         const auto share = equal_share(op, fellows_, rank_);
-        shared_count_ = op.desc.count;
+        shared_count_ = op.desc.count * blocks;
         share_from_ = static_cast<std::uint64_t>(share.data() - all) / element;
         share_count_ = share.size() / element;
     }
@@ -90,7 +91,7 @@ bool ResultStream::shares(const OpState& op) const {
 Status ResultStream::make_room(const OpState& op) {
     if (op.seq <= last_) return {};
     if (op.seq != last_ + 1) return was_full();
-    const auto bytes = shares(op) ? share_of(op).size() : op.desc.count * size_of(op.desc.dtype);
+    const auto bytes = shares(op) ? share_of(op).size() : shared_bytes(op.desc, static_cast<std::size_t>(size()));
     return log_.make_room(key(rank_), kHead + bytes);
 }
 

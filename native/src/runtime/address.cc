@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 6;
+constexpr std::uint32_t kVersion = 7;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -23,7 +23,8 @@ Bytes Address::encode() const {
     w.text(socket).put(nonce).put(processes).put(pid).put(transport).put(authority);
     w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(static_cast<std::uint8_t>(replay));
     w.put(static_cast<std::uint8_t>(peer_memory));
-    w.put(heartbeat).put(flat_limit).put(pull_limit).put(segment_bytes).put(eager_limit).text(log).bytes(tcp);
+    w.put(heartbeat).put(flat_limit).put(pull_limit).put(reduce_pull_limit).put(segment_bytes).put(eager_limit);
+    w.text(log).bytes(tcp);
     return w.take();
 }
 
@@ -54,6 +55,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.heartbeat = r.get<Time>();
     a.flat_limit = r.get<std::uint64_t>();
     a.pull_limit = r.get<std::uint64_t>();
+    a.reduce_pull_limit = r.get<std::uint64_t>();
     a.segment_bytes = r.get<std::uint64_t>();
     a.eager_limit = r.get<std::uint64_t>();
     a.log = r.text();
@@ -93,6 +95,8 @@ Status Address::check_agrees(const Address& other, int slot) const {
                        number(static_cast<double>(heartbeat) / 1e9));
     if (other.flat_limit != flat_limit) return differs("flat_limit", number(other.flat_limit), number(flat_limit));
     if (other.pull_limit != pull_limit) return differs("pull_limit", number(other.pull_limit), number(pull_limit));
+    if (other.reduce_pull_limit != reduce_pull_limit)
+        return differs("reduce_pull_limit", number(other.reduce_pull_limit), number(reduce_pull_limit));
     if (other.segment_bytes != segment_bytes) return differs("segment_bytes", number(other.segment_bytes), number(segment_bytes));
     if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));
     return {};

@@ -340,6 +340,7 @@ Status Job::make_node() {
         c.hosts.push_back(addresses_[slot].job != 0 ? addresses_[slot].host : slot + 1);  // not known: a host of its own
     c.flat_limit = config_.flat_limit;
     c.pull_limit = config_.pull_limit;
+    c.reduce_pull_limit = config_.reduce_pull_limit;
     c.segment_bytes = config_.segment_bytes;
     c.eager_limit = config_.eager_limit;
     c.initial_view = first_view_;

@@ -54,6 +54,7 @@ Status Job::prepare() {
     own_.heartbeat = config_.heartbeat;
     own_.flat_limit = config_.flat_limit;
     own_.pull_limit = config_.pull_limit;
+    own_.reduce_pull_limit = config_.reduce_pull_limit;
     own_.segment_bytes = config_.segment_bytes;
     own_.eager_limit = config_.eager_limit;
 
@@ -220,6 +221,7 @@ std::string Job::info_json() {
     j.key("heartbeat").seconds(config_.heartbeat).key("timeout").seconds(config_.timeout);
     j.key("transport").text(to_string(config_.transport)).key("running").boolean(running());
     j.key("flat_limit").number(config_.flat_limit).key("pull_limit").number(config_.pull_limit);
+    j.key("reduce_pull_limit").number(config_.reduce_pull_limit);
     j.key("segment_bytes").number(config_.segment_bytes);
     j.key("eager_limit").number(config_.eager_limit);
     if (cells_ != nullptr || store_ != nullptr) j.key("authority").text(cells_ != nullptr ? "shm" : "store");
@@ -230,6 +232,11 @@ std::string Job::info_json() {
         j.key("links").begin_list();
         for (int slot = 0; slot < config_.world_size; ++slot)
             j.text(slot == config_.rank ? "self" : transport_->is_shm(slot) ? "shm" : "tcp");
+        j.end_list();
+        j.key("max_payload").number(transport_->max_payload());  // what the small-message algorithm takes at most
+        j.key("peer_memory").begin_list();                       // ranks whose memory this one may read
+        for (int slot = 0; slot < config_.world_size; ++slot)
+            if (slot != config_.rank && transport_->shares_memory(slot)) j.number(slot);
         j.end_list();
     }
     if (segment_.is_open()) {

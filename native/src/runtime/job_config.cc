@@ -118,6 +118,7 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
     c.eager_limit = std::min<std::uint64_t>(65536, payload);
     if (auto s = size_from_environment("FTCOMM_FLAT_LIMIT", 0, 1u << 20, &c.flat_limit); !s) return s;
     if (auto s = size_from_environment("FTCOMM_PULL_LIMIT", 1, 1ull << 40, &c.pull_limit); !s) return s;
+    if (auto s = size_from_environment("FTCOMM_REDUCE_PULL_LIMIT", 0, 1ull << 40, &c.reduce_pull_limit); !s) return s;
     std::uint64_t peer_memory = 1;
     if (auto s = size_from_environment("FTCOMM_PEER_MEMORY", 0, 1, &peer_memory); !s) return s;
     c.peer_memory = peer_memory != 0;

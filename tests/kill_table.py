@@ -121,6 +121,9 @@ def work(comm: Comm, round: int) -> str:
     told = np.full(20_000, comm.rank, np.int32)
     comm.broadcast(told, root)
     assert (told == root).all()
+    word = np.full(16, comm.rank, np.int32)
+    comm.broadcast(word, comm.size - 1 - root)
+    assert (word == comm.size - 1 - root).all()
     gathered = np.zeros(comm.size)
     comm.all_gather(gathered, np.array([float(me)]))
     assert tuple(gathered) == slots
@@ -142,7 +145,7 @@ def work(comm: Comm, round: int) -> str:
     other = comm.dup()
     other.barrier()
     other.close()
-    return digest(big, pulled, little, told, gathered)
+    return digest(big, pulled, little, told, word, gathered)
 
 
 def survive(comm: Comm, rounds: int) -> tuple[list[tuple[int, str]], tuple[int, ...]]:
@@ -185,7 +188,20 @@ def lossy_rounds(comm: Comm, first: int, last: int) -> list[str]:
         flat = comm.all_reduce(little, "avg", algorithm="flat")
         check_small(little, round, flat.contributors, repaired=True)
         seen.append(f"{round} {outcome.chunks} {second.chunks} {flat.contributors} {digest(big, pulled, little)}")
+        seen.append(gathered_under_lossy(comm))
     return seen
+
+
+def gathered_under_lossy(comm: Comm) -> str:
+    """A small all-gather: zeros from who had died before, and an error everywhere if somebody died in it with its block."""
+    gathered = np.zeros(2 * comm.size)
+    try:
+        outcome = comm.all_gather(gathered, np.full(2, comm.rank + 0.5))
+    except ftcomm.PeerFailure:
+        return "gone"
+    for offset, count, who in outcome.chunks:
+        assert (gathered[offset : offset + count] == (offset // 2 + 0.5 if who else 0)).all()
+    return f"{outcome.chunks} {digest(gathered)}"
 
 
 # -- the verdict

@@ -41,7 +41,7 @@ def gate(address: int) -> Any:
 
 def calls(job: Any, id: int, name: str, rank: int, size: int, *, closed: bool = False) -> Any:
     """Of the communicator ``id``: ``collective(kind, out, buf, op, algorithm, root)``, ``send`` and ``recv``."""
-    from ftcomm.request import Request, finish_now, orphans, as_usual
+    from ftcomm.request import Request, as_usual, finish_now, orphans
 
     everyone = tuple(range(size))
     return _module().Calls(

@@ -259,7 +259,7 @@ class Collectives:
         return self.iall_to_all(out, buf, *args, **more).wait()
 
     def barrier(self, **more: Any) -> Outcome:
-        """Returns after every rank has entered. More than 8 ranks: the dissemination barrier of Hensgen, Finkel and Manber (1988)."""
+        """Returns after every rank has entered. More than 8: the dissemination barrier of Hensgen, Finkel and Manber (1988)."""
         if not more:
             outcome = self._calls.collective(_BARRIER, None, None, None, None, 0)
             if outcome is not None:

@@ -223,7 +223,7 @@ def whole(ranks: tuple[int, ...], offset: int, count: int, epoch: int) -> Outcom
 
 
 def as_usual(ranks: tuple[int, ...], chunks: int, offset: int, count: int, epoch: int, only: int) -> Outcome:
-    """Of one part with the data of all or of the rank ``only`` (a broadcast's root), of one of each rank (all-gather), or of none."""
+    """Of one part, of all ranks or of ``only`` (a broadcast's root); of a part of each rank (all-gather); or of none."""
     if chunks > 1:
         return Outcome(ranks, tuple((rank * count, count, (rank,)) for rank in ranks), epoch)
     return whole(ranks if only < 0 else (only,), offset, count, epoch) if chunks else Outcome(ranks, (), epoch)

@@ -39,8 +39,11 @@ def rounds(comm: Comm, context: Context) -> list[Any]:
     return [one(comm, round, which) for round in range(ROUNDS) for which in range(3)]
 
 
+POINTS = ["flat.send:7", "flat.send:10", "flat.receive:8", "flat.receive:11", "flat.done:4", "flat.done:6"]
+
+
 @pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("point", ["flat.send:7", "flat.send:10", "flat.receive:8", "flat.receive:11", "flat.done:4", "flat.done:6"])
+@pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("policy", ["raise", "lossy"])
 def test_kill(ranks: Ranks, policy: str, point: str, victim: int) -> None:
     """Three ranks: two sends, two receives and one end for each operation; the first operation is ftcomm.init's or ours."""

@@ -64,7 +64,7 @@ int finish(ft_job* job, double timeout, ft_now* out, const ft_op* op, F post) {
         if (op != nullptr && op->kind == FT_BROADCAST && !outcome.chunks.empty()) out->only = op->root;
         out->source = request->source;
         out->bytes = request->bytes;
-        // Who completed it may still be about to let go of it.
+        // Who completed it may still be about to let go of it; with the engine's lock, which the next call takes before it writes to it.
         if (request.use_count() == 1) spare = std::move(request);
         return int{FT_OK};
     });

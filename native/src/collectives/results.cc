@@ -43,6 +43,7 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
 }
 
 std::uint64_t shared_bytes(const OpDesc& desc, std::size_t size) {
+    if (desc.kind == OpKind::Barrier) return 0;
     return desc.count * size_of(desc.dtype) * (desc.kind == OpKind::AllGather ? size : 1);
 }
 

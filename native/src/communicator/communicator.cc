@@ -3,6 +3,7 @@
 #include "communicator/communicator.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 
 #include "base/check.h"
@@ -128,7 +129,8 @@ std::uint64_t Communicator::signature_of(const Shape& shape) {
 bool Communicator::is_called_again(const OpDesc& d) const {
     const auto& c = called_;
     return called_any_ && d.count == c.count && d.kind == c.kind && d.dtype == c.dtype && d.op == c.op &&
-           d.algorithm == c.algorithm && d.root == c.root && d.factor == c.factor && d.layout == nullptr;
+           d.algorithm == c.algorithm && d.root == c.root &&
+           std::bit_cast<std::uint64_t>(d.factor) == std::bit_cast<std::uint64_t>(c.factor) && d.layout == nullptr;
 }
 
 RequestPtr Communicator::collective(const OpDesc& desc) {

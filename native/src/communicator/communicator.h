@@ -146,6 +146,7 @@ private:
     void after_progress();
     bool put_on_record(const OpState& op);  // false: it could not be, and the vote decides
     bool is_settled(std::uint64_t seq) const;
+    bool is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const;
     void finish_current(Status status);
     void keep_result(const OpState& op, const FlatInputs* inputs);
     bool retains_result() const;

@@ -119,6 +119,13 @@ RunEnv Communicator::env() {
     return e;
 }
 
+// Replay: nobody has returned from it, and it runs as it did the first time. (Where everyone puts its own in, a ring would log the result before
+// all have begun it; and of a flat one that is taken for a sign that they have: OpPlanner::may_have_been_returned.)
+bool Communicator::is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const {
+    if (op.shape.kind != OpKind::AllReduce) return !is_settled(op.seq);
+    return std::all_of(plan.begin(), plan.end(), [](const SegmentRun& r) { return r.mode == SegmentMode::Reduce; });
+}
+
 // The same on all ranks of an attempt (C8): from the operation, from who is in, and from what never changes of them.
 bool Communicator::reads_memory(const OpState& op) const {
     auto limit = core_.config.pull_limit > 0 ? core_.config.pull_limit : 2u << 20;  // below it a ring in cache is faster
@@ -143,12 +150,6 @@ std::uint64_t Communicator::show_limit(OpKind kind) const {
     if (core_.config.pull_limit > 0) return core_.config.pull_limit;
     return kind == OpKind::Gather ? 1u << 20 : 256u << 10;
 }
-
-namespace {
-bool reduces_all(const std::vector<SegmentRun>& plan) {
-    return std::all_of(plan.begin(), plan.end(), [](const SegmentRun& r) { return r.mode == SegmentMode::Reduce; });
-}
-}  // namespace
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
     FT_CHECK(run_ == nullptr, "%s begins while another operation runs", name_of(op).c_str());  // they share their memory
@@ -176,7 +177,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         run_ = make_direct_run(env(), op, show_limit(op.shape.kind), fresh_ticket());
         core_.host.trace("run.direct");
     } else if (op.shape.algorithm == Algorithm::Flat && (op.shape.kind == OpKind::AllReduce || all_here) &&
-               (!repair || (replays() && core_.rules.l7 && reduces_all(plan)))) {
+               (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)))) {
         run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
     } else if (reads_memory(op) && all_share_memory()) {

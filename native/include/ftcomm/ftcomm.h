@@ -178,8 +178,8 @@ FT_API int ft_request_finish(ft_request* request, double timeout, ft_result* out
 typedef struct {
     ft_request* request;         /* NULL, or the caller's to wait for, to ask and to free */
     uint64_t epoch, offset, count, bytes;
-    int32_t chunks;              /* 0 or 1: of all ranks, or of `only`; more (all-gather): part i is rank i's, all have `count` elements */
-    int32_t only;                /* the rank whose data it is (broadcast), or -1 */
+    int32_t chunks; /* 0 or 1: of all ranks, or of `only`; more (all-gather): part i is rank i's, all have `count` elements */
+    int32_t only; /* the rank whose data it is (broadcast), or -1 */
     int32_t source;
 } ft_now;
 /* The call of the same name without _now, ft_request_wait, and ft_request_free where it went as nearly always: FT_OK, at most one chunk,
@@ -191,29 +191,29 @@ FT_API int ft_send_now(ft_job* job, ft_comm comm, const void* data, uint64_t byt
                        ft_now* out);
 FT_API int ft_recv_now(ft_job* job, ft_comm comm, void* data, uint64_t bytes, int32_t src, int64_t tag, double timeout,
                        ft_now* out);
-FT_API int ft_request_test(ft_request* request, int32_t* done);  /* result code when done */
+FT_API int ft_request_test(ft_request* request, int32_t* done); /* result code when done */
 FT_API int ft_request_fail(ft_request* request, int32_t why /* FT_INTERRUPTED or FT_TIMEOUT or FT_CANCELLED */);
 /* fn(context) runs once, on a library thread or at once on this one when already done. */
 FT_API int ft_request_on_done(ft_request* request, void (*fn)(void* context), void* context);
-FT_API void ft_request_free(ft_request* request);      /* an undone operation goes on without it */
+FT_API void ft_request_free(ft_request* request); /* an undone operation goes on without it */
 
 FT_API int ft_request_result(ft_request* request, ft_result* out);
 /* flags[size]: intersection of contributors (collectives), survivors (shrink, admit: slots). */
 FT_API int ft_request_ranks(ft_request* request, uint8_t* flags, size_t size);
 FT_API int ft_request_chunk(ft_request* request, int32_t index, uint64_t* offset, uint64_t* count, uint8_t* flags, size_t size);
 
-FT_API const char* ft_last_error(void);                /* JSON of this thread's last error, "" if none */
+FT_API const char* ft_last_error(void); /* JSON of this thread's last error, "" if none */
 FT_API size_t ft_dtype_size(int32_t dtype);
 FT_API int ft_reduce_supported(int32_t dtype, int32_t op);
 /* Of the sizes, and of the first and last cache line of each: whether two ranks have the same, nearly for nothing. */
 FT_API uint32_t ft_sample(const void* const* data, const size_t* bytes, size_t count);
-FT_API uint32_t ft_crc32c(const void* data, uint64_t bytes, uint32_t seed);  /* seed: the checksum of what came before, or 0 */
+FT_API uint32_t ft_crc32c(const void* data, uint64_t bytes, uint32_t seed); /* seed: the checksum of what came before, or 0 */
 FT_API const char* ft_version(void);
-FT_API const char* ft_build_info(void);                /* JSON: compiler, CPU features, transports */
-FT_API const char* ft_fault_points(void);              /* JSON: [{"name":..., "where":...}] */
-FT_API void ft_fault_step(uint64_t step);              /* a training step begins: the point "step" */
-FT_API int ft_fault_hit(const char* name);             /* points in Python code; 1: corrupt, 2: cut */
-FT_API const char* ft_fault_missed(void);              /* JSON: [{"at":..., "passes":...}], those set that never came */
+FT_API const char* ft_build_info(void); /* JSON: compiler, CPU features, transports */
+FT_API const char* ft_fault_points(void); /* JSON: [{"name":..., "where":...}] */
+FT_API void ft_fault_step(uint64_t step); /* a training step begins: the point "step" */
+FT_API int ft_fault_hit(const char* name); /* points in Python code; 1: corrupt, 2: cut */
+FT_API const char* ft_fault_missed(void); /* JSON: [{"at":..., "passes":...}], those set that never came */
 FT_API int ft_fault_configure(const char* spec, int32_t rank, int32_t incarnation);
 
 #ifdef __cplusplus

@@ -11,8 +11,8 @@ bool has_part_of_each(const std::vector<Chunk>& chunks, int size) {
     if (chunks.size() != static_cast<std::size_t>(size)) return false;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
         const auto& chunk = chunks[i];
-        if (chunk.count != chunks[0].count || chunk.offset != i * chunk.count || chunk.contributors.lowest() != static_cast<int>(i) ||
-            chunk.contributors.count() != 1)
+        if (chunk.count != chunks[0].count || chunk.offset != i * chunk.count ||
+            chunk.contributors.lowest() != static_cast<int>(i) || chunk.contributors.count() != 1)
             return false;
     }
     return true;

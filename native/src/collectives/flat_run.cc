@@ -99,7 +99,9 @@ private:
         op_.set_final(s, contributors);
     }
 
-    std::uint32_t segment_of(int rank) const { return op_.shape.kind == OpKind::AllGather ? static_cast<std::uint32_t>(rank) : 0; }
+    std::uint32_t segment_of(int rank) const {
+        return op_.shape.kind == OpKind::AllGather ? static_cast<std::uint32_t>(rank) : 0;
+    }
     int part_of(int rank) const { return op_.shape.kind == OpKind::AllGather ? rank : 0; }
     void note(int position) {
         have_.add(position);

@@ -27,9 +27,9 @@ struct Shape {
 
     // By the bits, as they are sent and signed: -0.0 is another factor than 0.0.
     bool operator==(const Shape& o) const {
-        return kind == o.kind && dtype == o.dtype && op == o.op && algorithm == o.algorithm && root == o.root && count == o.count &&
-               std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(o.factor) && blocks == o.blocks &&
-               per_block == o.per_block;
+        return kind == o.kind && dtype == o.dtype && op == o.op && algorithm == o.algorithm && root == o.root &&
+               count == o.count && std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(o.factor) &&
+               blocks == o.blocks && per_block == o.per_block;
     }
     std::uint64_t signature() const;
     std::string text() const;    // "all_reduce(float32[1024], sum)"

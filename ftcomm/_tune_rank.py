@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import random
-import signal
 import statistics
 import sys
 import time
@@ -22,14 +20,6 @@ from ftcomm.stores.file import FileStore
 from ftcomm.tune import FLAT, READING
 
 START_TIMEOUT = 60.0  # seconds
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with(parent: int) -> None:
-    """This process is killed when ``parent`` dies, however that was, and at once if it is dead already."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
-    if os.getppid() != parent:
-        sys.exit("whoever started this rank is gone")
 
 
 def _start(plan: Mapping[str, Any]) -> Any:
@@ -54,7 +44,6 @@ def _main(plan: Mapping[str, Any]) -> None:
         if comm.rank == 0:
             print(json.dumps(what), flush=True)
 
-    _end_with(plan["parent"])
     comm = _start(plan)
     info = comm.stats()
     reads = np.array([len(info["peer_memory"]) == comm.size - 1], np.int32)

@@ -29,6 +29,7 @@ from typing import IO, Any
 
 from ftcomm import __version__
 from ftcomm.errors import SystemFailure
+from ftcomm.launch.parent import die_with_launcher
 from ftcomm.options import parse_size
 
 SIZES = tuple(1 << power for power in (*range(10, 17), *range(19, 27)))  # bytes: 1 KiB to 64 KiB, 512 KiB to 64 MiB
@@ -137,14 +138,20 @@ def measure(ranks: int, sizes: Sequence[int], rounds: int, found: Callable[[dict
     with ExitStack() as stack:
         stack.enter_context(_ends_in_order())
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ftcomm-tune-", ignore_cleanup_errors=True))
-        plan = {"ranks": ranks, "sizes": sizes, "rounds": rounds, "folder": folder, "parent": os.getpid()}
+        plan = {"ranks": ranks, "sizes": sizes, "rounds": rounds, "folder": folder}
         pipes = stack.enter_context(selectors.DefaultSelector())
         processes: list[subprocess.Popen[bytes]] = []
         logs: list[IO[bytes]] = []
         for rank in range(ranks):
             logs.append(stack.enter_context(open(f"{folder}/{rank}.log", "w+b")))
             command = [sys.executable, "-m", "ftcomm._tune_rank", json.dumps({**plan, "rank": rank})]
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=logs[-1])
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=logs[-1],
+                preexec_fn=die_with_launcher(),  # noqa: PLW1509 - two system calls, no lock
+            )
             processes.append(process)
             stack.callback(_end, process)
             assert process.stdout is not None

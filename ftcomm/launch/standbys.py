@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ftcomm.errors import ConfigError
+from ftcomm.launch.parent import die_with_launcher
 from ftcomm.launch.standby import leave_idle
-from ftcomm.launch.worker import describe_exit, die_with_launcher
+from ftcomm.launch.worker import describe_exit
 
 MAX_DEATHS = 2
 # Of one worker, not of all of a node, also where a node has only one.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
@@ -12,26 +11,10 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 
-_PR_SET_PDEATHSIG = 1
-# Resolved before any fork: the child of a threaded process must not go through the dynamic loader.
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
-_prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
-
+from ftcomm.launch.parent import die_with_launcher
 
 # From the command, the environment and the descriptors for stdout and stderr: a standby that has become this worker, or None.
 Take = Callable[[Sequence[str], dict[str, str], int, int], "subprocess.Popen[bytes] | None"]
-
-
-def die_with_launcher() -> Callable[[], None]:
-    """What a child of this process calls between fork and exec."""
-    launcher = os.getpid()
-
-    def prepare() -> None:
-        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != launcher:  # it died before the prctl: the signal will not come any more
-            os._exit(1)
-
-    return prepare
 
 
 class Worker(SubprocessHandler):  # type: ignore[misc]

@@ -72,8 +72,7 @@ void World::begins_group(Instance& who, int group) {
 
 void World::fire(Fault& f, Instance* emitter, int subject) {
     if (f.fired) return;
-    const bool ends_the_job = f.kind == FaultKind::AuthorityLost || f.kind == FaultKind::AuthorityBlank;
-    if (ends_the_job && injected_ == 0) return;  // not the first: it comes when its trigger does again
+    if (ends_the_job(f) && injected_ == 0) return;  // not the first: it comes when its trigger does again
     f.fired = true;
     Instance* victim = newest(f.slot);
     if (f.at_emitter && emitter != nullptr) victim = emitter;

@@ -8,11 +8,9 @@
 
 namespace ftcomm::sim {
 
-bool is_uniform(OpKind k) {
-    return k == OpKind::AllReduce || k == OpKind::Broadcast || k == OpKind::AllGather || k == OpKind::Barrier;
-}
+bool is_uniform(OpKind k) { return k == OpKind::AllReduce || gathers(k); }
 
-bool is_reduction(OpKind k) { return k == OpKind::AllReduce || k == OpKind::Reduce || k == OpKind::ReduceScatter; }
+bool is_reduction(OpKind k) { return reduces(k); }
 
 namespace {
 
@@ -114,8 +112,7 @@ Step draw_collective(const Scenario& s, Random& r, int comm) {
     if (r.chance(0.02) && s.ranks <= 6) step.count = 600;
     if (step.op == OpKind::Barrier) step.count = 0;
     if (step.op == OpKind::AllReduce && r.chance(0.3)) step.algorithm = r.chance(0.7) ? Algorithm::Ring : Algorithm::Flat;
-    const bool gathers = step.op == OpKind::Broadcast || step.op == OpKind::AllGather || step.op == OpKind::Barrier;
-    if (gathers && r.chance(0.4)) step.algorithm = Algorithm::Ring;
+    if (gathers(step.op) && r.chance(0.4)) step.algorithm = Algorithm::Ring;
     step.uneven = (step.op == OpKind::Gather || step.op == OpKind::Scatter || step.op == OpKind::AllToAll) && r.chance(0.5);
     return step;
 }
@@ -229,8 +226,6 @@ Fault draw_fault(const Scenario& s, Random& r, bool in_recovery) {
     }
     return f;
 }
-
-bool ends_the_job(const Fault& f) { return f.kind == FaultKind::AuthorityLost || f.kind == FaultKind::AuthorityBlank; }
 
 // What every seed is to have. (World counts the faults that really happened.)
 Scenario checked(Scenario s) {

@@ -105,6 +105,7 @@ struct Fault {
     bool both = false;     // CutLink: both directions
     bool fired = false;
 };
+inline bool ends_the_job(const Fault& f) { return f.kind == FaultKind::AuthorityLost || f.kind == FaultKind::AuthorityBlank; }
 
 struct Network {
     Time latency_low = 5 * kUs, latency_high = 300 * kUs;

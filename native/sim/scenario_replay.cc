@@ -38,8 +38,7 @@ Step draw_replay_collective(const Scenario& s, Random& r, int comm) {
     step.count = step.op == OpKind::Barrier ? 0 : r.chance(0.03) ? 600 : r.pick(counts);
     if (step.op == OpKind::AllReduce && r.chance(0.4)) step.algorithm = r.chance(0.6) ? Algorithm::Ring : Algorithm::Flat;
     if (step.op == OpKind::AllReduce && r.chance(0.15)) step.algorithm = Algorithm::RingLogged;
-    const bool gathers = step.op == OpKind::Broadcast || step.op == OpKind::AllGather || step.op == OpKind::Barrier;
-    if (gathers && r.chance(0.4)) step.algorithm = Algorithm::Ring;
+    if (gathers(step.op) && r.chance(0.4)) step.algorithm = Algorithm::Ring;
     step.uneven = (step.op == OpKind::Gather || step.op == OpKind::Scatter || step.op == OpKind::AllToAll) && r.chance(0.5);
     return step;
 }

@@ -28,6 +28,11 @@ public:
         if (n > 0) s.words_[i] = bit(n) - 1;
         return s;
     }
+    static RankSet only(int r) {
+        RankSet s;
+        s.add(r);
+        return s;
+    }
     static RankSet of(const std::vector<int>& ranks) {
         RankSet s;
         for (int r : ranks) s.add(r);

@@ -12,7 +12,7 @@ bool has_part_of_each(const std::vector<Chunk>& chunks, int size) {
     for (std::size_t i = 0; i < chunks.size(); ++i) {
         const auto& chunk = chunks[i];
         if (chunk.count != chunks[0].count || chunk.offset != i * chunk.count ||
-            chunk.contributors.lowest() != static_cast<int>(i) || chunk.contributors.count() != 1)
+            !(chunk.contributors == RankSet::only(static_cast<int>(i))))
             return false;
     }
     return true;
@@ -21,9 +21,9 @@ bool has_part_of_each(const std::vector<Chunk>& chunks, int size) {
 // Done without an error, and nothing in it that ft_now has no room for.
 bool is_plain(const Request& r, int size, const ft_op* op) {
     const auto& o = r.outcome;
-    if (size == 0) return true;
+    if (op == nullptr) return true;
     if (op->kind == FT_BROADCAST && o.chunks.size() == 1)
-        return o.contributors.lowest() == op->root && o.contributors.count() == 1 && o.chunks[0].contributors == o.contributors;
+        return o.contributors == RankSet::only(op->root) && o.chunks[0].contributors == o.contributors;
     if (!(o.contributors == RankSet::first(size))) return false;
     return o.chunks.size() <= 1 || (op->kind == FT_ALL_GATHER && has_part_of_each(o.chunks, size));
 }

@@ -27,7 +27,7 @@ OpDesc described(const ft_op& op, int size) {
     d.op = static_cast<ReduceOp>(op.op);
     d.algorithm = static_cast<Algorithm>(op.algorithm);
     d.root = op.root;
-    d.count = op.kind == FT_BARRIER ? 0 : op.count;
+    d.count = op.count;
     d.send = op.send;
     d.recv = op.recv;
     if (op.send_counts != nullptr || op.send_offsets != nullptr || op.recv_counts != nullptr || op.recv_offsets != nullptr) {

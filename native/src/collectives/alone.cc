@@ -52,8 +52,7 @@ void direct_alone(OpState& op, int rank) {
 }  // namespace
 
 void run_alone(OpState& op, int rank, const std::vector<SegmentRun>& plan, bool solo) {
-    RankSet self;
-    self.add(rank);
+    const auto self = RankSet::only(rank);
     if (op.shape.is_direct()) {
         direct_alone(op, rank);
         return;

@@ -17,12 +17,11 @@ class FlatRun final : public Run {
 public:
     FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
         bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
-        if (op_.shape.kind == OpKind::Barrier) bytes_ = 0;
         const auto parts = op_.shape.kind == OpKind::Broadcast ? 1 : static_cast<std::size_t>(env_.size());
         auto& inputs = *env_.inputs;
         if (inputs.room.size() < bytes_ * parts) inputs.room.resize(bytes_ * parts);
         inputs.parts.resize(parts);
-        for (std::size_t i = 0; i < parts; ++i) inputs.parts[i] = inputs.room.data() + i * bytes_;
+        for (std::size_t i = 0; i < parts; ++i) inputs.parts[i] = part(i);
     }
 
     ~FlatRun() override {
@@ -51,7 +50,7 @@ public:
         } else if (!kFaultTolerant && count_ + 1 == env_.size()) {
             env_.inputs->parts[static_cast<std::size_t>(at)] = payload.data();
         } else if (bytes_ > 0) {
-            std::memcpy(part(at), payload.data(), bytes_);
+            std::memcpy(part(static_cast<std::size_t>(at)), payload.data(), bytes_);
         }
         note(at);
         FT_POINT("flat.receive");
@@ -63,7 +62,7 @@ public:
     const char* phase() const override { return "the others' inputs"; }
 
 private:
-    std::byte* part(int position) { return env_.inputs->room.data() + static_cast<std::size_t>(position) * bytes_; }
+    std::byte* part(std::size_t i) { return env_.inputs->room.data() + i * bytes_; }
 
     std::size_t bytes_from(int rank) const { return op_.shape.kind != OpKind::Broadcast || rank == op_.shape.root ? bytes_ : 0; }
 
@@ -72,12 +71,13 @@ private:
         const auto bytes = bytes_from(env_.rank);
         if (bytes == 0) return {};
         if (op_.shape.kind != OpKind::AllReduce) {  // all members take part: a rank's position is the rank
-            const ByteView here(op_.result(segment_of(env_.rank)), bytes);
+            const auto b = block_of(env_.rank);
+            const ByteView here(op_.result(b), bytes);
             if (!kFaultTolerant) return here;
-            std::memcpy(part(part_of(env_.rank)), here.data(), bytes);
-            return {part(part_of(env_.rank)), bytes};
+            std::memcpy(part(b), here.data(), bytes);
+            return {part(b), bytes};
         }
-        auto* mine = part(env_.position);
+        auto* mine = part(static_cast<std::size_t>(env_.position));
         if (!kFaultTolerant && env_.position < 2 && op_.desc.op != ReduceOp::PremulSum) {
             mine = static_cast<std::byte*>(op_.desc.recv);  // the sum begins with it: it may be written over
             env_.inputs->parts[static_cast<std::size_t>(env_.position)] = mine;
@@ -91,29 +91,26 @@ private:
 
     // A block is final as it comes, whole, from who has put it in (invariant B).
     void take(int from, ByteView block) {
-        const auto s = segment_of(from);
-        if (op_.label(s) != LabelKind::Final) std::memcpy(op_.result(s), block.data(), block.size());  // else done again
-        if (kFaultTolerant) std::memcpy(part(part_of(from)), block.data(), block.size());
-        RankSet contributors;
-        contributors.add(from);
-        op_.set_final(s, contributors);
+        const auto b = block_of(from);
+        if (op_.label(b) != LabelKind::Final) std::memcpy(op_.result(b), block.data(), block.size());  // else done again
+        if (kFaultTolerant) std::memcpy(part(b), block.data(), block.size());
+        op_.set_final(b, RankSet::only(from));
     }
 
-    std::uint32_t segment_of(int rank) const {
-        return op_.shape.kind == OpKind::AllGather ? static_cast<std::uint32_t>(rank) : 0;
-    }
-    int part_of(int rank) const { return op_.shape.kind == OpKind::AllGather ? rank : 0; }
+    // Of an all-gather, or the only one of a broadcast: its number, its one segment's, and its part's.
+    std::uint32_t block_of(int rank) const { return op_.shape.kind == OpKind::AllGather ? static_cast<std::uint32_t>(rank) : 0; }
     void note(int position) {
         have_.add(position);
         ++count_;
     }
     void finish_when_complete() {
         if (done_ || count_ != env_.size()) return;
-        if (op_.shape.kind != OpKind::AllReduce) {
-            done_ = true;
-            FT_POINT("flat.done");
-            return;
-        }
+        if (op_.shape.kind == OpKind::AllReduce) add_up();
+        done_ = true;
+        FT_POINT("flat.done");
+    }
+
+    void add_up() {
         const auto n = op_.desc.count;
         FT_POINT("flat.reduce");
         // All inputs are here, and nothing can fail any more: straight into the caller's buffer (invariant B).
@@ -121,8 +118,6 @@ private:
         env_.inputs->divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
         combine(op_.desc.dtype, op_.desc.op, op_.desc.recv, env_.inputs->parts, n, env_.inputs->divisor);
         for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, contributors);
-        done_ = true;
-        FT_POINT("flat.done");
     }
 
     RunEnv env_;
@@ -140,7 +135,7 @@ void flat_result(const OpDesc& desc, const FlatInputs& inputs, std::byte* to) {
         combine(desc.dtype, desc.op, to, inputs.parts, desc.count, inputs.divisor);
         return;
     }
-    const auto bytes = desc.kind == OpKind::Barrier ? 0 : static_cast<std::size_t>(desc.count * size_of(desc.dtype));
+    const auto bytes = static_cast<std::size_t>(desc.count * size_of(desc.dtype));
     if (bytes == 0) return;
     for (std::size_t i = 0; i < inputs.parts.size(); ++i) std::memcpy(to + i * bytes, inputs.parts[i], bytes);
 }

@@ -32,12 +32,7 @@ void OpState::begin(std::uint64_t seq_in, const OpDesc& desc_in, const Shape& sh
     sets_.clear();
     if constexpr (!kFaultTolerant) return;
     labels_.resize(grid.segments());
-    if (grid.segments() == 1 && grid.blocks == 1 && initial_label(shape, rank, 0) != LabelKind::Final) {  // as most small ones
-        labels_[0] = static_cast<std::uint16_t>(initial_label(shape, rank, 0));
-        return;
-    }
-    RankSet own;
-    own.add(rank);
+    const auto own = RankSet::only(rank);
     for (std::uint32_t b = 0; b < (grid.per_block == 0 ? 0 : grid.blocks); ++b) {
         const auto kind = initial_label(shape, rank, b);
         for (std::uint32_t i = 0; i < grid.per_block; ++i) {

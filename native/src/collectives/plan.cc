@@ -20,22 +20,18 @@ DefaultPlan default_plan(const Shape& shape, int size, const RankSet& alive, con
     const std::uint32_t n = shape.blocks * shape.per_block;
     for (std::uint32_t b = 0; b < (n == 0 ? 0 : shape.blocks); ++b) {
         const int block = static_cast<int>(b);
-        RankSet own;
-        own.add(block);
         switch (shape.kind) {
             case OpKind::AllReduce:
                 for (std::uint32_t g = 0; g < shape.per_block; ++g)
                     append_run(out.runs, SegmentMode::Reduce, owner_of(g, n, living), alive);
                 break;
             case OpKind::Broadcast: {
-                RankSet root;
-                root.add(shape.root);
-                append_run(out.runs, SegmentMode::Gather, shape.root, root, shape.per_block);
+                append_run(out.runs, SegmentMode::Gather, shape.root, RankSet::only(shape.root), shape.per_block);
                 break;
             }
             case OpKind::AllGather:
                 if (alive.has(block)) {
-                    append_run(out.runs, SegmentMode::Gather, block, own, shape.per_block);
+                    append_run(out.runs, SegmentMode::Gather, block, RankSet::only(block), shape.per_block);
                 } else {
                     append_run(out.runs, SegmentMode::Absent, 0, RankSet{}, shape.per_block);
                 }

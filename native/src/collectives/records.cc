@@ -31,7 +31,7 @@ std::string Shape::text() const {
     s += "(";
     s += to_string(dtype);
     if (!is_direct()) s += "[" + std::to_string(count) + "]";
-    if (kind == OpKind::AllReduce || kind == OpKind::Reduce || kind == OpKind::ReduceScatter) {
+    if (reduces(kind)) {
         s += ", ";
         s += to_string(op);
     }

@@ -1,7 +1,6 @@
 // What is written down about a communicator: votes, plans, and the decision in its head cell.
 #pragma once
 
-#include <bit>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -25,11 +24,9 @@ struct Shape {
     std::uint32_t blocks = 0;    // the grid
     std::uint32_t per_block = 0;
 
-    // By the bits, as they are sent and signed: -0.0 is another factor than 0.0.
     bool operator==(const Shape& o) const {
         return kind == o.kind && dtype == o.dtype && op == o.op && algorithm == o.algorithm && root == o.root &&
-               count == o.count && std::bit_cast<std::uint64_t>(factor) == std::bit_cast<std::uint64_t>(o.factor) &&
-               blocks == o.blocks && per_block == o.per_block;
+               count == o.count && OpDesc::same_factor(factor, o.factor) && blocks == o.blocks && per_block == o.per_block;
     }
     std::uint64_t signature() const;
     std::string text() const;    // "all_reduce(float32[1024], sum)"

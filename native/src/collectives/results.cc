@@ -42,15 +42,16 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
     return pieces;
 }
 
-std::uint64_t shared_bytes(const OpDesc& desc, std::size_t size) {
-    if (desc.kind == OpKind::Barrier) return 0;
-    return desc.count * size_of(desc.dtype) * (desc.kind == OpKind::AllGather ? size : 1);
+std::uint64_t shared_elements(const OpDesc& desc, std::size_t size) {
+    return desc.count * (desc.kind == OpKind::AllGather ? size : 1);
 }
+
+std::uint64_t shared_bytes(const OpDesc& desc, std::size_t size) { return shared_elements(desc, size) * size_of(desc.dtype); }
 
 std::span<std::byte> equal_share(const OpState& op, const std::vector<int>& among, int rank) {
     const auto element = size_of(op.desc.dtype);
     const auto at = static_cast<std::uint64_t>(std::lower_bound(among.begin(), among.end(), rank) - among.begin());
-    const auto count = op.desc.count * (op.shape.kind == OpKind::AllGather ? op.shape.blocks : 1);
+    const auto count = shared_elements(op.desc, op.shape.blocks);
     const auto from = count * at / among.size(), to = count * (at + 1) / among.size();
     return {static_cast<std::byte*>(op.desc.recv) + from * element, (to - from) * element};
 }

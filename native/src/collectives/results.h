@@ -15,7 +15,8 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
 // outside owned. The parts of all of them are the whole.
 std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::vector<int>& among, int rank, int size);
 
-// Bytes of a result that all of `size` ranks have.
+// Of a result that all of `size` ranks have.
+std::uint64_t shared_elements(const OpDesc& desc, std::size_t size);
 std::uint64_t shared_bytes(const OpDesc& desc, std::size_t size);
 
 // The same of a result without a fence, which all of them have made: an equal part of it each, in one piece (maybe none).

@@ -70,9 +70,8 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     last_ = {};
     shared_seq_ = done_seq_;
     // A hand-out whose last words have not come here: all have voted since, so all have what it was for.
+    drop_run();
     helpers_.clear();
-    run_.reset();
-    core_.sender.drop_collectives(spec_.id);  // of its, what waits for room lies in what is given up here
     acked_ = acked_ - came;
     std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
     std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt < attempt_; });

@@ -3,12 +3,12 @@
 #include "communicator/communicator.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
+#include "collectives/results.h"
 #include "communicator/restore.h"
 
 namespace ftcomm {
@@ -48,8 +48,7 @@ Status Communicator::check(const OpDesc& d) const {
     if (d.root < 0 || d.root >= size)
         return Status::error(Code::Invalid, "root " + std::to_string(d.root) + " is not a rank of this communicator of size " +
                                                 std::to_string(size));
-    const bool reduces = d.kind == OpKind::AllReduce || d.kind == OpKind::Reduce || d.kind == OpKind::ReduceScatter;
-    if (reduces && !reduce_supported(d.dtype, d.op))
+    if (reduces(d.kind) && !reduce_supported(d.dtype, d.op))
         return Status::error(Code::Unsupported, std::string(to_string(d.op)) + " is not defined for " + to_string(d.dtype));
     const auto& per = d.per_rank();
     for (const auto* v : {&per.send_counts, &per.send_offsets, &per.recv_counts, &per.recv_offsets})
@@ -64,8 +63,6 @@ Status Communicator::check(const OpDesc& d) const {
 
 namespace {
 
-constexpr std::uint32_t kFlatRanks = 8;
-
 // At most `segment` elements, and as many segments for each rank: else some own one more than others, and all wait for them.
 std::uint64_t equal_segments(std::uint64_t count, std::uint64_t segment, std::uint64_t ranks) {
     const auto least = (count + segment - 1) / segment;
@@ -75,41 +72,44 @@ std::uint64_t equal_segments(std::uint64_t count, std::uint64_t segment, std::ui
 
 }  // namespace
 
+// Each rank sends to all others what it has, n(n-1) messages: where it is little, and, where nothing is summed and every rank only says that it
+// is there, not by many. C8: the same table on all ranks; what it says is part of the signature.
+bool Communicator::is_flat(const OpDesc& d) const {
+    const auto n = spec_.members.size();
+    const bool can_be = d.kind == OpKind::AllReduce || (gathers(d.kind) && n > 1);
+    if (!can_be || d.algorithm == Algorithm::Ring || d.count * size_of(d.dtype) > core_.sender.max_payload()) return false;
+    if (d.algorithm == Algorithm::Flat) return true;
+    if (gathers(d.kind) && n > 8) return false;
+    const auto limit = core_.config.flat_limit > 0 ? core_.config.flat_limit
+                       : gathers(d.kind)           ? (n <= 4 ? 65536u : 16384u)
+                                                   : (n <= 2   ? 65536u
+                                                      : n == 3 ? 32768u
+                                                               : 16384u);
+    return shared_bytes(d, n) <= limit;
+}
+
 Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     Shape s;
     s.kind = d.kind;
     s.dtype = d.dtype;
     s.root = d.root;
     s.factor = d.factor;
-    const bool reduces = d.kind == OpKind::AllReduce || d.kind == OpKind::Reduce || d.kind == OpKind::ReduceScatter;
-    if (reduces) s.op = d.op;
+    if (reduces(d.kind)) s.op = d.op;
     const bool uneven = !(d.per_rank().send_counts.empty() && d.per_rank().recv_counts.empty());
     s.count = s.is_direct() && (uneven || d.kind == OpKind::AllToAll) ? 0 : d.count;
     if (s.is_direct()) s.count = 0;  // counts differ between ranks with and without per-rank counts; pairs check their own
     const auto n = static_cast<std::uint32_t>(spec_.members.size());
     const auto esize = size_of(d.dtype);
     const auto limit = core_.config.segment_bytes > 0 ? core_.config.segment_bytes : kSegmentBytes;
-    // C8: the same table on all ranks; what it says is part of the signature.
-    const auto bytes = d.count * esize;
-    const auto flat = core_.config.flat_limit > 0 ? core_.config.flat_limit : (n <= 2 ? 65536u : n == 3 ? 32768u : 16384u);
-    s.algorithm = s.is_direct() ? Algorithm::Direct : d.algorithm == Algorithm::Ring ? Algorithm::Ring : Algorithm::Auto;
-    const bool asked = d.algorithm == Algorithm::Flat;
-    if (d.kind == OpKind::AllReduce && d.algorithm != Algorithm::Ring &&
-        bytes <= std::min<std::uint64_t>(asked ? ~0ull : flat, core_.sender.max_payload()))
-        s.algorithm = Algorithm::Flat;
-    // Where nothing is summed every rank tells all others that it is there, which takes n(n-1) messages: not where there are many.
-    const bool gathers = d.kind == OpKind::AllGather || d.kind == OpKind::Broadcast || d.kind == OpKind::Barrier;
-    const auto all = d.kind == OpKind::AllGather ? n * bytes : d.kind == OpKind::Barrier ? 0 : bytes;
-    const auto gather_limit = core_.config.flat_limit > 0 ? core_.config.flat_limit : (n <= 4 ? 65536u : 16384u);
-    if (gathers && n > 1 && d.algorithm != Algorithm::Ring && (asked || (n <= kFlatRanks && all <= gather_limit)) &&
-        bytes <= core_.sender.max_payload())
-        s.algorithm = Algorithm::Flat;
+    s.algorithm = s.is_direct()                    ? Algorithm::Direct
+                  : is_flat(d)                     ? Algorithm::Flat
+                  : d.algorithm == Algorithm::Ring ? Algorithm::Ring
+                                                   : Algorithm::Auto;
     auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
     if (d.kind == OpKind::AllReduce && segment > 0) segment = equal_segments(d.count, segment, n);
     const bool blocked = d.kind == OpKind::AllGather || d.kind == OpKind::ReduceScatter;
     // A block of a flat one is one segment: a rank has all of its input, or all of the result, so it can be run again as it was (L7).
-    *grid = Grid::make(blocked ? n : 1, s.is_direct() || d.kind == OpKind::Barrier ? 0 : d.count,
-                       s.algorithm == Algorithm::Flat ? d.count : segment);
+    *grid = Grid::make(blocked ? n : 1, s.is_direct() ? 0 : d.count, s.algorithm == Algorithm::Flat ? d.count : segment);
     s.blocks = grid->blocks;
     s.per_block = grid->per_block;
     return s;
@@ -129,11 +129,15 @@ std::uint64_t Communicator::signature_of(const Shape& shape) {
 bool Communicator::is_called_again(const OpDesc& d) const {
     const auto& c = called_;
     return called_any_ && d.count == c.count && d.kind == c.kind && d.dtype == c.dtype && d.op == c.op &&
-           d.algorithm == c.algorithm && d.root == c.root &&
-           std::bit_cast<std::uint64_t>(d.factor) == std::bit_cast<std::uint64_t>(c.factor) && d.layout == nullptr;
+           d.algorithm == c.algorithm && d.root == c.root && OpDesc::same_factor(d.factor, c.factor) && d.layout == nullptr;
 }
 
 RequestPtr Communicator::collective(const OpDesc& desc) {
+    if (desc.kind == OpKind::Barrier && desc.count != 0) {  // it has no data, whatever a caller says
+        auto without = desc;
+        without.count = 0;
+        return collective(without);
+    }
     auto request = core_.fresh_request();
     const bool again = is_called_again(desc);
     if (auto s = again ? Status{} : check(desc); !s) {
@@ -165,9 +169,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     }
     if (alone) {
         run_alone(*op, rank_, {}, true);
-        RankSet self;
-        self.add(rank_);
-        op->outcome(rank_, self, core_.view.epoch, &request->outcome);
+        op->outcome(rank_, RankSet::only(rank_), core_.view.epoch, &request->outcome);
         core_.finish(request, core_.dead_end());
         return request;
     }
@@ -260,9 +262,8 @@ bool Communicator::fail_request(const RequestPtr& given, Code why) {
 
 void Communicator::fail_everything(const Status& status) {
     if (restore_ != nullptr) restore_->fail(status);
-    run_.reset();
+    drop_run();
     helpers_.clear();
-    core_.sender.drop_collectives(spec_.id);
     while (!open_.empty()) finish_current(status);
     fail_messages(status);
     if (agree_.active) {

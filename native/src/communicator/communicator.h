@@ -138,6 +138,7 @@ private:
     // operations.cc, checks in communicator.cc
     Status check(const OpDesc& desc) const;
     Shape shape_of(const OpDesc& desc, Grid* grid) const;
+    bool is_flat(const OpDesc& desc) const;
     bool is_called_again(const OpDesc& desc) const;
     void pump();
     OpState* current() const;
@@ -154,6 +155,8 @@ private:
     void on_collective(int from, const FrameHeader& header, ByteView payload);
     RunEnv env();
     const std::vector<int>& living();
+    bool all_alive() { return living().size() == spec_.members.size(); }
+    void drop_run();  // with what of it, and of all before it, waits for room
     std::uint64_t signature_of(const Shape& shape);
     bool reads_memory(const OpState& op) const;
     std::uint64_t show_limit(OpKind kind) const;

@@ -377,9 +377,7 @@ bool NodeImpl::leave_overdue() const {
 
 void NodeImpl::check_leave_done() {
     if (leave_request_ == nullptr || !leave_sent_) return;
-    RankSet self;
-    self.add(core.self());
-    const auto others = core.view.alive() - self;
+    const auto others = core.view.alive() - RankSet::only(core.self());
     if (!goodbye_sent_) {
         const bool all_agree = (others - (leave_ok_ | core.left)).empty() && (!replays() || nobody_missing());
         if (!all_agree && !leave_overdue() && core.dead_end()) return;

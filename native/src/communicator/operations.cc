@@ -74,19 +74,17 @@ bool Communicator::start(OpState& op) {
         finish_current(decision_.cause.status(name_of(op)));
         return false;
     }
-    const bool all_alive = living().size() == spec_.members.size();
-    if (op.shape.algorithm == Algorithm::Flat && all_alive && living().size() > 1) {  // what it does needs no plan
-        if (replays()) caught_up();
-        start_run(op, {}, false);
-        return true;
-    }
-    const auto dead = all_alive ? RankSet{} : RankSet::first(static_cast<int>(spec_.members.size())) - decision_.alive;
+    const auto dead = all_alive() ? RankSet{} : RankSet::first(static_cast<int>(spec_.members.size())) - decision_.alive;
     if (replays()) {
         if (!dead.empty()) {  // who left has called everything that it wanted to
             finish_current(peer_failure(dead, evidence(), core_.view.epoch, "it left before this operation").status(name_of(op)));
             return false;
         }
         caught_up();
+    }
+    if (op.shape.algorithm == Algorithm::Flat && dead.empty() && living_.size() > 1) {  // what it does needs no plan
+        start_run(op, {}, false);
+        return true;
     }
     auto fresh =
         default_plan(op.shape, static_cast<int>(spec_.members.size()), decision_.alive, dead, evidence(), core_.view.epoch);
@@ -160,7 +158,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         core_.host.trace("repair");
         FT_POINT("repair.start");
     }
-    const bool all_here = living().size() == spec_.members.size();
+    const bool whole = all_alive();
     if (living_.size() == 1) {
         run_alone(op, rank_, plan, false);
         if (put_on_record(op)) finish_current({});
@@ -176,7 +174,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     if (op.shape.is_direct()) {
         run_ = make_direct_run(env(), op, show_limit(op.shape.kind), fresh_ticket());
         core_.host.trace("run.direct");
-    } else if (op.shape.algorithm == Algorithm::Flat && (op.shape.kind == OpKind::AllReduce || all_here) &&
+    } else if (op.shape.algorithm == Algorithm::Flat && (op.shape.kind == OpKind::AllReduce || whole) &&
                (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)))) {
         run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
@@ -213,8 +211,12 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
 }
 
 void Communicator::halt() {
-    run_.reset();
+    drop_run();
     frozen_ = true;  // nothing starts any more
+}
+
+void Communicator::drop_run() {
+    run_.reset();
     core_.sender.drop_collectives(spec_.id);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,6 +30,9 @@ enum class OpKind : std::uint8_t {
     Barrier = 8,
 };
 const char* to_string(OpKind kind);
+inline bool reduces(OpKind k) { return k == OpKind::AllReduce || k == OpKind::Reduce || k == OpKind::ReduceScatter; }
+// All have the same afterwards, and nothing is summed.
+inline bool gathers(OpKind k) { return k == OpKind::AllGather || k == OpKind::Broadcast || k == OpKind::Barrier; }
 
 // Of a call: Auto, Ring, Flat, and under the policy replay RingLogged (logged_ring.h). Of an operation (Shape): Auto is the ring, or pulls where all members share memory.
 enum class Algorithm : std::uint8_t { Auto = 0, Ring = 1, Flat = 2, Direct = 3, RingLogged = 4 };
@@ -60,6 +64,8 @@ struct OpDesc {
     double factor = 1.0;              // premul_sum
     Time timeout = 0;                 // 0: the communicator's default
 
+    // By the bits, as it is sent and signed: -0.0 is another factor than 0.0.
+    static bool same_factor(double a, double b) { return std::bit_cast<std::uint64_t>(a) == std::bit_cast<std::uint64_t>(b); }
     const PerRank& per_rank() const { return layout != nullptr ? *layout : kPacked; }
 };
 

@@ -64,11 +64,11 @@ const std::array<std::byte, kHead>& ResultStream::head_of(const OpState& op) {
 std::span<std::byte> ResultStream::share_of(const OpState& op) {
     const auto element = size_of(op.desc.dtype);
     auto* all = static_cast<std::byte*>(op.desc.recv);
-    if (op.desc.count == 0) return {};
-    const auto blocks = op.shape.kind == OpKind::AllGather ? op.shape.blocks : 1;
-    if (op.desc.count * blocks != shared_count_) {
+    const auto count = shared_elements(op.desc, op.shape.blocks);
+    if (count == 0) return {};
+    if (count != shared_count_) {
         const auto share = equal_share(op, fellows_, rank_);
-        shared_count_ = op.desc.count * blocks;
+        shared_count_ = count;
         share_from_ = static_cast<std::uint64_t>(share.data() - all) / element;
         share_count_ = share.size() / element;
     }

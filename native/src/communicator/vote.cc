@@ -83,10 +83,7 @@ void Communicator::freeze() {
     frozen_ = true;
     FT_POINT("vote.freeze");
     core_.host.trace("freeze");
-    if (core_.rules.c1) {
-        run_.reset();
-        core_.sender.drop_collectives(spec_.id);
-    }
+    if (core_.rules.c1) drop_run();
     NodeEvent e;
     e.kind = NodeEvent::Kind::Frozen;
     e.comm = spec_.id;

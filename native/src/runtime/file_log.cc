@@ -101,10 +101,6 @@ pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
 }
 
 Status FileLog::own_writer(const LogKey& key, pairlog::StreamWriter** out) {
-    if (recent_ != nullptr && recent_key_ == key) {
-        *out = recent_;
-        return {};
-    }
     FT_CHECK(own(key), "slot %d writes to a stream of slot %d", config_.slot, key.src);
     Status s;
     *out = writer(key, &s);

@@ -156,9 +156,7 @@ Status HandoffGiver::gather(const HandoffKey& key, int segment_fd, const RankSet
             ::close(it->first);
             askers_.erase(it);
             if (rank < 0 || !expected.has(rank)) continue;
-            RankSet ended;
-            ended.add(rank);
-            abort(ended);
+            abort(RankSet::only(rank));
             auto status = Status::error(Code::PeerFailure, "rank " + std::to_string(rank) + " ended while the job started");
             status.ranks = {rank};
             return status;

@@ -14,6 +14,8 @@ import signal
 import subprocess
 import sys
 
+from ftcomm.launch.parent import die_with_launcher
+
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -28,7 +30,9 @@ def main() -> int:
             "LOCAL_RANK": str(rank),
             "PROCESS_NUMBER": str(number),
         }
-        return subprocess.Popen([sys.executable, "-u", *args.command], env={**os.environ, **more}).pid
+        command = [sys.executable, "-u", *args.command]
+        environment = {**os.environ, **more}
+        return subprocess.Popen(command, env=environment, preexec_fn=die_with_launcher()).pid  # noqa: PLW1509
 
     running = {start(rank, 0): (rank, 0) for rank in range(args.ranks)}
     while running:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ftcomm.launch.parent import die_with_launcher
+
 FTRUN = [sys.executable, "-m", "ftcomm.launch.cli"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 # With the store that torchrun (torch 2.13) shares between its restarts, gloo finds the dead processes' addresses there. Not for
@@ -94,9 +96,18 @@ def kill_all(folder: Path) -> None:
 
 
 def start(command: list[str], environment: dict[str, str], out: Path) -> subprocess.Popen[bytes]:
-    """In a session of its own: a Ctrl-C is for the driver, which ends all."""
+    """In a session of its own: a Ctrl-C is for the driver, which ends all. A driver that was killed cannot: the kernel tells the
+    process to end then, and a launcher ends its workers."""
+    told = die_with_launcher(signal.SIGTERM)
     with open(out, "wb") as file:
-        return subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+            preexec_fn=told,  # noqa: PLW1509 - two system calls, no lock
+        )
 
 
 def tail(path: Path, characters: int = 6000) -> str:

@@ -10,6 +10,8 @@ import sys
 import tempfile
 from typing import NoReturn
 
+from ftcomm.launch.parent import die_with_launcher
+
 
 def meeting_place(number: int) -> dict[str, str]:
     """Environment for torch's env:// on this host, at a port that is free now."""
@@ -26,7 +28,11 @@ def run_ranks(number: int, **environment: str) -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory(prefix="ftcomm-bench-", dir="/dev/shm", ignore_cleanup_errors=True) as folder:
         base = {**os.environ, **environment, "FOLDER": folder}
-        ranks = [subprocess.Popen([sys.executable, *sys.argv], env={**base, "RANK": str(r)}) for r in range(number)]
+        command, with_this = [sys.executable, *sys.argv], die_with_launcher()
+        ranks = [
+            subprocess.Popen(command, env={**base, "RANK": str(r)}, preexec_fn=with_this)  # noqa: PLW1509
+            for r in range(number)
+        ]
         try:
             code = max(process.wait() for process in ranks)
         finally:

@@ -22,6 +22,8 @@ from typing import Any
 from _diary import process_number
 from _jobs import TORCHRUN
 
+from ftcomm.launch.parent import die_with_launcher
+
 HEARTBEAT_TIMEOUT = 5000  # milliseconds; torchft_lighthouse's default
 SETTINGS = {"torchft": HEARTBEAT_TIMEOUT, "torchft-fast": 500}
 
@@ -115,7 +117,9 @@ def main() -> int:
             more = {"REPLICA_GROUP_ID": str(number), "TORCHFT_LIGHTHOUSE": lighthouse.address()}
             more["REPLICA_GROUPS"] = str(args.ranks)
             how = ["--nproc-per-node", "1", "--max-restarts", "1000"]
-            groups.append(subprocess.Popen([*TORCHRUN, *how, *args.command], env={**os.environ, **more}))
+            environment = {**os.environ, **more}
+            told = die_with_launcher(signal.SIGTERM)
+            groups.append(subprocess.Popen([*TORCHRUN, *how, *args.command], env=environment, preexec_fn=told))  # noqa: PLW1509
         return max(abs(group.wait()) for group in groups)
     finally:
         for group in groups:

@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from ftcomm.launch.parent import die_with_launcher
+
 HERE = Path(__file__).resolve().parent
 OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv")
 
@@ -147,7 +149,8 @@ def _run(item: Item, folder: Path, short: bool) -> int:
         typed = shlex.join([Path(command[0]).name, f"benchmarks/{item.program}.py", *command[2:]])
         out.write(f"$ {typed}\n# load before: {os.getloadavg()[0]:.2f}\n")
         out.flush()
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+        told = die_with_launcher(signal.SIGTERM)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, preexec_fn=told)  # noqa: PLW1509
         try:
             return process.wait()
         except BaseException:  # Ctrl-C, of which the terminal has told it, too; or SIGTERM, which came here only

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -59,12 +61,60 @@ def test_it_measures_on_a_line_with_a_delay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_is_left_of_it(tmp_path: Path, number: signal.Signals) -> None:
     mark = f"BETWEEN_HOSTS_TEST={tmp_path}"
-    command = ["env", mark, sys.executable, str(PROGRAM), *SHORT, "--delay", "0", "--sizes", "64M", "--rounds", "500"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = started(mark)
     while len(marked(mark)) < 5 and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(number)
     process.communicate(timeout=60)
+    all_gone(mark)
+
+
+SLOW = r"""#!/bin/sh
+case "$*" in *_hosts_ranks*) ;; *) exec "$NSENTER" "$@" ;; esac
+host=$2
+shift 4
+exec 3<"/proc/$host/ns/net" 4<"/proc/$host/ns/uts"
+: >"$0.$host"
+tail --pid="$host" -f /dev/null
+exec "$NSENTER" --net=/proc/self/fd/3 --uts=/proc/self/fd/4 "$@"
+"""
+
+
+@pytest.mark.usefixtures("_possible")
+def test_a_rank_that_is_not_on_its_host_yet(tmp_path: Path) -> None:
+    """The benchmark is killed while its ranks are on their way: a host kills who is there, and is gone when they come."""
+    mark, slow = f"BETWEEN_HOSTS_TEST={tmp_path}", tmp_path / "nsenter"
+    slow.write_text(SLOW)
+    slow.chmod(0o700)
+    found = shutil.which("nsenter")
+    assert found is not None
+    process = started(mark, f"PATH={tmp_path}:{os.environ['PATH']}", f"NSENTER={found}")
+    while len(list(tmp_path.glob("nsenter.*"))) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.kill()
+    process.communicate(timeout=60)
+    all_gone(mark)
+
+
+def started(*environment: str) -> subprocess.Popen[bytes]:
+    command = [
+        "env",
+        *environment,
+        sys.executable,
+        str(PROGRAM),
+        *SHORT,
+        "--delay",
+        "0",
+        "--sizes",
+        "64M",
+        "--rounds",
+        "500",
+    ]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def all_gone(mark: str) -> None:
     deadline = time.monotonic() + 60
     while left := marked(mark):
         assert time.monotonic() < deadline, left

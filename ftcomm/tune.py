@@ -56,7 +56,7 @@ Times = Mapping[int, tuple[float, float]]  # size in bytes -> seconds of the fir
 def default_border(comparison: Comparison, ranks: int) -> int:
     """The built-in border, in bytes (``communicator.cc``, ``operations.cc``)."""
     if comparison is READING:
-        return 2 << 20
+        return 4 << 20
     return 65536 if ranks <= 2 else 32768 if ranks == 3 else 16384
 
 

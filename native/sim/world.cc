@@ -79,6 +79,8 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.hosts = scenario_.hosts;
     c.flat_limit = scenario_.flat_limit;
     c.pull_limit = 1;
+    c.piece_bytes = 16;
+    c.read_bytes = scenario_.seed % 2 == 0 ? 64 : 1u << 20;  // a message in many parts, or in one
     c.segment_bytes = scenario_.segment_bytes;
     c.eager_limit = scenario_.eager_limit;
     c.mutations = mutations_;

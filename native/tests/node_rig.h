@@ -26,6 +26,7 @@ public:
         std::uint64_t eager_limit = 64;
         Time timeout = 1000 * kHeartbeat;
         bool one_host = true;
+        bool reads = false;  // each other's memory, 64 bytes at a time, of whatever is no small message; those go in pieces of 16
         bool replay = false;  // one log for each host
         bool log_late = false;  // between hosts; settle() leaves it late
         std::vector<std::int32_t> groups{};  // log groups, by slot
@@ -71,6 +72,7 @@ public:
     void replace(int slot, int observer, const std::vector<int>& slots);
 
     void settle();  // all that is not held moves, until nothing does
+    bool work(int slot);  // a bit of what waits for no frame; false: there is none
 
     // small all-reduce over one number
     RequestPtr sum(int slot, std::int64_t& value, CommId id = kComm);

@@ -16,6 +16,7 @@ Comm = ftcomm.Communicator
 
 
 pytestmark = pytest.mark.usefixtures("pulls")
+PARTS = 7_500_000  # elements, for two or three ranks: more than two reads each
 
 
 def whole(rank: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
@@ -65,6 +66,24 @@ def test_every_collective(ranks: Ranks, size: int) -> None:
             np.testing.assert_array_equal(at_root, total if me == 0 else whole(me, count, np.float64))
 
     for result in ranks.start(size, run).results():
+        assert result.ok, result.text()
+
+
+@pytest.mark.parametrize("at", ["own", "first", "between", "behind"])
+def test_an_all_gather_out_of_its_own_result(ranks: Ranks, at: str) -> None:
+    """The input may lie anywhere in the result: it is taken when the call is made."""
+    part = 200_000
+
+    def run(comm: Comm, _: Context) -> None:
+        me, n = comm.rank, comm.size
+        start = {"own": me * part, "first": 0, "between": part // 2, "behind": (n - 1) * part}[at]
+        for turn in range(3):
+            out = np.full(n * part, -1, np.float32)
+            out[start : start + part] = whole(me + turn, part, np.float32)
+            comm.all_gather(out, out[start : start + part])
+            np.testing.assert_array_equal(out, np.concatenate([whole(r + turn, part, np.float32) for r in range(n)]))
+
+    for result in ranks.start(3, run).results():
         assert result.ok, result.text()
 
 
@@ -186,13 +205,13 @@ def test_a_death_in_it(ranks: Ranks, point: str, victim: int) -> None:
     def run(comm: Comm, _: Context) -> str:
         text = "complete"
         try:
-            comm.all_to_all(np.zeros(600_000, np.float32), np.full(600_000, comm.rank, np.float32))
+            comm.all_to_all(np.zeros(PARTS, np.float32), np.full(PARTS, comm.rank, np.float32))
         except ftcomm.PeerFailure as error:
             text = str(error)
         comm = comm.shrink()
-        got = np.zeros(400_000, np.float32)
-        comm.all_to_all(got, np.full(400_000, comm.rank + 1, np.float32))
-        np.testing.assert_array_equal(got, np.repeat(np.float32([1, 2]), 200_000))
+        got = np.zeros(PARTS // 3 * 2, np.float32)
+        comm.all_to_all(got, np.full(PARTS // 3 * 2, comm.rank + 1, np.float32))
+        np.testing.assert_array_equal(got, np.repeat(np.float32([1, 2]), PARTS // 3))
         return text
 
     results = ranks.start(3, run, faults=f"rank={victim},at={point},do=kill").results()
@@ -212,7 +231,7 @@ def test_a_late_reader_of_another_ranks_part(ranks: Ranks, size: int, point: str
     """
 
     def run(comm: Comm, context: Context) -> str:
-        data, got = np.full(600_000, comm.rank, np.float32), np.zeros(600_000, np.float32)
+        data, got = np.full(PARTS, comm.rank, np.float32), np.zeros(PARTS, np.float32)
         try:
             comm.all_to_all(got, data)
             assert [set(part) for part in got.reshape(size, -1)] == [{r} for r in range(size)], got

@@ -116,9 +116,11 @@ def reads(comm: Comm) -> list[bool]:
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, [False, False]),
-        ({"FTCOMM_REDUCE_PULL_LIMIT": "400000"}, [True, False]),
-        ({"FTCOMM_REDUCE_PULL_LIMIT": "400001"}, [False, False]),
+        ({}, [False, True]),
+        ({"FTCOMM_PULL_LIMIT": "400001"}, [False, False]),
+        ({"FTCOMM_PULL_LIMIT": "400001", "FTCOMM_REDUCE_PULL_LIMIT": "400000"}, [True, False]),
+        ({"FTCOMM_REDUCE_PULL_LIMIT": "400000"}, [True, True]),
+        ({"FTCOMM_REDUCE_PULL_LIMIT": "400001"}, [False, True]),
         ({"FTCOMM_PULL_LIMIT": "400000", "FTCOMM_REDUCE_PULL_LIMIT": "400001"}, [False, True]),
         ({"FTCOMM_PULL_LIMIT": "400000", "FTCOMM_REDUCE_PULL_LIMIT": "0"}, [True, True]),
     ],

@@ -78,7 +78,9 @@ static constexpr PointInfo kPoints[] = {
     {"p2p.rts", "The announcement of a large message has been sent."},
     {"p2p.cts", "A matching receive was found for a large message; the go-ahead has been sent."},
     {"p2p.data.send", "A piece of a large message has been sent."},
-    {"p2p.data", "A piece of a large message has arrived."},
+    {"p2p.data", "A piece of a large message, or the rest of a small one, has arrived."},
+    {"p2p.read", "A piece of a large message has been read out of its sender's memory."},
+    {"p2p.received", "The sender of a large message has been told that all of it has been read; its receiver's caller has not."},
 
     {"share.put", "Replay: a final is in its owner's log, in the result that is being written there; nobody has been told."},
     {"share.read", "Replay: a final has been read out of its owner's log."},

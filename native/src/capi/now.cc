@@ -43,6 +43,7 @@ int finish(ft_job* job, double timeout, ft_now* out, const ft_op* op, F post) {
     int rc = with_node(job, [&](Node& node) {
         node.reuse(std::move(spare));
         size = post(node, now, &request);
+        held->engine().will_wait(*request);
         return int{FT_OK};
     });
     if (rc != FT_OK) return rc;

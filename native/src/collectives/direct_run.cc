@@ -14,7 +14,6 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint64_t kNothingExpected = ~std::uint64_t{0};
-constexpr std::uint64_t kReadBytes = 512u << 10;  // at a time: ticks and other communicators get their turn in between
 
 struct Layout {
     const std::vector<std::uint64_t>& counts;
@@ -33,8 +32,13 @@ struct Layout {
 
 class DirectRun final : public Run {
 public:
-    DirectRun(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t ticket)
-        : env_(std::move(env)), op_(op), show_limit_(show_limit), ticket_(env_.ticket, ticket), fence_(env_, op_) {}
+    DirectRun(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t read_bytes, std::uint64_t ticket)
+        : env_(std::move(env)),
+          op_(op),
+          show_limit_(show_limit),
+          read_bytes_(read_bytes),
+          ticket_(env_.ticket, ticket),
+          fence_(env_, op_) {}
 
     void start() override {
         lay_out();
@@ -199,7 +203,7 @@ private:
 
     // Into the caller's buffer at once: there is no input in it that a read which breaks off could cost (invariant B).
     void read(In& in) {
-        const auto n = std::min(in.bytes - in.done, kReadBytes);
+        const auto n = std::min(in.bytes - in.done, read_bytes_);
         auto remote = in.remote;
         remote.from += in.done;
         const auto result = env_.memory->read(env_.slot_of(in.rank), remote, in.data + in.done, n);
@@ -225,7 +229,7 @@ private:
     OpState& op_;
     std::vector<Out> out_;
     std::vector<In> in_;  // by rank
-    const std::uint64_t show_limit_;  // bytes
+    const std::uint64_t show_limit_, read_bytes_;
     Ticket ticket_;
     bool over_ = false;  // a read did not count: this attempt gets nowhere
     Fence fence_;
@@ -233,8 +237,9 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t ticket) {
-    return std::make_unique<DirectRun>(std::move(env), op, show_limit, ticket);
+std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t read_bytes,
+                                     std::uint64_t ticket) {
+    return std::make_unique<DirectRun>(std::move(env), op, show_limit, read_bytes, ticket);
 }
 
 }  // namespace ftcomm

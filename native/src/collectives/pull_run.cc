@@ -7,6 +7,7 @@
 // others have gone on without it, therefore never takes their next data for this operation's.
 //
 // The fence is not for failures alone: without it an owner would return while others still read its buffer.
+#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -20,11 +21,13 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kBatch = 2;  // segments a read: a system call costs as much as the copy of 10 KiB
+constexpr std::uint64_t kFetchBytes = 4u << 20;  // a read where nothing is reduced, so that nobody waits for a sum meanwhile
 constexpr std::uint32_t kAnnounceShares = 8;  // segments: frames are few, and the others do not wait for the whole of a share
 
 struct PullEntry {  // payload of PullEnter
     std::uint64_t input = 0, result = 0;  // addresses of segment 0; of ranks that have no such buffer, never used
     std::uint64_t ticket_at = 0, ticket = 0;
+    std::uint64_t own = 0;  // the same of an all-gather's input: the sender's own block, which nobody writes to
 };
 
 class PullRun final : public Run {
@@ -55,9 +58,13 @@ public:
             const bool fetch = at != env_.position && (r.mode == SegmentMode::Gather || op_.shape.shares_finals());
             if (here || fetch) remaining_ += r.count;
         }
+        if (gathers(op_.shape.kind))
+            fetch_batch_ = static_cast<std::uint32_t>(
+                std::max<std::uint64_t>(kBatch, kFetchBytes / (op_.grid.segment_elements * size_of(op_.desc.dtype))));
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
         ticket_.issue();
         PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
+        mine.own = own_input();
         // reduce_scatter: result(0) is another rank's block; nobody reads results there.
         FT_POINT("pull.enter");
         for (int i = 1; i < env_.size(); ++i)
@@ -126,6 +133,15 @@ private:
     static ByteView bytes_of(const PullEntry& entry) { return std::as_bytes(std::span(&entry, 1)); }
     int slot_at(int position) const { return env_.slot_of(env_.rank_at(position)); }
     std::uint64_t offset(std::uint32_t s) const { return op_.grid.offset(s) * size_of(op_.desc.dtype); }
+    // Of an all-gather by its caller, whose input is not where results are written to.
+    std::uint64_t own_input() const {
+        const auto& d = op_.desc;
+        if (op_.shape.kind != OpKind::AllGather || op_.request == nullptr || d.send == nullptr) return 0;
+        const auto bytes = d.count * size_of(d.dtype);
+        const auto from = address(d.send), to = address(d.recv);
+        if (from < to + op_.grid.blocks * bytes && to < from + bytes) return 0;
+        return from - static_cast<std::uint64_t>(env_.rank) * bytes;
+    }
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
     const Peer& self() const { return peers_[static_cast<std::size_t>(env_.position)]; }
 
@@ -149,7 +165,7 @@ private:
             FT_CHECK(op_.label(item.segment) == LabelKind::Final, "asked to hand out segment %u without having it", item.segment);
             while (me.next < me.segments.size() && me.segments[me.next].run->mode == SegmentMode::Gather) ++me.next;
         } else {
-            const auto n = batch(me, static_cast<std::uint32_t>(me.segments.size()));
+            const auto n = batch(me, static_cast<std::uint32_t>(me.segments.size()), kBatch);
             if (!reduce_own(item, n)) return;
             me.next += n;
             remaining_ -= n;
@@ -164,11 +180,11 @@ private:
     }
 
     // How many of the peer's next segments, of those before `end`, lie side by side and have the same fate.
-    std::uint32_t batch(const Peer& peer, std::uint32_t end) const {
+    std::uint32_t batch(const Peer& peer, std::uint32_t end, std::uint32_t most) const {
         const auto& first = peer.segments[peer.next];
         const auto label = kind(first);
         std::uint32_t n = 1;
-        for (; n < kBatch && peer.next + n < end; ++n) {
+        for (; n < most && peer.next + n < end; ++n) {
             const auto& item = peer.segments[peer.next + n];
             if (item.segment != first.segment + n || item.run != first.run ||
                 op_.grid.block_of(item.segment) != op_.grid.block_of(first.segment) || kind(item) != label)
@@ -250,16 +266,18 @@ private:
         auto& peer = peers_[static_cast<std::size_t>(at)];
         const auto& item = peer.segments[peer.next];
         const auto s = item.segment;
-        const auto segments = batch(peer, peer.ready);
+        const auto segments = batch(peer, peer.ready, fetch_batch_);
         const auto bytes = count(s, segments) * size_of(op_.desc.dtype);
         const auto label = op_.label(s);
+        const bool theirs = peer.entry.own != 0 && op_.grid.block_of(s) == static_cast<std::uint32_t>(env_.rank_at(at));
+        const auto from = theirs ? peer.entry.own : peer.entry.result;
         if (label == LabelKind::Empty || (label == LabelKind::Input && !env_.needs_inputs)) {
             // A read that breaks off costs the input. Its owner has the final; if it dies, the operation fails.
             for (std::uint32_t i = 0; i < segments; ++i) op_.set_lost(s + i);
-            if (!read(at, peer.entry.result, s, op_.result(s), bytes)) return;
+            if (!read(at, from, s, op_.result(s), bytes)) return;
         } else if (label == LabelKind::Input) {  // by way of scratch: a read that breaks off must not have cost it (invariant B)
             auto& scratch = room(bytes);
-            if (!read(at, peer.entry.result, s, scratch.data(), bytes)) return;
+            if (!read(at, from, s, scratch.data(), bytes)) return;
             std::memcpy(op_.result(s), scratch.data(), bytes);
         }
         set_final(item, segments);
@@ -292,6 +310,7 @@ private:
     Ticket ticket_;
     std::vector<Peer> peers_;  // by position
     int entered_ = 0;
+    std::uint32_t fetch_batch_ = kBatch;
     std::uint32_t remaining_ = 0;  // segments to reduce or to fetch here
     bool over_ = false;  // a read did not count: this attempt gets nowhere
     Fence fence_;

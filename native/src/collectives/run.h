@@ -120,8 +120,9 @@ std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentR
 std::unique_ptr<Run> make_groups_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence, std::uint64_t ticket);
 // `old`: a flat run that is over, whose memory it takes, or null.
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old);
-// What goes from one rank to another is read there from `show_limit` bytes on, where it can be.
-std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t ticket);
+// What goes from one rank to another is read there from `show_limit` bytes on, where it can be, `read_bytes` at a time.
+std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t read_bytes,
+                                     std::uint64_t ticket);
 
 // An operation of a communicator with one living rank, or of a replacement that is not admitted yet (`solo`).
 void run_alone(OpState& op, int rank, const std::vector<SegmentRun>& plan, bool solo);

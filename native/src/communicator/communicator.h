@@ -47,6 +47,7 @@ public:
     void on_frame(int slot, const FrameHeader& header, ByteView payload);
     // A message heard before its sender was removed and before this communicator was made here.
     void on_last_words(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
+    void after_last_words();
     void on_view();                     // somebody is out, or left
     void on_dead_end();                 // stale, or the authority is lost: everything fails
     void on_tick();
@@ -158,7 +159,7 @@ private:
     bool all_alive() { return living().size() == spec_.members.size(); }
     void drop_run();  // with what of it, and of all before it, waits for room
     std::uint64_t signature_of(const Shape& shape);
-    bool reads_memory(const OpState& op) const;
+    bool reads_memory(const OpState& op, std::uint64_t from) const;
     std::uint64_t show_limit(OpKind kind) const;
     bool all_share_memory() const;
     std::uint64_t fresh_ticket();

@@ -77,6 +77,10 @@ struct NodeConfig {
     std::uint64_t pull_limit = 0;    // from here on memory is read where it can be; 0: default (C8, as flat_limit)
     std::uint64_t reduce_pull_limit = 0;  // the same of all-reduce alone; 0: as pull_limit
     std::uint64_t segment_bytes = 0; // 0: min(64 KiB, transport max)
+    std::uint64_t piece_bytes =
+        16u << 10;  // of a small message on one host: its receiver copies one out while the next one goes in
+    std::uint64_t read_bytes =
+        4u << 20;  // of another's memory at a time: ticks and other communicators get their turn in between
     std::uint64_t eager_limit = 65536;
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"
     // Policy replay: where this rank logs, and finds what processes before it have logged. All communicators of the job are replay then.

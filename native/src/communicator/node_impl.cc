@@ -82,8 +82,10 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
     unknown_.erase(spec.id);
     for (auto& f : held) {
         if (core.in_view(f.slot, f.incarnation)) comm->on_frame(f.slot, f.header, f.payload);
-        else if (f.header.kind == FrameKind::Eager) comm->on_last_words(f.slot, f.incarnation, f.header, f.payload);
+        else if (f.header.kind == FrameKind::Eager || f.header.kind == FrameKind::Data)
+            comm->on_last_words(f.slot, f.incarnation, f.header, f.payload);
     }
+    comm->after_last_words();
     return {};
 }
 

@@ -6,6 +6,12 @@
 #include "communicator/communicator.h"
 
 namespace ftcomm {
+namespace {
+
+// Bytes of an all-reduce. On one host the ring stays in the caches; over several it sends more between them.
+constexpr std::uint64_t kPullFrom = 4u << 20, kGroupsFrom = 2u << 20;
+
+}  // namespace
 
 OpState* Communicator::current() const {
     if (!helpers_.empty()) return helpers_.front().get();
@@ -125,9 +131,16 @@ bool Communicator::is_done_again(const OpState& op, const std::vector<SegmentRun
 }
 
 // The same on all ranks of an attempt (C8): from the operation, from who is in, and from what never changes of them.
-bool Communicator::reads_memory(const OpState& op) const {
-    auto limit = core_.config.pull_limit > 0 ? core_.config.pull_limit : 2u << 20;  // below it a ring in cache is faster
-    if (op.shape.kind == OpKind::AllReduce && core_.config.reduce_pull_limit > 0) limit = core_.config.reduce_pull_limit;
+// `from`: of an all-reduce, unless the user says something else; in bytes.
+bool Communicator::reads_memory(const OpState& op, std::uint64_t from) const {
+    auto limit = core_.read_limit();
+    const auto kind = op.shape.kind;
+    if (kind == OpKind::AllReduce && core_.config.reduce_pull_limit > 0) {
+        limit = core_.config.reduce_pull_limit;
+    } else if (core_.config.pull_limit == 0) {
+        if (kind == OpKind::Reduce) return false;  // the root alone would do all of it
+        if (kind == OpKind::AllReduce) limit = from;
+    }
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
 
@@ -143,10 +156,9 @@ std::uint64_t Communicator::fresh_ticket() {
     return ticket;
 }
 
-// Of bytes between two ranks: below it a copy through the ring is as fast, which in a gather all sources write at once.
+// In a gather all sources write to their rings at once.
 std::uint64_t Communicator::show_limit(OpKind kind) const {
-    if (core_.config.pull_limit > 0) return core_.config.pull_limit;
-    return kind == OpKind::Gather ? 1u << 20 : 256u << 10;
+    return core_.config.pull_limit == 0 && kind == OpKind::Gather ? 1u << 20 : core_.read_limit();
 }
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
@@ -172,16 +184,16 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         return;
     }
     if (op.shape.is_direct()) {
-        run_ = make_direct_run(env(), op, show_limit(op.shape.kind), fresh_ticket());
+        run_ = make_direct_run(env(), op, show_limit(op.shape.kind), core_.config.read_bytes, fresh_ticket());
         core_.host.trace("run.direct");
     } else if (op.shape.algorithm == Algorithm::Flat && (op.shape.kind == OpKind::AllReduce || whole) &&
                (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)))) {
         run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
-    } else if (reads_memory(op) && all_share_memory()) {
+    } else if (reads_memory(op, kPullFrom) && all_share_memory()) {
         run_ = make_pull_run(env(), op, std::move(plan), fresh_ticket());
         core_.host.trace(repair ? "run.pull.repair" : "run.pull");
-    } else if (reads_memory(op) && op.shape.kind == OpKind::AllReduce) {
+    } else if (op.shape.kind == OpKind::AllReduce && reads_memory(op, kGroupsFrom) && !all_share_memory()) {
         run_ = make_groups_run(env(), op, std::move(plan), !repair || core_.rules.c3, fresh_ticket());
         core_.host.trace(repair ? "run.groups.repair" : "run.groups");
     } else {
@@ -212,6 +224,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
 
 void Communicator::halt() {
     drop_run();
+    p2p_.halt();
     frozen_ = true;  // nothing starts any more
 }
 
@@ -221,7 +234,7 @@ void Communicator::drop_run() {
 }
 
 bool Communicator::work() {
-    bool more = false;
+    bool more = p2p_.work();
     if (replays()) for_pairs([&](LoggedPairs& pairs) { more |= pairs.work(); });
     if (run_ == nullptr || frozen_ || !run_->has_work()) return more;
     run_->work();

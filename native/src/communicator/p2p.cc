@@ -8,7 +8,6 @@
 #include "base/failpoint.h"
 
 namespace ftcomm {
-
 FrameHeader PointToPoint::header(FrameKind kind, std::uint64_t number) const {
     FrameHeader h;
     h.kind = kind;
@@ -22,7 +21,7 @@ void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64
     const auto* from = static_cast<const std::byte*>(data);
     request->bytes = bytes;
     if (dst == rank_) {
-        arrived({rank_, tag, 0, bytes, false, Bytes(from, from + bytes)});
+        arrived({rank_, tag, 0, bytes, false}, ByteView(from, bytes));
         core_.finish(request, {});
         return;
     }
@@ -36,18 +35,26 @@ void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64
     if (s.waits || !begin(s)) sends_.push_back(std::move(s));
 }
 
-bool PointToPoint::begin(const Send& s) {
+bool PointToPoint::begin(Send& s) {
     const auto limit = std::min<std::uint64_t>(core_.config.eager_limit, core_.sender.max_payload());
     const bool small = s.bytes <= limit;
     auto h = header(small ? FrameKind::Eager : FrameKind::Rts, s.number);
     h.aux = static_cast<std::uint64_t>(s.tag);
+    h.aux2 = s.bytes;
     if (!small) {
-        h.aux2 = s.bytes;
-        core_.sender.send(slot_of(s.dst), h);
+        if (!show(s, h)) core_.sender.send(slot_of(s.dst), h);
         FT_POINT("p2p.rts");
         return false;
     }
-    core_.sender.send(slot_of(s.dst), h, ByteView(s.data, s.bytes));
+    const ByteView all(s.data, s.bytes);
+    const auto piece = core_.config.piece_bytes;
+    const bool pieces = s.bytes > piece && !group_ && core_.transport.is_near(slot_of(s.dst));
+    core_.sender.send(slot_of(s.dst), h, pieces ? all.first(piece) : all);
+    for (auto at = piece; pieces && at < s.bytes; at += piece) {
+        auto next = header(FrameKind::Data, s.number);
+        next.aux = at;
+        core_.sender.send(slot_of(s.dst), next, all.subspan(at, std::min(piece, s.bytes - at)));
+    }
     FT_POINT("p2p.eager");
     core_.finish(s.request, {});
     return true;
@@ -71,7 +78,7 @@ void PointToPoint::postpone(Time deadline) {
 
 bool PointToPoint::receive(const RequestPtr& request, void* data, std::uint64_t capacity, const Arrived& a) {
     Recv r{request, static_cast<std::byte*>(data), capacity, a.src, a.tag, 0};
-    if (take(r, a)) return true;
+    if (take(r, a, a.data)) return true;
     recvs_.push_back(std::move(r));
     return false;
 }
@@ -92,96 +99,132 @@ bool PointToPoint::match_arrived(Recv& r) {
         if ((r.src >= 0 && it->src != r.src) || it->tag != r.tag) continue;
         const auto a = std::move(*it);
         arrived_.erase(it);
-        return take(r, a);
+        return take(r, a, a.data);
     }
     return false;
 }
 
+// What it had matched will not come.
+bool PointToPoint::match_again(Recv& r) {
+    r.matched = -1;
+    r.done = 0;
+    r.shown = {};
+    return match_arrived(r);
+}
+
 // The message `a` is r's. True when r is finished by it.
-bool PointToPoint::take(Recv& r, const Arrived& a) {
+bool PointToPoint::take(Recv& r, const Arrived& a, ByteView data) {
     r.request->source = a.src;
     r.request->bytes = a.bytes;
     const bool fits = a.bytes <= r.capacity;
+    const bool reads = fits && a.shown.ticket != 0;
     if (a.large) {
-        auto h = header(FrameKind::Cts, a.number);
-        h.flags = fits ? 0 : 1;  // 1: the sender need not send what will be thrown away
-        core_.sender.send(slot_of(a.src), h);
+        // The sender need not send what will be thrown away.
+        answer(a.src, a.number, !fits ? kReceived : reads ? kReading : kSendIt);
         FT_POINT("p2p.cts");
-        if (fits) {
-            r.matched = a.src;
-            r.request->alarmed = false;
-            r.number = a.number;
-            r.bytes = a.bytes;
-            return false;
-        }
-    } else if (fits && a.bytes > 0) {
-        std::memcpy(r.data, a.data.data(), a.bytes);
+    } else if (fits && !data.empty()) {
+        std::memcpy(r.data, data.data(), data.size());
+    }
+    if (fits && (a.large || data.size() < a.bytes)) {
+        r.matched = a.src;
+        r.request->alarmed = false;
+        r.number = a.number;
+        r.bytes = a.bytes;
+        r.done = data.size();
+        r.shown = a.shown;
+        return can_read(r) && read(r);  // at once: whoever posted it waits for it, most likely
     }
     core_.finish(r.request, fits ? Status{} : message_too_long(a.bytes, a.src, r.capacity));
     return true;
 }
 
-void PointToPoint::arrived(Arrived a) {
+void PointToPoint::answer(int rank, std::uint64_t number, Answer what) {
+    auto h = header(FrameKind::Cts, number);
+    h.flags = what;
+    core_.sender.send(slot_of(rank), h);
+}
+
+void PointToPoint::arrived(Arrived a, ByteView data) {
     if (group_) {
+        a.data.assign(data.begin(), data.end());
         group_->arrived(std::move(a));
         return;
     }
     for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
         if (it->matched >= 0 || (it->src >= 0 && it->src != a.src) || it->tag != a.tag) continue;
-        if (take(*it, a)) recvs_.erase(it);
+        if (take(*it, a, data)) recvs_.erase(it);
         return;
     }
+    if (!a.large) a.data.reserve(a.bytes);
+    a.data.assign(data.begin(), data.end());
     arrived_.push_back(std::move(a));
 }
 
 void PointToPoint::on_frame(int from, const FrameHeader& h, ByteView payload) {
     switch (h.kind) {
         case FrameKind::Eager:
-            arrived(
-                {from, static_cast<std::int64_t>(h.aux), h.seq, payload.size(), false, Bytes(payload.begin(), payload.end())});
+            FT_CHECK(payload.size() <= h.aux2 && h.aux2 <= core_.config.eager_limit, "%zu of %llu bytes at once", payload.size(),
+                     static_cast<unsigned long long>(h.aux2));
+            arrived({from, static_cast<std::int64_t>(h.aux), h.seq, h.aux2, false}, payload);
             return;
-        case FrameKind::Rts: arrived({from, static_cast<std::int64_t>(h.aux), h.seq, h.aux2, true, {}}); return;
+        case FrameKind::Rts:
+            arrived({from, static_cast<std::int64_t>(h.aux), h.seq, h.aux2, true, {}, shown_by(payload)});
+            return;
         case FrameKind::Cts:
             for (auto it = sends_.begin(); it != sends_.end(); ++it) {
                 if (it->dst != from || it->number != h.seq) continue;
-                if ((h.flags & 1) != 0) {
-                    core_.finish(it->request, {});
-                    sends_.erase(it);
+                if (h.flags == kReceived) {
+                    end(it, {});
                     return;
                 }
+                it->is_read = h.flags == kReading;
+                if (it->is_read) return;
                 it->open = true;
+                withdraw(*it);
                 pump(*it);
                 sweep();
                 return;
             }
-            if ((h.flags & 1) == 0) {  // given up meanwhile: the receiver waits on for another message
+            if (h.flags == kSendIt) {  // given up meanwhile: the receiver waits on for another message
                 core_.host.trace("p2p.given_up");
                 auto gone = header(FrameKind::Data, h.seq);
                 gone.flags = 1;
                 core_.sender.send(slot_of(from), gone);
             }
             return;
-        case FrameKind::Data:
-            for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
-                if (it->matched != from || it->number != h.seq) continue;
-                if ((h.flags & 1) != 0) {
-                    it->matched = -1;
-                    if (match_arrived(*it)) recvs_.erase(it);
-                    return;
-                }
-                FT_CHECK(h.aux == it->done && it->done + payload.size() <= it->bytes, "data at %llu, expected %llu",
-                         static_cast<unsigned long long>(h.aux), static_cast<unsigned long long>(it->done));
-                copy(it->data + it->done, payload.data(), payload.size(), into_for(it->bytes));
-                it->done += payload.size();
-                FT_POINT("p2p.data");
-                if (it->done == it->bytes) {
-                    core_.finish(it->request, {});
-                    recvs_.erase(it);
-                }
-                return;
-            }
-            return;
+        case FrameKind::Data: on_data(from, h, payload); return;
         default: return;
+    }
+}
+
+void PointToPoint::on_data(int from, const FrameHeader& h, ByteView payload) {
+    const auto expect = [&](std::uint64_t done, std::uint64_t bytes) {
+        FT_CHECK(h.aux == done && done + payload.size() <= bytes, "data at %llu, expected %llu of %llu",
+                 static_cast<unsigned long long>(h.aux), static_cast<unsigned long long>(done),
+                 static_cast<unsigned long long>(bytes));
+    };
+    for (auto it = recvs_.begin(); it != recvs_.end(); ++it) {
+        if (it->matched != from || it->number != h.seq) continue;
+        if ((h.flags & 1) != 0) {
+            if (match_again(*it)) recvs_.erase(it);
+            return;
+        }
+        expect(it->done, it->bytes);
+        copy(it->data + it->done, payload.data(), payload.size(), into_for(it->bytes));
+        it->done += payload.size();
+        FT_POINT("p2p.data");
+        if (it->done == it->bytes) {
+            core_.finish(it->request, {});
+            recvs_.erase(it);
+        }
+        return;
+    }
+    for (auto a = arrived_.rbegin(); a != arrived_.rend();
+         ++a) {  // of a small one that nobody waits for yet; it came last, most likely
+        if (a->large || a->src != from || a->number != h.seq) continue;
+        expect(a->data.size(), a->bytes);
+        a->data.insert(a->data.end(), payload.begin(), payload.end());
+        return;
     }
 }
 
@@ -217,19 +260,25 @@ void PointToPoint::on_writable(int slot) {
     for (auto& s : sends_)
         if (slot_of(s.dst) == slot) pump(s);
     sweep();
+    core_.has_work |= std::any_of(recvs_.begin(), recvs_.end(), [&](const Recv& r) { return can_read(r); });
 }
 
 void PointToPoint::on_tick(Time now) {
+    drain_late(now);
     for (auto it = sends_.begin(); it != sends_.end();) {
-        if (it->deadline > 0 && now > it->deadline && !it->open) {
+        if (is_late(*it, now)) {
+            if (it->ticket != nullptr) {
+                withdraw(*it);
+                ++it;
+                continue;
+            }
             auto s = Status::error(Code::Timeout, "Timed out: rank " + std::to_string(it->dst) + " has posted no receive for " +
                                                       std::to_string(it->bytes) +
                                                       " bytes. Look what it is doing, or raise the timeout");
             s.ranks = {it->dst};
             s.operation = "send in communicator " + spec_.name;
             if (group_) group_->not_received(s);
-            core_.finish(it->request, std::move(s));
-            it = sends_.erase(it);
+            it = end(it, std::move(s));
         } else {
             ++it;
         }

@@ -1,6 +1,9 @@
 // Point-to-point messages of one communicator: FIFO per (source, tag); small ones eagerly, large ones after the receiver agreed.
 // Frames are bound to incarnations, not to epochs (M8): a view change loses no message between living ranks.
 //
+// A large message to a rank that may read this one's memory is shown (p2p_shown.cc): its announcement says where it is, and the
+// receiver copies it out of there. No other copy is made, and neither waits for the other in between.
+//
 // Under the policy replay it carries the messages inside a log group (carry_group): LoggedPairs matches what arrives, and a message to a
 // member that is not back yet waits in its sender's buffer.
 #pragma once
@@ -11,9 +14,11 @@
 #include <limits>
 #include <list>
 #include <map>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "collectives/ticket.h"
 #include "communicator/core.h"
 
 namespace ftcomm {
@@ -36,16 +41,19 @@ public:
     void on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence);
     void replaced(int rank);  // a slot gets a new incarnation: numbering starts again
     void fail_all(const Status& status);
+    void halt();  // nobody reads a buffer any more, and none is written to; no request is finished
     bool cancel(const RequestPtr& request);  // a receive that has not matched
     bool waits_for(int rank) const;
     bool idle() const { return sends_.empty() && recvs_.empty(); }
+    bool work();  // reads some of what is shown; true: there is more
 
     struct Arrived {  // unexpected
         int src;
         std::int64_t tag;
         std::uint64_t number, bytes;
         bool large;
-        Bytes data;
+        Bytes data = {};  // of one that is not large; the rest of it is on its way
+        Transport::Remote shown = {};  // a ticket of 0: it is not
     };
     // Inside a log group.
     struct Group {
@@ -67,9 +75,12 @@ private:
         std::uint64_t bytes, done = 0, number;
         int dst;
         Time deadline;
-        bool open = false;
+        bool open = false;  // the receiver wants it sent
+        bool is_read = false;  // or reads it
         std::int64_t tag = 0;
         bool waits = false;  // for the receiver to be back: nothing of it has been sent
+        std::uint64_t* word = nullptr;  // of one that is or was shown
+        std::unique_ptr<Ticket> ticket = nullptr;  // shown: stands until the message is received, or is not this one's any more
     };
     struct Recv {
         RequestPtr request;
@@ -80,13 +91,28 @@ private:
         Time deadline;
         int matched = -1;  // source of a large message under way
         std::uint64_t number = 0, bytes = 0, done = 0;
+        Transport::Remote shown = {};  // as long as it is read
     };
+    using Sends = std::list<Send>;
     FrameHeader header(FrameKind kind, std::uint64_t number) const;
     int slot_of(int rank) const { return spec_.members[static_cast<std::size_t>(rank)]; }
     bool match_arrived(Recv& r);  // true: r is finished
-    bool take(Recv& r, const Arrived& a);
-    void arrived(Arrived a);
-    bool begin(const Send& s);  // true: it is finished
+    bool match_again(Recv& r);  // the same
+    bool take(Recv& r, const Arrived& a, ByteView data);
+    void arrived(Arrived a, ByteView data = {});  // `data`: what of it there is
+    void on_data(int from, const FrameHeader& h, ByteView payload);
+    // Of a receive, to the sender of a large message: flags of Cts.
+    enum Answer : std::uint8_t { kSendIt = 0, kReceived = 1, kReading = 2 };
+    void answer(int rank, std::uint64_t number, Answer what);
+    bool begin(Send& s);  // true: it is finished
+    bool show(Send& s, const FrameHeader& h);
+    void withdraw(Send& s);
+    bool is_late(const Send& s, Time now) const;
+    void drain_late(Time now);
+    bool can_read(const Recv& r) const;
+    static Transport::Remote shown_by(ByteView payload);
+    Sends::iterator end(Sends::iterator it, Status status);
+    bool read(Recv& r);  // a piece; true: r is finished
     void pump(Send& s);
     void sweep();
     Status gone_status(const RankSet& ranks) const;
@@ -96,7 +122,10 @@ private:
     const CommSpec& spec_;
     int rank_;
     std::map<int, std::uint64_t> next_number_;  // per destination
-    std::list<Send> sends_;
+    // Of tickets, which go before them: peers may still look at one when its message is over, and find another message's there, or none.
+    std::deque<std::uint64_t> words_;
+    std::vector<std::uint64_t*> spare_words_;
+    Sends sends_;
     std::list<Recv> recvs_;
     std::deque<Arrived> arrived_;
     RankSet gone_, acked_;

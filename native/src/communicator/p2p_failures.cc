@@ -40,22 +40,22 @@ void PointToPoint::on_failures(const RankSet& gone, const RankSet& acked, const 
         if (what == Evidence::Left) left_.add(rank);
     for (auto it = sends_.begin(); it != sends_.end();) {
         if (gone_.has(it->dst)) {
-            core_.finish(it->request, gone_status(RankSet::of({it->dst})));
-            it = sends_.erase(it);
+            it = end(it, gone_status(RankSet::of({it->dst})));
         } else {
             ++it;
         }
     }
-    // What had arrived whole before the death stays readable; a large message without its data is lost.
-    std::erase_if(arrived_, [&](const Arrived& a) { return a.large && gone_.has(a.src); });
+    // What had arrived whole before the death stays readable; without its data it is lost.
+    std::erase_if(arrived_, [&](const Arrived& a) { return a.data.size() < a.bytes && gone_.has(a.src); });
     for (auto it = recvs_.begin(); it != recvs_.end();) {
-        const int src = it->matched >= 0 ? it->matched : it->src;
-        if (src >= 0 && gone_.has(src)) {
-            core_.finish(it->request, gone_status(RankSet::of({src})));
-            it = recvs_.erase(it);
-        } else {
-            ++it;
+        bool finished = false;
+        if (it->src >= 0 && gone_.has(it->src)) {
+            core_.finish(it->request, gone_status(RankSet::of({it->src})));
+            finished = true;
+        } else if (it->matched >= 0 && gone_.has(it->matched)) {  // from ANY: another one may send
+            finished = match_again(*it);
         }
+        it = finished ? recvs_.erase(it) : std::next(it);
     }
     check_alarms();
 }
@@ -98,8 +98,7 @@ void PointToPoint::on_left(int rank) {
             continue;
         }
         evidence_[rank] = Evidence::Left;
-        core_.finish(it->request, gone_status(RankSet::of({rank})));
-        it = sends_.erase(it);
+        it = end(it, gone_status(RankSet::of({rank})));
     }
 }
 
@@ -114,9 +113,11 @@ void PointToPoint::replaced(int rank) {
 }
 
 void PointToPoint::fail_all(const Status& status) {
-    for (auto& s : sends_) core_.finish(s.request, status);
+    while (!sends_.empty()) end(sends_.begin(), status);
+    for (const auto& r : recvs_)  // its sender need not wait until what will be thrown away is read
+        if (r.shown.ticket != 0 && !core_.stale) answer(r.matched, r.number, kReceived);
+    std::erase_if(arrived_, [](const Arrived& a) { return !a.large && a.data.size() < a.bytes; });  // the rest may be dropped
     for (auto& r : recvs_) core_.finish(r.request, status);
-    sends_.clear();
     recvs_.clear();
 }
 

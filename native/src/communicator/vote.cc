@@ -290,4 +290,9 @@ void Communicator::on_last_words(int slot, std::uint32_t incarnation, const Fram
     if (from >= 0 && !replays() && incarnations_[static_cast<std::size_t>(from)] == incarnation) p2p_.on_frame(from, h, payload);
 }
 
+// Of a message in pieces the last ones may be missing.
+void Communicator::after_last_words() {
+    if (!replays()) p2p_.on_failures(failed(), acked_, evidence());
+}
+
 }  // namespace ftcomm

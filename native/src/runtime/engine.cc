@@ -38,9 +38,10 @@ void Engine::unlock() {
         CellReply reply;
         while (parts_.cells->next(&reply)) node_->on_cell(IoLoop::now(), std::move(reply));
     }
-    // Work that this input has made is the driver's; without one, the progress thread's.
+    // Work that this input has made is the driver's, or that of a caller who is about to be it; else the progress thread's.
     const bool work = has_work();
-    if (work && !driving_ && progress_sleeps_) shm::ring_progress(*mailbox_);
+    const bool waits = std::exchange(caller_waits_, false);
+    if (work && !driving_ && !waits && progress_sleeps_) shm::ring_progress(*mailbox_);
     bool changed = std::exchange(changed_, false);
     bool wake_driver = (changed || work) && std::exchange(driver_sleeps_, false);
     bool wake_passive = changed && passive_ > 0;

@@ -44,6 +44,9 @@ public:
     private:
         Engine& e_;
     };
+    // Locked: the caller goes on to wait() for this, and does the work there that its input has made. To wake the progress thread, too,
+    // would have both ask for the lock until that is done.
+    void will_wait(const Request& request) { caller_waits_ = !request.done.load(std::memory_order_relaxed) && !request.alarmed; }
     // For fork: the lock alone.
     std::mutex& raw_mutex() { return mutex_; }
 
@@ -141,6 +144,7 @@ private:
     bool changed_ = false;                  // notify() in this input
     bool driving_ = false;                  // a user thread polls
     bool driver_sleeps_ = false;            // or lingers
+    bool caller_waits_ = false;             // will_wait() in this input
     Time crowded_until_ = 0;                // the driver's: somebody computes on the processor that it hands on
     bool progress_sleeps_ = false;
     int passive_ = 0;                       // threads that sleep on changes_

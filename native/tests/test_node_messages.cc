@@ -1,0 +1,191 @@
+// Messages that are read out of their sender's memory, and small ones in pieces: who stops in the middle of one, and what then.
+#include <algorithm>
+#include <vector>
+
+#include "tests/node_rig.h"
+#include "tests/unit.h"
+
+namespace ftcomm::unit {
+namespace {
+
+using Numbers = std::vector<std::int64_t>;
+constexpr Time kTick = Rig::kHeartbeat / 20;
+
+Rig::Setup reading() {
+    Rig::Setup setup;
+    setup.reads = true;
+    setup.timeout = 4 * Rig::kHeartbeat;
+    return setup;
+}
+
+Numbers numbers(std::size_t count, std::int64_t first) {
+    Numbers out(count);
+    for (auto& n : out) n = first++;
+    return out;
+}
+
+RequestPtr send(Rig& rig, int from, const Numbers& data, int to) {
+    return rig.node(from).send(rig.now(), Rig::kComm, data.data(), 8 * data.size(), to, 1);
+}
+
+RequestPtr receive(Rig& rig, int at, Numbers& data, int from) {
+    return rig.node(at).recv(rig.now(), Rig::kComm, data.data(), 8 * data.size(), from, 1);
+}
+
+bool is_done(const RequestPtr& request, Code code = Code::Ok) { return request->done && request->status.code == code; }
+
+}  // namespace
+
+FT_TEST(node_messages_are_read_in_parts) {
+    for (const bool awaited : {true, false}) {
+        Rig rig(2, reading());
+        rig.comm({0, 1});
+        const auto data = numbers(100, 5);  // 800 bytes: 13 parts
+        Numbers got(100);
+        auto receiving = awaited ? receive(rig, 1, got, 0) : nullptr;
+        const auto sending = send(rig, 0, data, 1);
+        rig.settle();
+        if (!awaited) receiving = receive(rig, 1, got, 0);
+        int parts = 1;
+        while (rig.work(1)) ++parts;
+        EXPECT_EQ(parts, 13);
+        EXPECT(is_done(receiving) && got == data && !sending->done);
+        EXPECT(!rig.carries(1, 0, FrameKind::Data) && !rig.carries(0, 1, FrameKind::Data));
+        rig.settle();
+        EXPECT(is_done(sending));
+    }
+}
+
+FT_TEST(node_messages_whose_receiver_stops_reading_are_done) {
+    Rig rig(2, reading());
+    rig.comm({0, 1});
+    const auto data = numbers(100, 5);
+    Numbers got(100);
+    const auto receiving = receive(rig, 1, got, 0);
+    const auto sending = send(rig, 0, data, 1);
+    rig.settle();
+    EXPECT(rig.work(1) && !receiving->done);
+    rig.node(1).close_comm(rig.now(), Rig::kComm);
+    EXPECT(is_done(receiving, Code::Closed));
+    rig.work(1);
+    EXPECT(!rig.work(1));
+    rig.settle();
+    EXPECT(is_done(sending));  // as one that nobody reads: its buffer is the caller's again
+}
+
+FT_TEST(node_messages_are_not_read_before_their_sender_can_know) {
+    Rig rig(2, reading());
+    rig.comm({0, 1});
+    auto data = numbers(100, 5);
+    Numbers got(100);
+    const auto receiving = receive(rig, 1, got, 0);
+    auto sending = send(rig, 0, data, 1);
+    rig.fill(1, 0);
+    rig.settle();
+    EXPECT(!rig.work(1) && got == Numbers(100));
+    rig.advance(4 * Rig::kHeartbeat + 3 * kTick);
+    EXPECT(is_done(sending, Code::Timeout));
+    std::fill(data.begin(), data.end(), -1);  // the caller's again
+    rig.empty(1, 0);
+    do rig.settle();
+    while (rig.work(1));
+    EXPECT(!receiving->done);
+    sending = send(rig, 0, data, 1);
+    do rig.settle();
+    while (rig.work(1));
+    EXPECT(is_done(receiving) && got == data && is_done(sending));
+}
+
+FT_TEST(node_messages_whose_ticket_fell_are_sent) {
+    Rig rig(2, reading());
+    rig.comm({0, 1});
+    const auto data = numbers(100, 5);
+    Numbers got(100);
+    rig.hold(1, 0);
+    const auto receiving = receive(rig, 1, got, 0);
+    const auto sending = send(rig, 0, data, 1);
+    rig.settle();  // the first part is read, and on its way is that it is
+    rig.jump(4 * Rig::kHeartbeat + 1);
+    rig.tick(0);  // too late for the first tick
+    rig.deliver_all(1, 0);
+    rig.empty(0, 1);
+    rig.tick(0);
+    rig.tick(0);
+    EXPECT(!sending->done && rig.in_flight(0, 1) == 0);
+    rig.hold(1, 0, false);
+    do rig.settle();
+    while (rig.work(1));
+    EXPECT(is_done(receiving) && got == data && is_done(sending));
+}
+
+FT_TEST(node_messages_that_are_given_up_were_not_received) {
+    Rig rig(2, reading());
+    rig.comm({0, 1});
+    const auto data = numbers(20, 5);
+    Numbers got(20);
+    const auto receiving = receive(rig, 1, got, 0);
+    const auto sending = send(rig, 0, data, 1);
+    rig.deliver(0, 1);
+    while (rig.work(1)) {}
+    EXPECT(is_done(receiving) && got == data);
+    rig.jump(4 * Rig::kHeartbeat + 1);  // that it was read is there, and nobody has looked
+    rig.tick(0);
+    rig.tick(0);
+    EXPECT(is_done(sending));
+}
+
+FT_TEST(node_messages_end_with_the_node) {
+    Rig rig(2, reading());
+    rig.comm({0, 1});
+    auto data = numbers(100, 5);
+    Numbers got(100);
+    const auto receiving = receive(rig, 1, got, 0);
+    const auto sending = send(rig, 0, data, 1);
+    rig.settle();
+    EXPECT(!receiving->done);
+    rig.node(0).halt();
+    std::fill(data.begin(), data.end(), -1);  // its waiter has been told that the job is closed
+    while (rig.work(1)) {}
+    EXPECT(!receiving->done && !sending->done);
+}
+
+FT_TEST(node_messages_in_pieces_are_last_words) {
+    for (const bool whole : {true, false}) {
+        Rig rig(3, reading());
+        rig.join_comm(0, kThree);
+        rig.join_comm(2, kThree);
+        const auto data = numbers(8, 5);  // small, four pieces
+        EXPECT(is_done(send(rig, 0, data, 1)));
+        for (int frames = whole ? 4 : 2; frames > 0; --frames) EXPECT(rig.deliver(0, 1));
+        rig.hold(0, 1);
+        rig.kill(0);
+        for (int by : {1, 2}) rig.evidence(by, 0, Evidence::Pidfd);
+        rig.settle();
+        EXPECT(rig.removed(1, 0, Evidence::Pidfd) || rig.removed(2, 0, Evidence::Pidfd));
+        rig.join_comm(1, kThree);  // knows of the death already
+        Numbers got(8);
+        const auto receiving = receive(rig, 1, got, 0);
+        EXPECT(whole ? is_done(receiving) && got == data : is_done(receiving, Code::PeerFailure));
+    }
+}
+
+FT_TEST(node_messages_in_pieces_from_any_are_awaited_from_another) {
+    Rig rig(3, reading());
+    rig.comm(kThree);
+    const auto data = numbers(8, 5);
+    Numbers got(8);
+    const auto receiving = receive(rig, 1, got, kAny);
+    send(rig, 0, data, 1);
+    EXPECT(rig.deliver(0, 1) && rig.deliver(0, 1));
+    rig.hold(0, 1);
+    rig.kill(0);
+    for (int by : {1, 2}) rig.evidence(by, 0, Evidence::Pidfd);
+    rig.settle();
+    EXPECT(!receiving->done && receiving->alarmed);
+    const auto other = numbers(8, 50);
+    send(rig, 2, other, 1);
+    rig.settle();
+    EXPECT(is_done(receiving) && got == other);
+}
+
+}  // namespace ftcomm::unit

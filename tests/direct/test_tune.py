@@ -195,7 +195,7 @@ def test_what_it_prints_is_what_a_job_takes(ranks: Ranks, tmp_path: Path, monkey
 def report(**borders: int | None) -> dict[str, Any]:
     return {
         "machine": "host (Linux, 2 processors)", "ranks": 4, "ftcomm": "1.0", "date": "2030-01-01", "others": 0.0,
-        "borders": {"FTCOMM_FLAT_LIMIT": 16384, "FTCOMM_REDUCE_PULL_LIMIT": 2 * MIB} | borders,
+        "borders": {c.variable: default_border(c, 4) for c in (FLAT, READING)} | borders,
         "defaults": {c.variable: default_border(c, 4) for c in (FLAT, READING)},
     }  # fmt: skip
 

@@ -32,6 +32,12 @@ RequestPtr receive(Rig& rig, int at, Numbers& data, int from) {
     return rig.node(at).recv(rig.now(), Rig::kComm, data.data(), 8 * data.size(), from, 1);
 }
 
+// Rank 1 reads; until there is nothing to do for anybody.
+void all_that_moves(Rig& rig) {
+    do rig.settle();
+    while (rig.work(1));
+}
+
 bool is_done(const RequestPtr& request, Code code = Code::Ok) { return request->done && request->status.code == code; }
 
 }  // namespace
@@ -87,12 +93,10 @@ FT_TEST(node_messages_are_not_read_before_their_sender_can_know) {
     EXPECT(is_done(sending, Code::Timeout));
     std::fill(data.begin(), data.end(), -1);  // the caller's again
     rig.empty(1, 0);
-    do rig.settle();
-    while (rig.work(1));
+    all_that_moves(rig);
     EXPECT(!receiving->done);
     sending = send(rig, 0, data, 1);
-    do rig.settle();
-    while (rig.work(1));
+    all_that_moves(rig);
     EXPECT(is_done(receiving) && got == data && is_done(sending));
 }
 
@@ -113,8 +117,7 @@ FT_TEST(node_messages_whose_ticket_fell_are_sent) {
     rig.tick(0);
     EXPECT(!sending->done && rig.in_flight(0, 1) == 0);
     rig.hold(1, 0, false);
-    do rig.settle();
-    while (rig.work(1));
+    all_that_moves(rig);
     EXPECT(is_done(receiving) && got == data && is_done(sending));
 }
 

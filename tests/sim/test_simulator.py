@@ -24,6 +24,7 @@ def test_invariants_hold() -> None:
     assert re.search(r"1500 seeds in .* 0 violations", done.stdout), done.stdout[-2000:]
 
 
+# The first two: half of a message in pieces, whose sender was dead when the communicator was made, was received for ever.
 # Mended since: a hand-out that an admission came before the end of, and that ran on beside the next operation. The others were
 # found with other schedules, beyond the first 10,000: a recorded failure that the next decision forgot; a communicator whose
 # members were all replaced, and of whom some took over what an admission before had said of it.

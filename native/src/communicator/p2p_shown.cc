@@ -3,9 +3,10 @@
 // The announcement brings the place and a ticket (C9). The receiver says that it reads, reads, and says that it has the message: only
 // then is the sender's buffer the caller's again. If that is to be so before, for the receiver was voted out, the ticket falls first,
 // and what was read under it is worth nothing. A sender whose time is over gives up a tick after its ticket has fallen, when all that
-// has arrived says of no reading: whoever began to read in time said so before, and a message that was given up is not received. A receiver for which a read does not count asks for the message as
-// if it had not been shown: a sender that is still there sends it, one that has given up says so, and the death of one that is gone
-// will be told.
+// has arrived says of no reading: whoever began to read in time said so before, and a message that was given up is not received.
+//
+// A receiver for which a read does not count asks for the message as if it had not been shown: a sender that is still there sends it,
+// one that has given up says so, and the death of one that is gone will be told.
 #include <algorithm>
 #include <cstring>
 
@@ -14,6 +15,7 @@
 #include "communicator/p2p.h"
 
 namespace ftcomm {
+
 bool PointToPoint::show(Send& s, const FrameHeader& h) {
     if (s.bytes < core_.read_limit() || !core_.transport.shares_memory(slot_of(s.dst))) return false;
     if (spare_words_.empty()) spare_words_.push_back(&words_.emplace_back(0));

@@ -10,7 +10,7 @@
 namespace ftcomm {
 namespace {
 
-constexpr Time kSpin = 500'000;    // ns; less than two context switches
+constexpr Time kSpin = 500'000;   // ns; a peer's read of 4 MiB, after which it would have to wake who sleeps
 constexpr Time kYield = 200'000;  // as long as the ranks that share a processor take to get each its turn, in most collectives
 constexpr Time kTurn = 1'000'000;  // longer than a rank's in a collective; whoever only computes is given 3 ms
 constexpr Time kCrowded = 100'000'000;

@@ -37,6 +37,8 @@ void draw_network(Scenario& s, Random& r) {
     static const std::vector<std::uint64_t> eagers{0, 16, 64, 4096};
     s.eager_limit = r.pick(eagers);
     s.peer_memory = Random(s.seed ^ 0x9ee7ULL).chance(0.7);  // by itself: the other draws of a seed stay as they were
+    Random refusals(s.seed ^ 0x4ef5ULL);
+    if (s.peer_memory && !s.replay && refusals.chance(0.15)) s.unreadable = static_cast<int>(refusals.between(0, s.ranks - 1));
     auto& n = s.network;
     n.latency_high = r.chance(0.7) ? 300 * kUs : 20 * kMs;
     if (r.chance(0.5)) {

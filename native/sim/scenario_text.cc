@@ -26,7 +26,7 @@ const char* to_string(FaultKind kind) {
 std::string describe(const Scenario& s) {
     char line[256];
     std::snprintf(line, sizeof line,
-                  "seed %llu: %d ranks, %d communicators, %zu steps, segment %llu B, flat limit %llu B, link %d frames%s%s%s\n",
+                  "seed %llu: %d ranks, %d communicators, %zu steps, segment %llu B, flat limit %llu B, link %d frames%s%s%s%s\n",
                   static_cast<unsigned long long>(s.seed), s.ranks, static_cast<int>(s.comms.size()), s.steps.size(),
                   static_cast<unsigned long long>(s.segment_bytes), static_cast<unsigned long long>(s.flat_limit),
                   s.network.frames, s.quiet ? ", quiet" : "",
@@ -35,7 +35,7 @@ std::string describe(const Scenario& s) {
                   : s.replay            ? ", replay"
                   : s.joins             ? ", joins"
                                         : "",
-                  s.peer_memory ? ", peer memory" : "");
+                  s.peer_memory ? ", peer memory" : "", s.unreadable >= 0 ? " but of one rank" : "");
     std::string out = line;
     out += "  hosts";
     for (auto h : s.hosts) out += " " + std::to_string(h);

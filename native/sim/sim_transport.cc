@@ -72,6 +72,10 @@ bool SimTransport::shares_memory(int slot) {
 Transport::Read SimTransport::read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
     Instance* from = world_.find(slot, target(slot).incarnation);
     if (from == nullptr || !from->running() || !world_.may_read(self_)) return Read::Over;
+    if (world_.scenario().unreadable == slot) {
+        world_.counters().add("read.refused");
+        return Read::Refused;
+    }
     const auto* data = reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(remote.from));      // NOLINT
     const auto* word = reinterpret_cast<const std::uint64_t*>(static_cast<std::uintptr_t>(remote.ticket_at));  // NOLINT
     if (from->program->used_again(data)) std::memset(to, 0xee, bytes);

@@ -101,23 +101,87 @@ def test_bits_are_equal_and_repeat(ranks: Ranks) -> None:
     assert len(values[0]) == 1
 
 
-def test_the_kernel_refuses(ranks: Ranks) -> None:
-    """Everybody gets an error that says what to do, and the next operation that needs no reading works."""
+def exchange(comm: Comm, operation: str) -> None:
+    """400 kB of each rank, by value."""
+    me, n, count = comm.rank, comm.size, 100_000
+    mine = [whole(r, count, np.float32) for r in range(n)]
+    total = sum(mine)
+    data, out = whole(me, count, np.float32), np.zeros(n * count, np.float32)
+    if operation == "all_reduce":
+        comm.all_reduce(data)
+        np.testing.assert_array_equal(data, total)
+    elif operation == "broadcast":
+        comm.broadcast(data, 0)
+        np.testing.assert_array_equal(data, mine[0])
+    elif operation == "all_gather":
+        comm.all_gather(out, data)
+        np.testing.assert_array_equal(out, np.concatenate(mine))
+    elif operation == "reduce_scatter":
+        comm.reduce_scatter(data, np.concatenate(mine))
+        np.testing.assert_array_equal(data, mine[me] * n)
+    elif operation == "all_to_all":
+        comm.all_to_all(out, np.concatenate(mine))
+        np.testing.assert_array_equal(out, np.tile(mine[me], n))
+    else:
+        assert operation == "gather"
+        comm.gather(data, out if me == 1 else None, 1)
+        if me == 1:
+            np.testing.assert_array_equal(out, np.concatenate(mine))
+
+
+@pytest.mark.parametrize("policy", ["raise", "lossy"])
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@pytest.mark.parametrize(
+    "operation", ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather"]
+)
+def test_the_kernel_refuses(ranks: Ranks, operation: str, nth: int, policy: str) -> None:
+    """What was being read comes in frames, and so does all that follows."""
+
+    def run(comm: Comm, _: Context) -> bool:
+        for _turn in range(nth + 1):
+            exchange(comm, operation)
+        return bool(comm.stats()["reads_refused"])
+
+    faults = f"rank=1,at=shm.read:{nth},do=corrupt"
+    for result in ranks.start(3, run, faults=faults, policy=policy).results():
+        assert result.ok, result.text()
+        assert result.value is True
+
+
+def test_the_kernel_refuses_those_that_can_be_replayed(ranks: Ranks) -> None:
+    """Frames would give other bits: everybody gets an error that says what to do, and what needs no reading works."""
 
     def run(comm: Comm, _: Context) -> str:
-        data = np.ones(100_000)
-        try:
-            comm.all_reduce(data)
-        except ftcomm.SystemFailure as error:
-            text = str(error)
+        with pytest.raises(ftcomm.SystemFailure) as caught:
+            comm.all_reduce(np.ones(100_000))
         small = np.ones(10)
         comm.all_reduce(small)
         assert small[0] == 3
-        return text
+        return str(caught.value)
 
-    for result in ranks.start(3, run, faults="rank=1,at=shm.read:2,do=corrupt").results():
+    faults = "rank=1,at=shm.read:2,do=corrupt"
+    for result in ranks.start(3, run, faults=faults, policy="replay").results():
         assert result.ok, result.text()
         assert "FTCOMM_PEER_MEMORY=0" in result.value
+
+
+@pytest.mark.parametrize(
+    ("victim", "point"),
+    [(0, "vote.plan"), (0, "decide.after")]
+    + [(victim, point) for victim in range(3) for point in ("decide.apply", "repair.start", "repair.done")],
+)
+def test_killed_after_the_kernel_has_refused(ranks: Ranks, victim: int, point: str) -> None:
+    """Whoever is left has the sum over those that the outcome names."""
+
+    def run(comm: Comm, _: Context) -> None:
+        for _turn in range(3):
+            data = whole(comm.rank, 100_000, np.float32)
+            for offset, count, who in comm.all_reduce(data).chunks:
+                total = sum(whole(r, 100_000, np.float32) for r in who)
+                np.testing.assert_array_equal(data[offset : offset + count], total[offset : offset + count])
+
+    faults = f"rank=1,at=shm.read:2,do=corrupt;rank={victim},at={point},do=kill"
+    ranks(3, run, faults=faults, policy="lossy", dies=[victim])
 
 
 def test_one_rank_does_not_take_part(ranks: Ranks) -> None:

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -101,16 +102,17 @@ def test_the_built_in_border_is_the_library_s(ranks: Ranks, size: int) -> None:
 # -- the variable for all-reduces alone
 
 
-def reads(comm: Comm) -> list[bool]:
-    """Whether an all-reduce and a broadcast of 400 kB go by reading, of which the first read is refused on every rank."""
-    found = []
-    for call in (comm.all_reduce, comm.broadcast):
-        try:
-            call(np.ones(100_000, np.float32))
-            found.append(False)
-        except ftcomm.SystemFailure:
-            found.append(True)
-    return found
+FIRST_READ = "rank=1,at=shm.read:1,do=corrupt"
+
+
+def reads(collective: str) -> Callable[[Comm], bool]:
+    """Whether it goes by reading with 400 kB; the first read is refused."""
+
+    def run(comm: Comm) -> bool:
+        getattr(comm, collective)(np.ones(100_000, np.float32))
+        return bool(comm.stats()["reads_refused"])
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -130,8 +132,8 @@ def test_which_collectives_read(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    faults = ";".join(f"rank=1,at=shm.read:{n},do=corrupt" for n in (1, 2))
-    assert ranks(2, reads, faults=faults) == [expected] * 2
+    by_collective = [ranks(2, reads(name), faults=FIRST_READ) for name in ("all_reduce", "broadcast")]
+    assert by_collective == [[found] * 2 for found in expected]
 
 
 def test_ranks_must_have_the_same(ranks: Ranks) -> None:

@@ -252,7 +252,8 @@ def test_between_hosts(keep: Keep, wanted: Any, log_mode: str) -> None:
     job = keep(training(None, (1,)), hosts=["a", "b", "c", "d"], transport="tcp", log_mode=log_mode)
     same(job.values(), wanted())
     (event,) = events(job, "parallel-replay")
-    assert event["steps"] == AT - 1
+    late = 1 if log_mode == "async" else 0  # steps at whose end its log may not have had all of it
+    assert AT - 1 - late <= event["steps"] <= AT - 1
 
 
 @pytest.mark.table

@@ -206,8 +206,8 @@ private:
         const auto n = std::min(in.bytes - in.done, read_bytes_);
         auto remote = in.remote;
         remote.from += in.done;
-        const auto result = env_.memory->read(env_.slot_of(in.rank), remote, in.data + in.done, n);
-        if (result == Transport::Read::Done || (result == Transport::Read::Over && !env_.rules.c9)) {
+        const auto result = read_shown(*env_.memory, env_.rules, env_.slot_of(in.rank), remote, in.data + in.done, n);
+        if (result == Transport::Read::Done) {
             in.done += n;
             FT_POINT("direct.read");
             return;

@@ -392,15 +392,11 @@ private:
     bool read(int at, std::uint64_t base, std::uint32_t s, std::byte* to) {
         const auto& entry = peers_[static_cast<std::size_t>(at)].entry;
         const auto from = base + op_.grid.offset(s) * size_of(op_.desc.dtype);
-        switch (env_.memory->read(slot_at(at), {from, entry.ticket_at, entry.ticket}, to, op_.segment_bytes(s))) {
-            case Transport::Read::Done: return true;
-            case Transport::Read::Over:
-                if (!env_.rules.c9) return true;
-                break;  // a death will be told, or this rank's own removal
-            case Transport::Read::Refused: refused = true; break;
-        }
-        over_ = true;
-        return false;
+        const Transport::Remote remote{from, entry.ticket_at, entry.ticket};
+        const auto result = read_shown(*env_.memory, env_.rules, slot_at(at), remote, to, op_.segment_bytes(s));
+        refused = result == Transport::Read::Refused;  // if it is over: a death will be told, or this rank's own removal
+        over_ = result != Transport::Read::Done;
+        return !over_;
     }
 
     void check_data() {

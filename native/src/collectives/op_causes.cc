@@ -1,4 +1,6 @@
 // Why an operation fails, in words that say what to do.
+#include <algorithm>
+
 #include "base/check.h"
 #include "collectives/op_planner.h"
 
@@ -57,8 +59,8 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
     for (const auto& [rank, vote] : in_.votes) {
         for (const auto& x : vote.proposals) {
             if (x.seq != seq) continue;
-            // What could not be read was a dying process's: the repair shows whether the living can be read.
-            if (x.code == Code::System && !newly_dead_.empty()) continue;
+            // What could not be read may have been a dying process's: the repair shows whether the living can be read. Or frames bring it.
+            if (x.code == Code::System && (in_.spec.policy != Policy::Replay || !newly_dead_.empty())) continue;
             if (x.code == Code::Timeout || c.code == Code::Ok) {
                 if (x.code == Code::Timeout && c.code != Code::Timeout) c.ranks.clear();
                 c.code = x.code;
@@ -81,8 +83,9 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
     }
     if (c.code == Code::System) {
         c.message =
-            "the kernel did not let this rank read the memory of a living one (process_vm_readv), though it had seemed to: "
-            "set FTCOMM_PEER_MEMORY=0 on all ranks; rank";
+            "the kernel did not let this rank read the memory of a living one (process_vm_readv), though it had seemed to, and "
+            "under "
+            "the policy replay sums must not come about in another way from here on: set FTCOMM_PEER_MEMORY=0 on all ranks; rank";
         for (auto r : c.ranks) c.message += " " + std::to_string(r);
         return c;
     }
@@ -103,6 +106,14 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
     c.message = "given up (interrupted or cancelled) on rank";
     for (auto r : c.ranks) c.message += " " + std::to_string(r);
     return c;
+}
+
+bool OpPlanner::reads_are_refused() const {
+    if (in_.spec.policy == Policy::Replay || !newly_dead_.empty()) return false;
+    return std::any_of(in_.votes.begin(), in_.votes.end(), [](const auto& vote) {
+        const auto& proposals = vote.second.proposals;
+        return std::any_of(proposals.begin(), proposals.end(), [](const Proposal& x) { return x.code == Code::System; });
+    });
 }
 
 Cause OpPlanner::revoked() const {

@@ -184,6 +184,7 @@ Bytes Decision::encode() const {
         .put(epoch)
         .put(admissions)
         .ranks(alive)
+        .put(static_cast<std::uint8_t>(frames_only))
         .put(static_cast<std::uint8_t>(revoked))
         .put(revoked_from)
         .put(fail_from);
@@ -213,6 +214,7 @@ std::optional<Decision> Decision::decode(ByteView data) {
     d.epoch = r.get<std::uint64_t>();
     d.admissions = r.get<std::uint64_t>();
     d.alive = r.ranks();
+    d.frames_only = r.get<std::uint8_t>() != 0;
     d.revoked = r.get<std::uint8_t>() != 0;
     d.revoked_from = r.get<std::uint64_t>();
     d.fail_from = r.get<std::uint64_t>();

@@ -1,8 +1,11 @@
-// A rank's leave to be read: the word beside its buffers that says whose they are (C9).
+// A rank's leave to be read: the word beside its buffers that says whose they are, and what a reader makes of it (C9).
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+
+#include "membership/rules.h"
+#include "transport/transport.h"
 
 namespace ftcomm {
 
@@ -30,5 +33,12 @@ private:
     std::uint64_t* word_;
     std::uint64_t number_;
 };
+
+// C9: a read counts only if the ticket still stands after it. Over: the peer has taken its buffers back, or is dying.
+inline Transport::Read read_shown(Transport& transport, const Rules& rules, int slot, const Transport::Remote& remote,
+                                  std::byte* to, std::size_t bytes) {
+    const auto result = transport.read(slot, remote, to, bytes);
+    return result == Transport::Read::Over && !rules.c9 ? Transport::Read::Done : result;
+}
 
 }  // namespace ftcomm

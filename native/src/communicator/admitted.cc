@@ -67,6 +67,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     decision_.plans.clear();
     decision_.fail_from = ~std::uint64_t{0};
     decision_.cause = {};
+    decision_.frames_only = false;  // newcomers do not know of it; it is found out again
     last_ = {};
     shared_seq_ = done_seq_;
     // A hand-out whose last words have not come here: all have voted since, so all have what it was for.

@@ -94,6 +94,7 @@ public:
     std::uint64_t next_seq() const { return next_seq_; }
     std::uint64_t done_seq() const { return done_seq_; }
     bool solo() const { return core_.solo; }
+    bool frames_only() const { return decision_.frames_only; }
     std::uint32_t attempt() const { return attempt_; }
 
 private:
@@ -162,7 +163,6 @@ private:
     bool reads_memory(const OpState& op, std::uint64_t from) const;
     std::uint64_t show_limit(OpKind kind) const;
     bool all_share_memory() const;
-    std::uint64_t fresh_ticket();
     std::string name_of(const OpState& op) const;
     Time timeout() const { return spec_.timeout > 0 ? spec_.timeout : core_.config.timeout; }  // of what names none itself
 

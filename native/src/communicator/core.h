@@ -50,6 +50,11 @@ struct Core {
     int self() const { return config.slot; }
     // Bytes from one rank to another that the receiver reads where it can; a copy through the ring is as fast below.
     std::uint64_t read_limit() const { return config.pull_limit > 0 ? config.pull_limit : 32u << 10; }
+    std::uint64_t fresh_ticket() {  // C9: no ticket is 0
+        std::uint64_t ticket = 0;
+        while (ticket == 0) ticket = random();
+        return ticket;
+    }
     bool in_view(int slot, std::uint32_t incarnation) const { return view.is_alive(slot, incarnation); }
     bool at_dead_end() const { return stale || authority_lost || !abandoned; }
     Status dead_end() const {  // why nothing can go on, or ok

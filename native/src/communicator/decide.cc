@@ -154,9 +154,11 @@ void Communicator::apply(const Decision& d) {
     e.ranks = d.alive;
     for (const auto& p : d.plans) e.text += (e.text.empty() ? "" : "; ") + describe(p);
     if (d.revoked) e.text += " revoked";
+    if (d.frames_only) e.text += " nothing is read any more (process_vm_readv was refused)";
     core_.event(std::move(e));
     for (const auto& p : d.plans)
         if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
+    std::erase_if(proposals_, [](const Proposal& x) { return x.code == Code::System; });  // of a read of the attempt before
     if (replays()) {
         learn_log_since(d.log_since);
         learn_failures(d);  // before anything is served

@@ -1,6 +1,8 @@
 // The node's inputs, posts and queries: each input sets the clock, does its work and settles what it leaves behind.
 #include "communicator/node.h"
 
+#include <algorithm>
+
 #include "communicator/node_impl.h"
 
 namespace ftcomm {
@@ -255,6 +257,9 @@ void Node::ack_failed(CommId comm, int n) {
 bool Node::comm_revoked(CommId comm) const {
     const auto* c = impl_->find(comm);
     return c != nullptr && c->revoked();
+}
+bool Node::reads_refused() const {
+    return std::any_of(impl_->comms.begin(), impl_->comms.end(), [](const auto& c) { return c.second->frames_only(); });
 }
 bool Node::comm_solo(CommId) const { return impl_->core.solo; }
 std::uint64_t Node::comm_seq(CommId comm) const {

@@ -130,9 +130,10 @@ bool Communicator::is_done_again(const OpState& op, const std::vector<SegmentRun
     return std::all_of(plan.begin(), plan.end(), [](const SegmentRun& r) { return r.mode == SegmentMode::Reduce; });
 }
 
-// The same on all ranks of an attempt (C8): from the operation, from who is in, and from what never changes of them.
+// The same on all ranks of an attempt (C8): from the operation, from the decision, and from what never changes of those in it.
 // `from`: of an all-reduce, unless the user says something else; in bytes.
 bool Communicator::reads_memory(const OpState& op, std::uint64_t from) const {
+    if (decision_.frames_only) return false;
     auto limit = core_.read_limit();
     const auto kind = op.shape.kind;
     if (kind == OpKind::AllReduce && core_.config.reduce_pull_limit > 0) {
@@ -150,14 +151,9 @@ bool Communicator::all_share_memory() const {
     return true;
 }
 
-std::uint64_t Communicator::fresh_ticket() {
-    std::uint64_t ticket = 0;
-    while (ticket == 0 || ticket == ticket_) ticket = core_.random();
-    return ticket;
-}
-
 // In a gather all sources write to their rings at once.
 std::uint64_t Communicator::show_limit(OpKind kind) const {
+    if (decision_.frames_only) return ~std::uint64_t{0};
     return core_.config.pull_limit == 0 && kind == OpKind::Gather ? 1u << 20 : core_.read_limit();
 }
 
@@ -184,17 +180,17 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         return;
     }
     if (op.shape.is_direct()) {
-        run_ = make_direct_run(env(), op, show_limit(op.shape.kind), core_.config.read_bytes, fresh_ticket());
+        run_ = make_direct_run(env(), op, show_limit(op.shape.kind), core_.config.read_bytes, core_.fresh_ticket());
         core_.host.trace("run.direct");
     } else if (op.shape.algorithm == Algorithm::Flat && (op.shape.kind == OpKind::AllReduce || whole) &&
                (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)))) {
         run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
     } else if (reads_memory(op, kPullFrom) && all_share_memory()) {
-        run_ = make_pull_run(env(), op, std::move(plan), fresh_ticket());
+        run_ = make_pull_run(env(), op, std::move(plan), core_.fresh_ticket());
         core_.host.trace(repair ? "run.pull.repair" : "run.pull");
     } else if (op.shape.kind == OpKind::AllReduce && reads_memory(op, kGroupsFrom) && !all_share_memory()) {
-        run_ = make_groups_run(env(), op, std::move(plan), !repair || core_.rules.c3, fresh_ticket());
+        run_ = make_groups_run(env(), op, std::move(plan), !repair || core_.rules.c3, core_.fresh_ticket());
         core_.host.trace(repair ? "run.groups.repair" : "run.groups");
     } else {
         run_ = make_ring_run(env(), op, std::move(plan), !repair || core_.rules.c3);

@@ -260,7 +260,8 @@ void PointToPoint::on_writable(int slot) {
     for (auto& s : sends_)
         if (slot_of(s.dst) == slot) pump(s);
     sweep();
-    core_.has_work |= std::any_of(recvs_.begin(), recvs_.end(), [&](const Recv& r) { return can_read(r); });
+    core_.has_work |=
+        std::any_of(recvs_.begin(), recvs_.end(), [&](const Recv& r) { return can_read(r) && slot_of(r.matched) == slot; });
 }
 
 void PointToPoint::on_tick(Time now) {

@@ -21,11 +21,9 @@ bool PointToPoint::show(Send& s, const FrameHeader& h) {
     if (spare_words_.empty()) spare_words_.push_back(&words_.emplace_back(0));
     s.word = spare_words_.back();
     spare_words_.pop_back();
-    std::uint64_t number = 0;
-    while (number == 0) number = core_.random();
-    s.ticket = std::make_unique<Ticket>(s.word, number);
+    s.ticket = std::make_unique<Ticket>(s.word, core_.fresh_ticket());
     s.ticket->issue();
-    const Transport::Remote remote{reinterpret_cast<std::uintptr_t>(s.data), s.ticket->address(), number};
+    const Transport::Remote remote{reinterpret_cast<std::uintptr_t>(s.data), s.ticket->address(), s.ticket->number()};
     core_.sender.send(slot_of(s.dst), h, std::as_bytes(std::span(&remote, 1)));
     return true;
 }
@@ -80,8 +78,7 @@ bool PointToPoint::read(Recv& r) {
     const auto n = std::min(r.bytes - r.done, core_.config.read_bytes);
     auto remote = r.shown;
     remote.from += r.done;
-    const auto result = core_.transport.read(slot_of(r.matched), remote, r.data + r.done, n);
-    if (result != Transport::Read::Done && (result != Transport::Read::Over || core_.rules.c9)) {
+    if (read_shown(core_.transport, core_.rules, slot_of(r.matched), remote, r.data + r.done, n) != Transport::Read::Done) {
         core_.host.trace("p2p.read.over");
         r.shown = {};
         r.done = 0;

@@ -238,6 +238,7 @@ std::string Job::info_json() {
         for (int slot = 0; slot < config_.world_size; ++slot)
             if (slot != config_.rank && transport_->shares_memory(slot)) j.number(slot);
         j.end_list();
+        j.key("reads_refused").boolean(engine_.node().reads_refused());
     }
     if (segment_.is_open()) {
         j.key("shared_memory").begin().key("size").number(segment_.size());

@@ -98,7 +98,7 @@ FT_TEST(peers_are_not_suspected_while_nobody_reads_the_sockets) {
         Engine::Hold hold(engine);
         Engine::Parts parts;
         parts.self = self.get();
-        parts.ticker = &loop;
+        parts.sockets = &loop;
         engine.set_parts(parts);
         engine.set_node(std::make_unique<Node>(config_of(kHeartbeat), wires, cells, engine, IoLoop::now()));
     }

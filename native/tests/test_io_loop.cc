@@ -109,6 +109,81 @@ FT_TEST(io_loop_handlers_remove_each_other) {
     ::close(b);
 }
 
+FT_TEST(io_loop_lends_its_sockets) {
+    Rig rig;
+    const int fd = ::eventfd(0, EFD_CLOEXEC), other = ::eventfd(0, EFD_CLOEXEC);
+    std::vector<bool> on_loop;
+    bool turned = false;
+    {
+        std::lock_guard guard(rig.engine);
+        EXPECT(rig.loop
+                   .add(other, EPOLLIN,
+                        [&](std::uint32_t) {
+                            turned = true;
+                            rig.loop.remove(other);
+                            rig.changed.notify_all();
+                        })
+                   .ok());
+        EXPECT(!rig.loop.has_sockets());
+        EXPECT(rig.loop
+                   .add_socket(fd, EPOLLIN,
+                               [&](std::uint32_t) {
+                                   on_loop.push_back(rig.loop.on_thread());
+                                   std::uint64_t value = 0;
+                                   EXPECT(::read(fd, &value, sizeof value) == sizeof value);
+                                   rig.changed.notify_all();
+                               })
+                   .ok());
+        EXPECT(!rig.loop.sockets_ready());
+    }
+    ring(fd);
+    EXPECT(rig.wait([&] { return on_loop == std::vector<bool>{true}; }));
+    {
+        std::lock_guard guard(rig.engine);
+        rig.loop.lend_sockets(true);
+        EXPECT(!rig.loop.poll_sockets());
+    }
+    ring(fd);
+    ring(other);
+    EXPECT(rig.wait([&] { return turned; }));
+    EXPECT_EQ(on_loop.size(), 1u);  // left alone
+    EXPECT(rig.loop.sockets_ready());
+    {
+        std::lock_guard guard(rig.engine);
+        EXPECT(rig.loop.poll_sockets());
+        EXPECT((on_loop == std::vector<bool>{true, false}));
+    }
+    // What has arrived comes before a deadline, and before what was posted, whoever has the sockets (M11).
+    std::size_t before = 0;
+    const auto look = [&] {
+        before = on_loop.size();
+        rig.changed.notify_all();
+    };
+    ring(fd);
+    {
+        std::lock_guard guard(rig.engine);
+        rig.loop.at(0, look);
+    }
+    EXPECT(rig.wait([&] { return before > 0; }));
+    EXPECT_EQ(before, 3u);
+    ring(fd);
+    rig.loop.post(look);
+    EXPECT(rig.wait([&] { return before > 3; }));
+    // What came while they were lent is seen when they are given back.
+    ring(fd);
+    {
+        std::lock_guard guard(rig.engine);
+        rig.loop.lend_sockets(false);
+    }
+    EXPECT(rig.wait([&] { return on_loop.size() == 5; }));
+    EXPECT(on_loop.back());
+    std::lock_guard guard(rig.engine);
+    rig.loop.remove(fd);
+    EXPECT(!rig.loop.has_sockets());
+    ::close(fd);
+    ::close(other);
+}
+
 FT_TEST(io_loop_stops_with_work_pending) {
     std::mutex engine;
     IoLoop loop(engine);

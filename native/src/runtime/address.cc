@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 7;
+constexpr std::uint32_t kVersion = 8;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -20,7 +20,7 @@ const char* to_string(AuthorityChoice choice) {
 Bytes Address::encode() const {
     ByteWriter w;
     w.put(kMagic).put(kVersion).put(job).put(world_size).put(rank).put(incarnation).put(host).put(domain);
-    w.text(socket).put(nonce).put(processes).put(pid).put(transport).put(authority);
+    w.text(socket).put(nonce).put(processes).put(pid).put(kernel).ranks(processors).put(transport).put(authority);
     w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(static_cast<std::uint8_t>(replay));
     w.put(static_cast<std::uint8_t>(peer_memory));
     w.put(heartbeat).put(flat_limit).put(pull_limit).put(reduce_pull_limit).put(segment_bytes).put(eager_limit);
@@ -46,6 +46,8 @@ Status Address::decode(ByteView blob, Address* out) {
     a.nonce = r.get<std::uint64_t>();
     a.processes = r.get<std::uint64_t>();
     a.pid = r.get<std::int32_t>();
+    a.kernel = r.get<std::uint64_t>();
+    a.processors = r.ranks();
     auto transport = r.get<std::uint8_t>();
     auto authority = r.get<std::uint8_t>();
     a.has_store = r.get<std::uint8_t>() != 0;

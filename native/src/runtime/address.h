@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/bytes.h"
+#include "base/rank_set.h"
 #include "base/status.h"
 #include "communicator/request.h"
 
@@ -23,6 +24,8 @@ struct Address {
     std::uint64_t nonce = 0;          // of this process, for the hand-out
     std::uint64_t processes = 0;      // with the same one, pid means the same process
     std::int32_t pid = 0;
+    std::uint64_t kernel = 0;         // with the same one, a processor's number means the same processor
+    RankSet processors;               // that it may run on
     // Equal on all ranks (C8), else the job does not start.
     TransportChoice transport = TransportChoice::Auto;
     AuthorityChoice authority = AuthorityChoice::Auto;

@@ -64,7 +64,7 @@ void Engine::set_parts(const Parts& parts) {
 
 void Engine::set_node(std::unique_ptr<Node> node) {
     node_ = std::move(node);
-    if (parts_.ticker != nullptr) parts_.ticker->at(IoLoop::now(), [this] { tick_on_loop(); });
+    if (parts_.sockets != nullptr) parts_.sockets->at(IoLoop::now(), [this] { tick_on_loop(); });
     while (!early_.empty()) {
         auto frame = std::move(early_.front());
         early_.pop_front();
@@ -96,11 +96,24 @@ bool Engine::on_done(const RequestPtr& request, std::function<void()> fn) {
     return true;
 }
 
-bool Engine::poll() {
+void Engine::lend_sockets(bool lent) {
+    if (parts_.sockets == nullptr || lent == sockets_lent_.load(std::memory_order_relaxed) || stopped()) return;
+    if (lent && !parts_.sockets->has_sockets()) return;
+    parts_.sockets->lend_sockets(lent);
+    sockets_lent_.store(lent, std::memory_order_relaxed);
+}
+
+bool Engine::poll(bool all) {
     polling_ = true;
     polled_at_ = 0;
     bool did = shm_ != nullptr && shm_->poll(kPollBytes);
     polling_ = false;
+    // A look at them costs as much as a frame of a ring: when there is none, and else so that they do not wait for ever.
+    if (sockets_lent_.load(std::memory_order_relaxed) && !stopped() && (!did || all || !driving_ || ++polls_ % 16 == 0) &&
+        parts_.sockets->poll_sockets()) {
+        did = true;
+        polled_at_ = 0;  // it may have taken long
+    }
     // In a bubble: the driver waits, and nothing has come.
     if (!has_work() && (did || !driving_ || !has_idle_work())) return did;
     // Who works has a processor; the progress thread, which waits for deaths, may have to wait for one.
@@ -125,7 +138,7 @@ bool Engine::sleep_as(shm::Sleeper who) {
 
 void Engine::tick() {
     // Whatever has arrived comes before any deadline (M11).
-    poll();
+    poll(true);
     if (parts_.watch != nullptr) parts_.watch->check_ticks();
     node_->on_tick(IoLoop::now());
 }
@@ -136,7 +149,7 @@ void Engine::tick() {
 void Engine::tick_on_loop() {
     if (node_ == nullptr) return;
     tick();
-    parts_.ticker->at(IoLoop::now() + node_->tick_interval(), [this] { tick_on_loop(); });
+    parts_.sockets->at(IoLoop::now() + node_->tick_interval(), [this] { tick_on_loop(); });
 }
 
 void Engine::run_progress() {
@@ -156,10 +169,11 @@ void Engine::run_progress() {
             next_tick_ = now + node_->tick_interval();
             if (parts_.self != nullptr) parts_.self->ticks.fetch_add(1, std::memory_order_relaxed);
         }
-        if (due && parts_.ticker == nullptr) tick();
+        if (due && parts_.sockets == nullptr) tick();
         else if (!driving_) poll();
         bool sleep = parts_.watch == nullptr || parts_.watch->words(&words);
         const bool burst = burst_.look(now);
+        if (!burst && !driving_) lend_sockets(false);
         if (sleep && !driving_) sleep = burst ? !has_work() && !has_mail() : sleep_as(shm::kProgress);
         progress_sleeps_ = sleep;
         const auto until = burst ? std::min(next_tick_, burst_.due()) : next_tick_;
@@ -176,6 +190,7 @@ void Engine::run_progress() {
 void Engine::stop() {
     lock();
     if (node_ != nullptr) node_->halt();
+    lend_sockets(false);  // the peers have still to be answered
     stopped_.store(true, std::memory_order_release);
     notify();
     shm::ring_progress(*mailbox_);

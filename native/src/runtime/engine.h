@@ -58,7 +58,7 @@ public:
         TcpTransport* tcp = nullptr;
         ShmAuthority* cells = nullptr;
         Watch* watch = nullptr;
-        IoLoop* ticker = nullptr;          // with tcp: who reads sockets keeps deadlines
+        IoLoop* sockets = nullptr;         // with tcp: who reads sockets keeps deadlines
         bool own_processor = false;        // every rank of this machine has one
     };
     void set_parts(const Parts& parts);    // locked
@@ -112,46 +112,52 @@ private:
     };
 
     void give_way();                        // not locked: a mutex is not fair
-    bool poll();                            // locked
-    Time frame_time();                      // locked
+    bool poll(bool all = false);  // locked. All: also sockets, if they are lent, when there is something in the rings
+    void lend_sockets(
+        bool lent);  // locked; if there are any. Lent: they are polled as the rings are, and the io thread is not woken for them
+    bool sockets_ready() const { return sockets_lent_.load(std::memory_order_relaxed) && parts_.sockets->sockets_ready(); }
+    Time frame_time();  // locked
     bool has_mail() const { return shm_ != nullptr && shm_->has_mail(); }
     bool has_work() const { return node_ != nullptr && node_->has_work(); }  // locked
     bool has_idle_work() const { return node_ != nullptr && node_->has_idle_work(); }  // locked
-    bool sleep_as(shm::Sleeper who);        // locked. False: there is mail, or work
+    bool sleep_as(shm::Sleeper who);  // locked. False: there is mail, or work
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
+    bool may_linger(Time now) const { return parts_.own_processor || now >= crowded_until_; }  // the driver
     void linger(const Request& request, std::uint32_t rung, Time now, Time deadline);  // not locked, as the driver
-    void hand_back();                       // locked
+    void hand_back();  // locked
     Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit
-    void tick();                            // locked
-    void tick_on_loop();                    // locked
+    void tick();  // locked
+    void tick_on_loop();  // locked
 
     Dispatcher& dispatcher_;
     EventSink events_;
 
     std::mutex mutex_;
-    std::atomic<int> contenders_{0};        // threads that want the lock while one works on, piece after piece
+    std::atomic<int> contenders_{0};  // threads that want the lock while one works on, piece after piece
 
     // Under the lock.
     Parts parts_;
     ShmTransport* shm_ = nullptr;
     TcpTransport* tcp_ = nullptr;
-    shm::Mailbox own_mailbox_{};            // without a segment
+    shm::Mailbox own_mailbox_{};  // without a segment
     shm::Mailbox* mailbox_ = &own_mailbox_;
     std::unique_ptr<Node> node_;
     std::deque<EarlyFrame> early_;
     std::vector<std::weak_ptr<Request>> with_callback_;
     std::size_t prune_at_ = 64;
-    bool changed_ = false;                  // notify() in this input
-    bool driving_ = false;                  // a user thread polls
-    bool driver_sleeps_ = false;            // or lingers
-    bool caller_waits_ = false;             // will_wait() in this input
-    Time crowded_until_ = 0;                // the driver's: somebody computes on the processor that it hands on
+    bool changed_ = false;  // notify() in this input
+    bool driving_ = false;  // a user thread polls
+    bool driver_sleeps_ = false;  // or lingers
+    bool caller_waits_ = false;  // will_wait() in this input
+    Time crowded_until_ = 0;  // the driver's: somebody computes on the processor that it hands on
     bool progress_sleeps_ = false;
-    int passive_ = 0;                       // threads that sleep on changes_
-    int inside_ = 0;                        // threads in wait() or wait_change()
+    int passive_ = 0;  // threads that sleep on changes_
+    int inside_ = 0;  // threads in wait() or wait_change()
     Time next_tick_ = 0;
     bool polling_ = false;
+    std::uint32_t polls_ = 0;  // that have found something in the rings
     Time polled_at_ = 0;  // the clock as frames of this poll see it: looking costs 30 to 60 ns. 0: not looked yet
+    std::atomic<bool> sockets_lent_{false};
     Burst burst_;  // in one the mailbox says that somebody is awake, and nobody rings
 
     std::atomic<std::uint32_t> changes_{0};

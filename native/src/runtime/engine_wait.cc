@@ -54,7 +54,7 @@ Engine::Wait Engine::wait(const RequestPtr& request, Time deadline, Time now) {
         if (result != Wait::Timeout) break;
         if (!driving_) {
             driving_ = true;
-            if (shm_ != nullptr) burst_.enter(now != 0 ? now : IoLoop::now());
+            burst_.enter(now != 0 ? now : IoLoop::now());
             result = drive(request, deadline);
             driving_ = false;
             hand_back();
@@ -91,11 +91,15 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
             continue;
         }
         auto now = IoLoop::now();
-        if (deadline != 0 && now >= deadline) return Wait::Timeout;
-        if (!lingered) {
+        if (deadline != 0 && now >= deadline) {
+            poll(true);  // the answer may be there
+            return done() ? Wait::Done : Wait::Timeout;
+        }
+        if (!lingered && may_linger(now)) {
             lingered = true;
             const auto rung = bell.load(std::memory_order_acquire);
             driver_sleeps_ = true;  // as good as: others say what they have for it
+            lend_sockets(true);
             unlock();
             linger(*request, rung, now, deadline);
             lock();
@@ -105,6 +109,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         auto rung = bell.load(std::memory_order_acquire);
         if (!sleep_as(shm::kDriver)) continue;
         driver_sleeps_ = true;
+        lend_sockets(false);  // the io thread looks at once whether something has come meanwhile
         unlock();
         int rc = futex_wait(bell, rung, deadline);
         lock();
@@ -121,14 +126,13 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
 // somebody else computes there, it would get the processor back when that one's turn is over, in milliseconds; who sleeps and is woken
 // gets it at once. So one that had to wait for it sleeps for a while.
 void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time deadline) {
-    if (!parts_.own_processor && now < crowded_until_) return;
     auto end = now + (parts_.own_processor ? kSpin : kYield);
     if (deadline != 0) end = std::min(end, deadline);
     const auto& bell = mailbox_->bell[shm::kDriver - 1];
     const auto nothing_new = [&] {
         return !has_mail() && !request.done.load(std::memory_order_acquire) && bell.load(std::memory_order_acquire) == rung;
     };
-    while (nothing_new() && now < end) {
+    while (nothing_new() && !sockets_ready() && now < end) {
         if (!parts_.own_processor) ::sched_yield();
         else
             for (int i = 0; i < 16 && nothing_new(); ++i) relax();
@@ -141,8 +145,9 @@ void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time d
 // so, which costs no switch to it. In a burst not even that: the mailbox goes on saying that somebody is awake.
 void Engine::hand_back() {
     if (passive_ > 0) notify();  // one of them drives
-    if (shm_ != nullptr && burst_.leave(polled_at_ != 0 ? polled_at_ : IoLoop::now())) shm::ring_progress(*mailbox_);
+    if (burst_.leave(polled_at_ != 0 ? polled_at_ : IoLoop::now())) shm::ring_progress(*mailbox_);
     if (burst_.on()) return;
+    lend_sockets(false);
     if (progress_sleeps_ && !sleep_as(shm::kProgress)) shm::ring_progress(*mailbox_);
 }
 

@@ -356,12 +356,12 @@ Status Job::make_node() {
     parts.tcp = tcp_.get();
     parts.cells = cells_.get();
     parts.watch = watch_.get();
-    parts.ticker = tcp_ ? &loop_ : nullptr;
+    parts.sockets = tcp_ ? &loop_ : nullptr;
     // Whoever shares these processors, whatever wires and host names it has. Without a secret nobody can be on another machine.
     const auto here = std::count_if(addresses_.begin(), addresses_.end(), [&](const Address& a) {
-        return a.job == job_hash_ && (a.processes == id_.processes || !config_.has_secret);
+        return a.job == job_hash_ && (a.kernel == id_.kernel || !config_.has_secret) && !(a.processors & id_.processors).empty();
     });
-    parts.own_processor = here <= id_.processors;
+    parts.own_processor = here <= id_.processors.count();
     engine_.set_parts(parts);
     if (store_) store_->start();
     Authority& authority = cells_ ? static_cast<Authority&>(*cells_) : *store_;

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <thread>
@@ -40,9 +41,15 @@ HostIdentity find_host(const std::string& name) {
     // Abstract sockets belong to a network namespace.
     id.domain = hash_of(std::to_string(id.host) + "/" + boot + "/" + std::to_string(inode("/proc/self/ns/net")) + "/" +
                         std::to_string(id.user));
+    id.kernel = hash_of(boot);
+    static_assert(CPU_SETSIZE <= kMaxRanks);
     cpu_set_t set;
-    id.processors =
-        ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
+    if (::sched_getaffinity(0, sizeof set, &set) == 0) {
+        for (int i = 0; i < CPU_SETSIZE; ++i)
+            if (CPU_ISSET(i, &set)) id.processors.add(i);
+    } else {
+        id.processors = RankSet::first(std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, CPU_SETSIZE));
+    }
     return id;
 }
 

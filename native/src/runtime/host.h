@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "base/rank_set.h"
+
 namespace ftcomm {
 
 struct HostIdentity {
@@ -13,7 +15,8 @@ struct HostIdentity {
     std::uint64_t processes = 0;      // the pid namespace among those of all hosts
     std::uint32_t user = 0;
     std::int32_t pid = 0;
-    int processors = 1;               // that this process may run on
+    std::uint64_t kernel = 0;  // ranks with the same one may share processors (machines cloned while they ran have it, too)
+    RankSet processors;  // numbers of those that this process may run on
 };
 
 // `name`: the user's own host identity, empty: found.

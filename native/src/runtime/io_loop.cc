@@ -16,7 +16,8 @@
 namespace ftcomm {
 namespace {
 
-constexpr std::uint64_t kEventId = 1, kTimerId = 2;
+constexpr int kRounds = 16;  // for the sockets of as many ranks as there may be; who always has more does not keep the loop
+constexpr std::uint64_t kEventId = 1, kTimerId = 2, kSocketsId = 3;
 
 Status system_error(const char* what) {
     return Status::error(Code::System, std::string("the I/O thread could not be started: ") + what +
@@ -41,7 +42,10 @@ IoLoop::~IoLoop() {
         return;
     }
     stop();
+    close_sockets();
 }
+
+void IoLoop::close_sockets() { close_fd(sockets_); }
 
 Time IoLoop::now() { return monotonic_ns(); }
 
@@ -53,7 +57,9 @@ Status IoLoop::start() {
     if (event_ < 0) return system_error("eventfd");
     timer_ = ::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
     if (timer_ < 0) return system_error("timerfd_create");
-    for (auto [fd, id] : {std::pair{event_, kEventId}, std::pair{timer_, kTimerId}}) {
+    sockets_ = ::epoll_create1(EPOLL_CLOEXEC);
+    if (sockets_ < 0) return system_error("epoll_create1");
+    for (auto [fd, id] : {std::pair{event_, kEventId}, std::pair{timer_, kTimerId}, std::pair{sockets_, kSocketsId}}) {
         epoll_event e{};
         e.events = EPOLLIN;
         e.data.u64 = id;
@@ -100,17 +106,24 @@ void IoLoop::stop() {
     close_fd(timer_);
 }
 
-Status IoLoop::add(int fd, std::uint32_t events, Handler handler) {
+Status IoLoop::add(int fd, std::uint32_t events, Handler handler) { return add_to(epoll_, fd, events, std::move(handler)); }
+
+Status IoLoop::add_socket(int fd, std::uint32_t events, Handler handler) {
+    return add_to(sockets_, fd, events, std::move(handler));
+}
+
+Status IoLoop::add_to(int epoll, int fd, std::uint32_t events, Handler handler) {
     FT_CHECK(by_fd_.count(fd) == 0, "descriptor %d is already in the loop", fd);
     const auto id = next_id_++;
     epoll_event e{};
     e.events = events;
     e.data.u64 = id;
-    if (epoll_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &e) != 0) {
+    if (epoll < 0 || ::epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &e) != 0) {
         return Status::error(Code::System, std::string("a descriptor could not be watched: ") + std::strerror(errno));
     }
     registrations_.emplace(id, std::make_shared<Registration>(Registration{fd, std::move(handler)}));
-    by_fd_.emplace(fd, id);
+    by_fd_.emplace(fd, Watched{id, epoll});
+    watched_sockets_ += epoll == sockets_ ? 1 : 0;
     return {};
 }
 
@@ -119,16 +132,51 @@ void IoLoop::modify(int fd, std::uint32_t events) {
     if (it == by_fd_.end() || epoll_ < 0) return;
     epoll_event e{};
     e.events = events;
-    e.data.u64 = it->second;
-    FT_CHECK(::epoll_ctl(epoll_, EPOLL_CTL_MOD, fd, &e) == 0, "descriptor %d: %s", fd, std::strerror(errno));
+    e.data.u64 = it->second.id;
+    FT_CHECK(::epoll_ctl(it->second.epoll, EPOLL_CTL_MOD, fd, &e) == 0, "descriptor %d: %s", fd, std::strerror(errno));
 }
 
 void IoLoop::remove(int fd) {
     const auto it = by_fd_.find(fd);
     if (it == by_fd_.end()) return;
-    if (epoll_ >= 0) ::epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
-    registrations_.erase(it->second);
+    const auto [id, epoll] = it->second;
+    if (epoll_ >= 0) ::epoll_ctl(epoll, EPOLL_CTL_DEL, fd, nullptr);
+    watched_sockets_ -= epoll == sockets_ ? 1 : 0;
+    registrations_.erase(id);
     by_fd_.erase(it);
+}
+
+void IoLoop::run_handler(const epoll_event& e) {
+    const auto it = registrations_.find(e.data.u64);
+    if (it == registrations_.end()) return;
+    const auto keep = it->second;  // the handler may remove itself
+    keep->handler(e.events);
+}
+
+void IoLoop::lend_sockets(bool lent) {
+    if (lent == lent_ || sockets_ < 0 || epoll_ < 0) return;
+    lent_ = lent;
+    epoll_event e{};
+    e.events = lent ? 0u : std::uint32_t{EPOLLIN};
+    e.data.u64 = kSocketsId;
+    FT_CHECK(::epoll_ctl(epoll_, EPOLL_CTL_MOD, sockets_, &e) == 0, "%s", std::strerror(errno));
+}
+
+bool IoLoop::poll_sockets() { return poll_batch() > 0; }
+
+int IoLoop::poll_batch() {
+    FT_CHECK(!polling_, "sockets are polled by one of their handlers");
+    Batch events{};
+    const int n = ::epoll_wait(sockets_, events.data(), static_cast<int>(events.size()), 0);
+    polling_ = true;
+    for (int i = 0; i < n; ++i) run_handler(events[static_cast<std::size_t>(i)]);
+    polling_ = false;
+    return n;
+}
+
+bool IoLoop::sockets_ready() const {
+    epoll_event e{};
+    return ::epoll_wait(sockets_, &e, 1, 0) > 0;
 }
 
 IoLoop::TimerId IoLoop::at(Time when, std::function<void()> fn) {
@@ -208,7 +256,7 @@ void IoLoop::run() {
     ::pthread_setname_np(::pthread_self(), "ftcomm-io");
     thread_id_.store(std::this_thread::get_id());
     int deferred = 0;
-    std::array<epoll_event, 64> events{};
+    Batch events{};
     for (;;) {
         const int n = ::epoll_wait(epoll_, events.data(), static_cast<int>(events.size()), -1);
         if (n < 0) {
@@ -220,7 +268,7 @@ void IoLoop::run() {
             unlock_();
             return;
         }
-        bool posted = false, timers = false;
+        bool posted = false, timers = false, sockets = false;
         for (int i = 0; i < n; ++i) {
             const auto& e = events[static_cast<std::size_t>(i)];
             std::uint64_t value = 0;
@@ -230,11 +278,16 @@ void IoLoop::run() {
             } else if (e.data.u64 == kTimerId) {
                 static_cast<void>(!::read(timer_, &value, sizeof value));
                 timers = true;
-            } else if (auto it = registrations_.find(e.data.u64); it != registrations_.end()) {
-                const auto keep = it->second;  // the handler may remove itself
-                keep->handler(e.events);
+            } else if (e.data.u64 == kSocketsId) {
+                sockets = true;
+            } else {
+                run_handler(e);
             }
         }
+        // Lent, perhaps since the event was fetched: who has them polls. But whatever has arrived comes before any deadline (M11): also
+        // what was not looked at because they were lent then.
+        if (timers || posted || (sockets && !lent_))
+            for (int i = 0; i < kRounds && poll_batch() == static_cast<int>(Batch{}.size());) ++i;
         if (posted) run_posted();
         // With a full batch there may be more to read: the deadlines wait for it, but not for ever.
         if (timers && (n < static_cast<int>(events.size()) || ++deferred > 4)) {
@@ -253,6 +306,7 @@ void IoLoop::close_in_child() {
     close_fd(epoll_);
     close_fd(event_);
     close_fd(timer_);
+    close_fd(sockets_);
 }
 
 }  // namespace ftcomm

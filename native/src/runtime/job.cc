@@ -44,6 +44,8 @@ Status Job::prepare() {
     own_.host = id_.host;
     own_.processes = id_.processes;
     own_.pid = id_.pid;
+    own_.kernel = id_.kernel;
+    own_.processors = id_.processors;
     own_.transport = config_.transport;
     own_.authority = config_.authority;
     own_.has_store = config_.has_store;
@@ -182,6 +184,7 @@ void Job::close() {
     if (store_) store_->stop(2 * config_.heartbeat);
     loop_.stop();
     engine_.wait_until_unused();
+    loop_.close_sockets();
     fork_guard::remove(this);
     {
         Engine::Hold hold(engine_);

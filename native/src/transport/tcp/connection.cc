@@ -36,7 +36,7 @@ void Connection::break_off() {
 }
 
 Status Connection::watch(IoLoop::Handler handler, std::uint32_t events) {
-    auto status = loop_.add(fd_, events, std::move(handler));
+    auto status = loop_.add_socket(fd_, events, std::move(handler));
     watched_ = status.ok();
     events_ = events;
     return status;

@@ -14,7 +14,8 @@
 
 namespace ftcomm {
 
-// What comes up. Always on the io thread with the engine locked, never from inside a call of the transport.
+// What comes up. From the io loop's handlers and timers with the engine locked (so on its thread, or on one that polls its sockets),
+// never from inside a call of the transport.
 // The receiver may call back into the transport (reserve, commit, attach, detach) from any of them.
 class TcpEvents {
 public:

@@ -62,6 +62,64 @@ FT_TEST(node_messages_are_read_in_parts) {
     }
 }
 
+// Nothing piles up in a sender whose receiver is slow: a small message is done when it is on its way.
+FT_TEST(node_messages_wait_for_room) {
+    Rig rig(2, reading());
+    rig.comm({0, 1});
+    const Numbers first = numbers(5, 1), second = numbers(1, 10), third = numbers(100, 20);
+    Numbers got(5), next(1), last(100);
+    const auto one = receive(rig, 1, got, 0), two = receive(rig, 1, next, 0), three = receive(rig, 1, last, 0);
+    rig.fill(0, 1);
+    const auto a = send(rig, 0, first, 1);  // 40 bytes: three pieces
+    const auto b = send(rig, 0, second, 1);
+    const auto c = send(rig, 0, third, 1);  // shown, but not before the others
+    rig.settle();
+    EXPECT(!a->done && !b->done && !c->done && !one->done);
+    rig.empty(0, 1);
+    EXPECT(a->done && b->done);
+    all_that_moves(rig);
+    EXPECT(is_done(one) && is_done(two) && is_done(three) && is_done(c));
+    EXPECT(got == first && next == second && last == third);
+}
+
+FT_TEST(node_messages_that_find_no_room_time_out) {
+    Rig rig(2, reading());
+    rig.comm({0, 1});
+    const Numbers first = numbers(1, 1), second = numbers(1, 2);
+    Numbers got(1);
+    rig.fill(0, 1);
+    const auto a = send(rig, 0, first, 1);
+    rig.advance(3 * Rig::kHeartbeat);
+    const auto b = send(rig, 0, second, 1);
+    rig.advance(2 * Rig::kHeartbeat);
+    EXPECT(is_done(a, Code::Timeout) && !b->done);
+    EXPECT(a->status.message.find("has not taken what was sent to it before") != std::string::npos);
+    const auto receiving = receive(rig, 1, got, 0);
+    rig.empty(0, 1);
+    rig.settle();
+    EXPECT(is_done(b) && is_done(receiving) && got == second);
+    // Nothing waits any more: what comes now goes at once.
+    rig.fill(0, 1);
+    const auto c = send(rig, 0, first, 1);
+    rig.advance(5 * Rig::kHeartbeat);
+    EXPECT(is_done(c, Code::Timeout));
+    rig.empty(0, 1);
+    EXPECT(send(rig, 0, second, 1)->done);
+}
+
+FT_TEST(node_messages_that_find_no_room_end_with_their_receiver) {
+    Rig rig(3, reading());
+    rig.comm({0, 1, 2});
+    const Numbers data = numbers(1, 1);
+    rig.fill(0, 1);
+    const auto a = send(rig, 0, data, 1), b = send(rig, 0, data, 1);
+    rig.kill(1);
+    rig.evidence(0, 1, Evidence::Pidfd);
+    rig.settle();
+    EXPECT(is_done(a, Code::PeerFailure) && is_done(b, Code::PeerFailure));
+    EXPECT(send(rig, 0, data, 2)->done);
+}
+
 FT_TEST(node_messages_whose_receiver_stops_reading_are_done) {
     Rig rig(2, reading());
     rig.comm({0, 1});

@@ -35,28 +35,41 @@ void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64
     if (s.waits || !begin(s)) sends_.push_back(std::move(s));
 }
 
+// A small message is its caller's again when all of it has found room: who sends faster than it is heard waits, and nothing piles up
+// here. Messages to a rank begin in order.
 bool PointToPoint::begin(Send& s) {
+    s.unsent = stuck_.has(s.dst) || !send_first(s);
+    if (s.unsent) stuck_.add(s.dst);
+    pump(s);
+    if (!s.open || s.done < s.bytes) return false;
+    core_.finish(s.request, {});
+    return true;
+}
+
+bool PointToPoint::send_first(Send& s) {
     const auto limit = std::min<std::uint64_t>(core_.config.eager_limit, core_.sender.max_payload());
     const bool small = s.bytes <= limit;
     auto h = header(small ? FrameKind::Eager : FrameKind::Rts, s.number);
     h.aux = static_cast<std::uint64_t>(s.tag);
     h.aux2 = s.bytes;
+    const int slot = slot_of(s.dst);
     if (!small) {
-        if (!show(s, h)) core_.sender.send(slot_of(s.dst), h);
+        s.frame = std::min(core_.sender.max_payload(), 128u << 10);
+        if (!show(s, h)) core_.sender.send(slot, h);
         FT_POINT("p2p.rts");
-        return false;
+        return true;
     }
-    const ByteView all(s.data, s.bytes);
-    const auto piece = core_.config.piece_bytes;
-    const bool pieces = s.bytes > piece && !group_ && core_.transport.is_near(slot_of(s.dst));
-    core_.sender.send(slot_of(s.dst), h, pieces ? all.first(piece) : all);
-    for (auto at = piece; pieces && at < s.bytes; at += piece) {
-        auto next = header(FrameKind::Data, s.number);
-        next.aux = at;
-        core_.sender.send(slot_of(s.dst), next, all.subspan(at, std::min(piece, s.bytes - at)));
-    }
+    // On one host in pieces: what one rank writes the other one finds in its caches.
+    const bool pieces = !group_ && core_.transport.is_near(slot);
+    s.frame = static_cast<std::uint32_t>(pieces ? std::min(core_.config.piece_bytes, limit) : limit);
+    h.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(s.bytes, s.frame));
+    auto* p = core_.sender.reserve(slot, h.length);
+    if (p == nullptr) return false;
+    if (h.length > 0) std::memcpy(p, s.data, h.length);
+    core_.sender.commit(slot, h);
+    s.done = h.length;
+    s.open = true;
     FT_POINT("p2p.eager");
-    core_.finish(s.request, {});
     return true;
 }
 
@@ -231,8 +244,7 @@ void PointToPoint::on_data(int from, const FrameHeader& h, ByteView payload) {
 void PointToPoint::pump(Send& s) {
     const int slot = slot_of(s.dst);
     while (s.open && s.done < s.bytes) {
-        const auto n =
-            static_cast<std::uint32_t>(std::min<std::uint64_t>({s.bytes - s.done, core_.sender.max_payload(), 128u << 10}));
+        const auto n = static_cast<std::uint32_t>(std::min<std::uint64_t>(s.bytes - s.done, s.frame));
         auto* p = core_.sender.reserve(slot, n);
         if (p == nullptr) return;
         std::memcpy(p, s.data + s.done, n);
@@ -257,6 +269,13 @@ void PointToPoint::sweep() {
 }
 
 void PointToPoint::on_writable(int slot) {
+    // First what has not begun: it is small, while what is under way may have much to send.
+    int rank = -1;
+    for (auto it = stuck_.empty() ? sends_.end() : sends_.begin(); it != sends_.end();) {
+        const bool unsent = it->unsent && slot_of(it->dst) == slot;
+        if (unsent && rank < 0) stuck_.remove(rank = it->dst);
+        it = unsent && begin(*it) ? sends_.erase(it) : std::next(it);
+    }
     for (auto& s : sends_)
         if (slot_of(s.dst) == slot) pump(s);
     sweep();
@@ -273,9 +292,11 @@ void PointToPoint::on_tick(Time now) {
                 ++it;
                 continue;
             }
-            auto s = Status::error(Code::Timeout, "Timed out: rank " + std::to_string(it->dst) + " has posted no receive for " +
-                                                      std::to_string(it->bytes) +
-                                                      " bytes. Look what it is doing, or raise the timeout");
+            const char* what =
+                it->unsent ? " has not taken what was sent to it before a message of " : " has posted no receive for ";
+            auto s =
+                Status::error(Code::Timeout, "Timed out: rank " + std::to_string(it->dst) + what + std::to_string(it->bytes) +
+                                                 " bytes. Look what it is doing, or raise the timeout");
             s.ranks = {it->dst};
             s.operation = "send in communicator " + spec_.name;
             if (group_) group_->not_received(s);

@@ -69,13 +69,15 @@ public:
     void postpone(Time deadline);  // of every send that waits: not before then
 
 private:
-    struct Send {  // a large message, waiting for the receiver or under way
+    struct Send {  // a message that waits for room or for the receiver, or is under way
         RequestPtr request;
         const std::byte* data;
         std::uint64_t bytes, done = 0, number;
         int dst;
         Time deadline;
-        bool open = false;  // the receiver wants it sent
+        std::uint32_t frame = 0;  // bytes, at most
+        bool unsent = false;  // its first frame has found no room, or one to the same rank before it
+        bool open = false;  // the receiver wants it sent, or it is small
         bool is_read = false;  // or reads it
         std::int64_t tag = 0;
         bool waits = false;  // for the receiver to be back: nothing of it has been sent
@@ -105,6 +107,7 @@ private:
     enum Answer : std::uint8_t { kSendIt = 0, kReceived = 1, kReading = 2 };
     void answer(int rank, std::uint64_t number, Answer what);
     bool begin(Send& s);  // true: it is finished
+    bool send_first(Send& s);  // false: there is no room
     bool show(Send& s, const FrameHeader& h);
     void withdraw(Send& s);
     bool is_late(const Send& s, Time now) const;
@@ -126,6 +129,7 @@ private:
     std::deque<std::uint64_t> words_;
     std::vector<std::uint64_t*> spare_words_;
     Sends sends_;
+    RankSet stuck_;  // destinations of unsent ones
     std::list<Recv> recvs_;
     std::deque<Arrived> arrived_;
     RankSet gone_, acked_;

@@ -38,6 +38,12 @@ void PointToPoint::withdraw(Send& s) {
 PointToPoint::Sends::iterator PointToPoint::end(Sends::iterator it, Status status) {
     withdraw(*it);
     core_.finish(it->request, std::move(status));
+    if (it->unsent) {
+        it->unsent = false;
+        const int dst = it->dst;
+        if (std::none_of(sends_.begin(), sends_.end(), [&](const Send& s) { return s.unsent && s.dst == dst; }))
+            stuck_.remove(dst);
+    }
     return sends_.erase(it);
 }
 
@@ -71,6 +77,7 @@ void PointToPoint::drain_late(Time now) {
 void PointToPoint::halt() {
     for (auto& s : sends_) withdraw(s);
     sends_.clear();
+    stuck_ = {};
     recvs_.clear();
 }
 

@@ -78,6 +78,7 @@ def test_a_seed_replays_exactly() -> None:
 
 
 RARE = {
+    "C9": 250,
     "M8": 150,
     "M12": 450,
     "L4": 250,

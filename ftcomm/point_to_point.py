@@ -47,10 +47,12 @@ class PointToPoint:
     def send(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> None:
         """Sends the buffer to ``dst``; returns when it may be reused, which may be before it is received.
 
-        Small messages (FTCOMM_EAGER_LIMIT, 64 KiB) do not wait for the receive. Tags are 64-bit integers.
+        Small messages (FTCOMM_EAGER_LIMIT, 64 KiB) do not wait for the receive, but for room in the link, which the
+        receiver's process empties by itself. Tags are 64-bit integers.
 
         Raises:
             PeerFailure: the receiver died.
+            Timeout: no receive came, or no room, within the communicator's timeout.
         """
         if dtype is None and self._calls.send(buf, dst, tag):
             return

@@ -27,11 +27,12 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
 
     std::byte* reserve(int to, std::uint32_t length) override {
         if (detached.count(to) > 0) failed(__FILE__, __LINE__, "a frame for a slot that is nobody now");
-        if (rig.link(slot, to).full) return nullptr;
+        if (rig.link(slot, to).room == 0) return nullptr;
         room.resize(std::max<std::size_t>(length, 1));
         return room.data();
     }
     void commit(int to, const FrameHeader& h) override {
+        if (rig.link(slot, to).room > 0) --rig.link(slot, to).room;
         rig.link(slot, to).frames.push_back({incarnation, targets[static_cast<std::size_t>(to)], h,
                                              Bytes(room.begin(), room.begin() + static_cast<std::ptrdiff_t>(h.length))});
     }
@@ -172,9 +173,9 @@ Bytes Rig::last_sent(int from, int to, FrameKind kind) const {
 }
 
 void Rig::hold(int from, int to, bool on) { link(from, to).held = on; }
-void Rig::fill(int from, int to) { link(from, to).full = true; }
+void Rig::fill(int from, int to, int room) { link(from, to).room = room; }
 void Rig::empty(int from, int to) {
-    link(from, to).full = false;
+    link(from, to).room = -1;
     node(from).on_writable(now_, to);
 }
 

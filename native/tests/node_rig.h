@@ -47,7 +47,7 @@ public:
     bool carries(int from, int to, FrameKind kind) const;
     Bytes last_sent(int from, int to, FrameKind kind) const;  // the payload of the newest one under way
     void hold(int from, int to, bool on = true);
-    void fill(int from, int to);
+    void fill(int from, int to, int room = 0);  // but for so many frames
     void empty(int from, int to);  // room again: the writer is told
 
     // Cells.
@@ -89,7 +89,8 @@ private:
     };
     struct Link {
         std::deque<Frame> frames;
-        bool held = false, full = false;
+        bool held = false;
+        int room = -1;  // frames; below 0: any number
     };
     struct Asked {
         std::string key;

@@ -120,6 +120,50 @@ FT_TEST(node_messages_that_find_no_room_end_with_their_receiver) {
     EXPECT(send(rig, 0, data, 2)->done);
 }
 
+// Its receiver waits on for another message, whether it had begun to receive this one or not.
+FT_TEST(node_messages_that_end_in_the_middle_are_not_received) {
+    for (const bool awaited : {true, false}) {
+        Rig rig(2, reading());
+        rig.comm({0, 1});
+        rig.comm({0, 1}, 8);
+        const Numbers data = numbers(5, 1);
+        Numbers got(5);
+        auto receiving = awaited ? receive(rig, 1, got, 0) : nullptr;
+        rig.fill(0, 1, 1);
+        const auto sending = send(rig, 0, data, 1);
+        rig.settle();
+        EXPECT(!sending->done);
+        rig.node(0).close_comm(rig.now(), Rig::kComm);
+        EXPECT(is_done(sending, Code::Closed));
+        rig.empty(0, 1);
+        rig.settle();
+        if (!awaited) receiving = receive(rig, 1, got, 0);
+        EXPECT(!receiving->done);
+        rig.advance(5 * Rig::kHeartbeat);
+        EXPECT(is_done(receiving, Code::Timeout));
+    }
+}
+
+FT_TEST(node_messages_go_before_a_leave) {
+    Rig rig(2, reading());
+    rig.comm({0, 1});
+    const Numbers first = numbers(5, 1), second = numbers(1, 9);
+    Numbers got(5), next(1);
+    rig.fill(0, 1, 1);
+    send(rig, 0, first, 1);  // whose requests nobody waits for
+    send(rig, 0, second, 1);
+    const auto leaving = rig.node(0).leave(rig.now());
+    rig.fill(0, 1, 1);  // for the leave, of which the other one says that it may be
+    rig.node(0).on_writable(rig.now(), 1);
+    rig.settle();
+    rig.advance(2 * kTick);
+    EXPECT(!leaving->done);
+    rig.empty(0, 1);
+    rig.settle();
+    EXPECT(leaving->done);
+    EXPECT(is_done(receive(rig, 1, got, 0)) && is_done(receive(rig, 1, next, 0)) && got == first && next == second);
+}
+
 FT_TEST(node_messages_whose_receiver_stops_reading_are_done) {
     Rig rig(2, reading());
     rig.comm({0, 1});

@@ -94,6 +94,7 @@ public:
     std::uint64_t next_seq() const { return next_seq_; }
     std::uint64_t done_seq() const { return done_seq_; }
     bool solo() const { return core_.solo; }
+    bool has_small_sends() const { return p2p_.has_small_sends(); }
     bool frames_only() const { return decision_.frames_only; }
     std::uint32_t attempt() const { return attempt_; }
 

@@ -380,7 +380,9 @@ void NodeImpl::check_leave_done() {
     const auto others = core.view.alive() - RankSet::only(core.self());
     if (!goodbye_sent_) {
         const bool all_agree = (others - (leave_ok_ | core.left)).empty() && (!replays() || nobody_missing());
-        if (!all_agree && !leave_overdue() && core.dead_end()) return;
+        // What was sent before goes before: nobody need have waited for it.
+        const bool sends = std::any_of(comms.begin(), comms.end(), [](const auto& c) { return c.second->has_small_sends(); });
+        if ((!all_agree || sends) && !leave_overdue() && core.dead_end()) return;
         goodbye_sent_ = true;
         leave_deadline_ = core.now + leave_timeout();  // it has to get out: an exit without it looks like a death (M10)
         FrameHeader h;

@@ -76,7 +76,7 @@ void Node::on_frame(Time now, int slot, std::uint32_t incarnation, const FrameHe
 void Node::on_writable(Time now, int slot) {
     Input input(*impl_, now);
     impl_->core.sender.on_writable(slot);
-    for (auto& [id, comm] : impl_->comms) comm->on_writable(slot);
+    impl_->on_writable(slot);
 }
 void Node::on_evidence(Time now, int slot, std::uint32_t incarnation, Evidence evidence) {
     Input input(*impl_, now);

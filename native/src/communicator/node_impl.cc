@@ -184,6 +184,17 @@ void NodeImpl::fail_all() {
     }
 }
 
+// Each time another communicator comes first: one that always has more to send would fill the link for ever.
+void NodeImpl::on_writable(int slot) {
+    if (comms.empty()) return;
+    auto it = comms.upper_bound(last_writable_);
+    for (std::size_t n = comms.size(); n > 0; --n, ++it) {
+        if (it == comms.end()) it = comms.begin();
+        if (n == comms.size()) last_writable_ = it->first;
+        it->second->on_writable(slot);
+    }
+}
+
 // A piece for each communicator in turn.
 void NodeImpl::work() {
     core.has_work = false;
@@ -209,7 +220,7 @@ void NodeImpl::settle() {
         read_view(true);
     }
     if (!leavers_.empty()) answer_leavers();
-    if (goodbye_sent_) check_leave_done();
+    if (leave_sent_) check_leave_done();
     if (!core.left.empty() && !(core.left & core.view.alive()).empty()) propose_view();
 }
 

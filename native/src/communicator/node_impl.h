@@ -22,6 +22,7 @@ public:
     Communicator* find(CommId id) const;
     Communicator* find_or_make(CommId id, ByteView payload);
     void fail_all();  // voted out, or the authority is lost
+    void on_writable(int slot);
     void work();
     void settle();  // after every input: consequences that wait for a quiet moment
 
@@ -110,6 +111,7 @@ private:
     bool view_busy_ = false, view_reading_ = false;
     bool dead_end_done_ = false;
 
+    CommId last_writable_ = 0;
     std::map<CommId, std::vector<Held>> unknown_;  // frames of communicators that are not made here yet
     std::vector<Held> early_;  // frames of incarnations that this rank has not seen admitted yet
     std::map<int, Bytes> partial_;  // long control messages being put together

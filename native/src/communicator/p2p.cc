@@ -38,6 +38,7 @@ void PointToPoint::send(const RequestPtr& request, const void* data, std::uint64
 // A small message is its caller's again when all of it has found room: who sends faster than it is heard waits, and nothing piles up
 // here. Messages to a rank begin in order.
 bool PointToPoint::begin(Send& s) {
+    s.small = s.bytes <= std::min<std::uint64_t>(core_.config.eager_limit, core_.sender.max_payload());
     s.unsent = stuck_.has(s.dst) || !send_first(s);
     if (s.unsent) stuck_.add(s.dst);
     pump(s);
@@ -47,21 +48,19 @@ bool PointToPoint::begin(Send& s) {
 }
 
 bool PointToPoint::send_first(Send& s) {
-    const auto limit = std::min<std::uint64_t>(core_.config.eager_limit, core_.sender.max_payload());
-    const bool small = s.bytes <= limit;
-    auto h = header(small ? FrameKind::Eager : FrameKind::Rts, s.number);
+    auto h = header(s.small ? FrameKind::Eager : FrameKind::Rts, s.number);
     h.aux = static_cast<std::uint64_t>(s.tag);
     h.aux2 = s.bytes;
     const int slot = slot_of(s.dst);
-    if (!small) {
-        s.frame = std::min(core_.sender.max_payload(), 128u << 10);
+    s.frame = std::min(core_.sender.max_payload(), 128u << 10);
+    if (!s.small) {
         if (!show(s, h)) core_.sender.send(slot, h);
         FT_POINT("p2p.rts");
         return true;
     }
     // On one host in pieces: what one rank writes the other one finds in its caches.
-    const bool pieces = !group_ && core_.transport.is_near(slot);
-    s.frame = static_cast<std::uint32_t>(pieces ? std::min(core_.config.piece_bytes, limit) : limit);
+    if (!group_ && core_.transport.is_near(slot))
+        s.frame = std::min(s.frame, static_cast<std::uint32_t>(core_.config.piece_bytes));
     h.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(s.bytes, s.frame));
     auto* p = core_.sender.reserve(slot, h.length);
     if (p == nullptr) return false;
@@ -200,14 +199,18 @@ void PointToPoint::on_frame(int from, const FrameHeader& h, ByteView payload) {
             }
             if (h.flags == kSendIt) {  // given up meanwhile: the receiver waits on for another message
                 core_.host.trace("p2p.given_up");
-                auto gone = header(FrameKind::Data, h.seq);
-                gone.flags = 1;
-                core_.sender.send(slot_of(from), gone);
+                give_up(from, h.seq);
             }
             return;
         case FrameKind::Data: on_data(from, h, payload); return;
         default: return;
     }
+}
+
+void PointToPoint::give_up(int rank, std::uint64_t number) {
+    auto h = header(FrameKind::Data, number);
+    h.flags = 1;
+    core_.sender.send(slot_of(rank), h);
 }
 
 void PointToPoint::on_data(int from, const FrameHeader& h, ByteView payload) {
@@ -235,6 +238,10 @@ void PointToPoint::on_data(int from, const FrameHeader& h, ByteView payload) {
     for (auto a = arrived_.rbegin(); a != arrived_.rend();
          ++a) {  // of a small one that nobody waits for yet; it came last, most likely
         if (a->large || a->src != from || a->number != h.seq) continue;
+        if ((h.flags & 1) != 0) {
+            arrived_.erase(std::next(a).base());
+            return;
+        }
         expect(a->data.size(), a->bytes);
         a->data.insert(a->data.end(), payload.begin(), payload.end());
         return;
@@ -269,10 +276,12 @@ void PointToPoint::sweep() {
 }
 
 void PointToPoint::on_writable(int slot) {
-    // First what has not begun: it is small, while what is under way may have much to send.
+    // First the small ones, in order; what is large and under way may have much to send.
     int rank = -1;
-    for (auto it = stuck_.empty() ? sends_.end() : sends_.begin(); it != sends_.end();) {
-        const bool unsent = it->unsent && slot_of(it->dst) == slot;
+    for (auto it = sends_.begin(); it != sends_.end();) {
+        const bool here = slot_of(it->dst) == slot;
+        if (here && it->small && !it->unsent) pump(*it);
+        const bool unsent = here && it->unsent;
         if (unsent && rank < 0) stuck_.remove(rank = it->dst);
         it = unsent && begin(*it) ? sends_.erase(it) : std::next(it);
     }
@@ -315,6 +324,10 @@ void PointToPoint::on_tick(Time now) {
             ++it;
         }
     }
+}
+
+bool PointToPoint::has_small_sends() const {
+    return std::any_of(sends_.begin(), sends_.end(), [](const Send& s) { return s.small; });
 }
 
 bool PointToPoint::cancel(const RequestPtr& request) {

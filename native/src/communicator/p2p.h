@@ -45,6 +45,7 @@ public:
     bool cancel(const RequestPtr& request);  // a receive that has not matched
     bool waits_for(int rank) const;
     bool idle() const { return sends_.empty() && recvs_.empty(); }
+    bool has_small_sends() const;  // that need nothing but room
     bool work();  // reads some of what is shown; true: there is more
 
     struct Arrived {  // unexpected
@@ -76,6 +77,7 @@ private:
         int dst;
         Time deadline;
         std::uint32_t frame = 0;  // bytes, at most
+        bool small = false;  // it does not wait for its receive
         bool unsent = false;  // its first frame has found no room, or one to the same rank before it
         bool open = false;  // the receiver wants it sent, or it is small
         bool is_read = false;  // or reads it
@@ -106,6 +108,7 @@ private:
     // Of a receive, to the sender of a large message: flags of Cts.
     enum Answer : std::uint8_t { kSendIt = 0, kReceived = 1, kReading = 2 };
     void answer(int rank, std::uint64_t number, Answer what);
+    void give_up(int rank, std::uint64_t number);  // the rest of a message does not come
     bool begin(Send& s);  // true: it is finished
     bool send_first(Send& s);  // false: there is no room
     bool show(Send& s, const FrameHeader& h);

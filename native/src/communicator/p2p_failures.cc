@@ -113,6 +113,8 @@ void PointToPoint::replaced(int rank) {
 }
 
 void PointToPoint::fail_all(const Status& status) {
+    for (const auto& s : sends_)
+        if (s.open && s.done < s.bytes && !core_.stale) give_up(s.dst, s.number);
     while (!sends_.empty()) end(sends_.begin(), status);
     for (const auto& r : recvs_)  // its sender need not wait until what will be thrown away is read
         if (r.shown.ticket != 0 && !core_.stale) answer(r.matched, r.number, kReceived);

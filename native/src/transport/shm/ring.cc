@@ -38,8 +38,8 @@ std::byte* RingWriter::reserve(std::uint32_t length) {
             // The reader moves its tail, then looks at the flag; here the flag first, then the tail again.
             ring_->wants_room.store(1, std::memory_order_seq_cst);
             tail_ = ring_->tail.load(std::memory_order_seq_cst);
+            // The flag stays if there is room now: it may be an earlier frame's, too, which still waits to be told.
             if (!fits(skip_ + need)) return nullptr;
-            ring_->wants_room.store(0, std::memory_order_relaxed);
         }
     }
     reserved_ = true;

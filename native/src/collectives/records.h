@@ -127,7 +127,7 @@ struct Decision {
     std::uint64_t epoch = 0;         // job epoch it was made in
     std::uint64_t admissions = 0;  // and after how many admissions: records of members since replaced are no decisions any more
     RankSet alive;  // communicator ranks
-    bool frames_only = false;  // for good: the kernel refused to read a living rank's memory
+    bool frames_only = false;  // until replacements come in: the kernel refused to read a living rank's memory
     bool revoked = false;
     std::uint64_t revoked_from = ~std::uint64_t{0};  // the first operation that nobody had entered then: from there on Revoked
     std::uint64_t fail_from = ~std::uint64_t{0};  // operations from here on fail with `cause`

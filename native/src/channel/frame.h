@@ -33,7 +33,7 @@ enum class FrameKind : std::uint8_t {
     Flat = 37,       // whole input of a small all-reduce
     Direct = 38,     // gather, scatter, all-to-all item piece; segment = piece index
     PullEnter = 39,  // entered; payload: where this rank's buffers can be read
-    PullReady = 40,  // segment = how many segments of the sender's list are final in its buffer
+    PullReady = 40,  // segment = how many segments of the sender's list are final in its buffer; flags 1: and in its log
     GroupEnter = 41, // as PullEnter, with the sender's group
     GroupSum = 42,   // a delegate's sum over its group, to the segment's owner
     GroupFinal = 43, // the owner's final, to a group's delegate

@@ -44,7 +44,7 @@ struct LogRecord {
 
 // From this size on a message goes into a log past the caches: that costs no read of the old content, and throws out nothing. Below they
 // have room, and another processor soon reads it.
-inline constexpr std::size_t kLongMessage = 128u << 10;
+inline constexpr std::size_t kLongMessage = 32u << 10;
 
 // One per rank. All calls come from the engine, one at a time. Implementations: files in shared memory (runtime), the simulator's hosts.
 //

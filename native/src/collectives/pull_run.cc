@@ -13,6 +13,7 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
+#include "collectives/logged_share.h"
 #include "collectives/run.h"
 #include "collectives/ticket.h"
 
@@ -38,6 +39,7 @@ public:
           plan_(std::move(plan)),
           ticket_(env_.ticket, ticket),
           peers_(env_.living.size()),
+          share_(env_, op_),
           fence_(env_, op_) {}
     void start() override {
         std::uint32_t s = 0;
@@ -62,6 +64,7 @@ public:
             fetch_batch_ = static_cast<std::uint32_t>(
                 std::max<std::uint64_t>(kBatch, kFetchBytes / (op_.grid.segment_elements * size_of(op_.desc.dtype))));
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
+        share_.begin(plan_);
         ticket_.issue();
         PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
         mine.own = own_input();
@@ -91,6 +94,7 @@ public:
                 FT_CHECK(h.segment > peer.ready && h.segment <= peer.segments.size(), "%u of %zu segments are final at rank %d",
                          h.segment, peer.segments.size(), from);
                 peer.ready = h.segment;
+                peer.logged = (h.flags & 1) != 0;
                 return;
             case FrameKind::Fence: fence_.on_frame(h); return;
             case FrameKind::Enter:
@@ -126,6 +130,7 @@ private:
         bool entered = false;
         std::vector<Item> segments;  // that it owns or holds, in the plan's order
         std::uint32_t ready = 0;  // so many of them are final there
+        bool logged = false;  // and in its log
         std::uint32_t next = 0;  // so many of them are done with here
     };
 
@@ -167,6 +172,7 @@ private:
         } else {
             const auto n = batch(me, static_cast<std::uint32_t>(me.segments.size()), kBatch);
             if (!reduce_own(item, n)) return;
+            me.logged = share_.put(item.segment, n);
             me.next += n;
             remaining_ -= n;
         }
@@ -175,6 +181,7 @@ private:
         if (item.run->mode == SegmentMode::Reduce && !op_.shape.shares_finals()) return;
         auto h = env_.header(FrameKind::PullReady, op_);
         h.segment = me.ready;
+        h.flags = me.logged ? 1 : 0;
         for (int i = 1; i < env_.size(); ++i) env_.sender.send(slot_at(env_.position + i), h);
         FT_POINT("pull.ready");
     }
@@ -275,6 +282,16 @@ private:
             // A read that breaks off costs the input. Its owner has the final; if it dies, the operation fails.
             for (std::uint32_t i = 0; i < segments; ++i) op_.set_lost(s + i);
             if (!read(at, from, s, op_.result(s), bytes)) return;
+        } else if (label == LabelKind::Input && peer.logged && share_.has(env_.rank_at(at), s, segments)) {
+            // In place, as the log has what a read that breaks off has cost; for a rank that was voted out in the middle of it, it may not.
+            if (!read(at, from, s, op_.result(s), bytes)) {
+                if (!share_.read(env_.rank_at(at), s, segments)) {
+                    for (std::uint32_t i = 0; i < segments; ++i) op_.set_lost(s + i);
+                    return;
+                }
+                over_ = refused = false;
+                FT_POINT("share.read");
+            }
         } else if (label == LabelKind::Input) {  // by way of scratch: a read that breaks off must not have cost it (invariant B)
             auto& scratch = room(bytes);
             if (!read(at, from, s, scratch.data(), bytes)) return;
@@ -308,6 +325,7 @@ private:
     std::uint32_t fetch_batch_ = kBatch;
     std::uint32_t remaining_ = 0;  // segments to reduce or to fetch here
     bool over_ = false;  // a read did not count: this attempt gets nowhere
+    LoggedShare share_;
     Fence fence_;
 };
 

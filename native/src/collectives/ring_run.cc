@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
+#include "collectives/logged_share.h"
 #include "collectives/run.h"
 
 namespace ftcomm {
@@ -24,6 +25,7 @@ public:
           op_(op),
           plan_(std::move(plan)),
           want_fence_(fence && (kFaultTolerant || op.shape.kind == OpKind::Barrier)),
+          share_(env_, op_),
           fence_(env_, op_),
           window_(window_of(env_, op)) {}
 
@@ -32,7 +34,6 @@ public:
         mode_.reserve(op_.grid.segments());
         for (std::size_t i = 0; i < plan_.size(); ++i) {
             const auto& r = plan_[i];
-            first_.push_back(s);
             const bool moves = r.mode == SegmentMode::Reduce || r.mode == SegmentMode::Gather;
             const int at = moves ? env_.position_of(r.rank) : -1;
             FT_CHECK(!moves || at >= 0, "the plan names rank %d, which is not alive", r.rank);
@@ -46,7 +47,7 @@ public:
             }
         }
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
-        shares_ = can_share() && env_.log->begin_share(op_);
+        share_.begin(plan_);
         FT_POINT("ring.enter");
         env_.sender.send(env_.slot_of(env_.predecessor()), env_.header(FrameKind::Enter, op_));
         inject();
@@ -92,14 +93,6 @@ private:
     const SegmentRun& checked(std::uint32_t s, ByteView payload) const {
         FT_CHECK(s < mode_.size() && payload.size() == op_.segment_bytes(s), "segment %u with %zu bytes", s, payload.size());
         return plan_of(s);
-    }
-
-    // Only where all segments are reduced now, by all members: then what each rank logs is what it owns.
-    bool can_share() const {
-        if (env_.log == nullptr || op_.shape.kind != OpKind::AllReduce || env_.living.size() != env_.slots.size()) return false;
-        for (const auto& r : plan_)
-            if (r.mode != SegmentMode::Reduce) return false;
-        return true;
     }
 
     static int window_of(const RunEnv& env, const OpState& op) {
@@ -180,7 +173,7 @@ private:
         op_.set_final(s, r.contributors);
         FT_POINT("ring.rs.owner");
         --remaining_;
-        if (shares_ && share(s, ByteView(out, op_.segment_bytes(s)))) return;
+        if (share(s)) return;
         auto h = env_.header(op_.shape.shares_finals() ? FrameKind::Gather : FrameKind::Token, op_);
         h.segment = s;
         if (op_.shape.shares_finals()) {
@@ -192,12 +185,8 @@ private:
 
     // The final is copied once, into the log, and each of the others copies it from there: around the ring it would be copied into
     // every link and out of it.
-    bool share(std::uint32_t s, ByteView final) {
-        FT_CHECK(s == first_[mode_[s]] + shared_, "segment %u is shared after %u of them", s, shared_);
-        ++shared_;
-        shares_ = env_.log->put_in_share(final);
-        if (!shares_) return false;
-        FT_POINT("share.put");
+    bool share(std::uint32_t s) {
+        if (!share_.put(s, 1)) return false;
         auto h = env_.header(FrameKind::Shared, op_);
         h.segment = s;
         for (int i = 1; i < env_.size(); ++i) env_.sender.send(env_.slot_of(env_.rank_at(env_.position + i)), h);
@@ -220,18 +209,12 @@ private:
         if (op_.label(s) != LabelKind::Final && !payload.empty()) {
             FT_CHECK(payload.size() == op_.segment_bytes(s), "segment %u with %zu bytes", s, payload.size());
             std::memcpy(op_.result(s), payload.data(), payload.size());
-        } else if (op_.label(s) != LabelKind::Final) {
-            // Straight to where the input is (invariant B): what is there is there to the end of the attempt, whoever dies, as nobody
-            // writes to a result's record before a vote that this rank takes part in has ended that.
-            const auto at = (op_.grid.offset(s) - op_.grid.offset(first_[mode_[s]])) * size_of(op_.desc.dtype);
-            const std::span<std::byte> to(op_.result(s), op_.segment_bytes(s));
-            if (!env_.log->read_share(op_, r.rank, at, to)) {
-                // Its owner is gone, and that will be told; or this process cannot map the owner's log.
-                auto h = env_.header(FrameKind::ShareAsk, op_);
-                h.segment = s;
-                env_.sender.send(env_.slot_of(r.rank), h);
-                return;
-            }
+        } else if (op_.label(s) != LabelKind::Final && !share_.read(r.rank, s, 1)) {
+            // Its owner is gone, and that will be told; or this process cannot map the owner's log.
+            auto h = env_.header(FrameKind::ShareAsk, op_);
+            h.segment = s;
+            env_.sender.send(env_.slot_of(r.rank), h);
+            return;
         }
         op_.set_final(s, r.contributors);
         FT_POINT("share.read");
@@ -282,11 +265,9 @@ private:
     std::size_t next_mine_ = 0;
     int in_flight_ = 0;
     std::uint32_t remaining_ = 0;      // segments whose event has not come
-    std::vector<std::uint32_t> first_;  // of each entry of plan_, its first segment
-    bool shares_ = false;              // this rank's finals go into its log, where the others read them
-    std::uint32_t shared_ = 0;         // so many of them are there
     bool gate_ = false;                // the successor has entered: its buffer is its input now
     bool want_fence_;
+    LoggedShare share_;
     Fence fence_;
     const int window_;
 };

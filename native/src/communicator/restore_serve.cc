@@ -5,6 +5,7 @@
 
 #include "base/crc32c.h"
 #include "base/failpoint.h"
+#include "collectives/results.h"
 #include "communicator/restore.h"
 
 namespace ftcomm {

@@ -241,7 +241,8 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
         if (s = begin(*w, key, tag, aux, bytes, &to); !s) return s;
     }
     FT_CHECK(w->is_open(), "a piece of a log record comes that was not begun");
-    w->put(piece, key.dst == kResults ? Into::Caches : into_for(bytes, kLong));  // what others read as it comes stays in reach
+    w->put(piece, key.dst == kResults ? into_for(piece.size(), kLongResult)
+                                      : into_for(bytes, kLong));  // what others read as it comes stays in reach
     *crc = w->last_record().crc;
     return {};
 }

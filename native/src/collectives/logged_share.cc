@@ -1,0 +1,46 @@
+#include "collectives/logged_share.h"
+
+#include "base/check.h"
+#include "base/failpoint.h"
+
+namespace ftcomm {
+
+void LoggedShare::begin(const std::vector<SegmentRun>& plan) {
+    if (env_.log == nullptr || op_.shape.kind != OpKind::AllReduce || env_.living.size() != env_.slots.size()) return;
+    std::uint32_t s = 0;
+    first_.assign(env_.slots.size(), 0);
+    for (const auto& r : plan) {
+        if (r.mode != SegmentMode::Reduce) return;
+        first_[static_cast<std::size_t>(r.rank)] = s;
+        s += r.count;
+    }
+    next_ = first_[static_cast<std::size_t>(env_.rank)];
+    on_ = env_.log->begin_share(op_);
+}
+
+std::size_t LoggedShare::bytes(std::uint32_t s, std::uint32_t segments) const {
+    return ((segments - 1) * op_.grid.segment_elements + op_.grid.count(s + segments - 1)) * size_of(op_.desc.dtype);
+}
+
+bool LoggedShare::put(std::uint32_t s, std::uint32_t segments) {
+    if (!on_) return false;
+    FT_CHECK(s == next_, "segment %u is shared, not %u", s, next_);
+    next_ += segments;
+    on_ = env_.log->put_in_share(ByteView(op_.result(s), bytes(s, segments)));
+    if (on_) FT_POINT("share.put");
+    return on_;
+}
+
+bool LoggedShare::read(int owner, std::uint32_t s, std::uint32_t segments) {
+    return !first_.empty() && env_.log->read_share(op_, owner, place(owner, s), {op_.result(s), bytes(s, segments)}).ok();
+}
+
+bool LoggedShare::has(int owner, std::uint32_t s, std::uint32_t segments) {
+    return !first_.empty() && env_.log->read_share(op_, owner, place(owner, s) + bytes(s, segments), {}).ok();
+}
+
+std::size_t LoggedShare::place(int owner, std::uint32_t s) const {
+    return (op_.grid.offset(s) - op_.grid.offset(first_[static_cast<std::size_t>(owner)])) * size_of(op_.desc.dtype);
+}
+
+}  // namespace ftcomm

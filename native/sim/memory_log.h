@@ -100,13 +100,20 @@ public:
     }
     Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
                        std::uint32_t* crc) override {
+        View view;
+        if (auto s = view_pieces(key, seq, at, to.size(), &view); !s) return s;
+        std::copy_n(view.bytes.begin(), to.size(), to.begin());
+        *crc = crc32c(to.data(), to.size(), *crc);
+        return {};
+    }
+    Status view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, View* out) override {
         if (files_.blind) return Status::error(Code::System, "it cannot be mapped");
         const auto& open = files_.open[key];
         LogRecord record;
         const auto from = seq <= last(key) ? (peek(key, seq, &record), record.payload) : ByteView(open);
-        if (seq > last(key) + 1 || at + to.size() > from.size()) return Status::error(Code::Invalid, "it is not there");
-        std::copy_n(from.begin() + static_cast<std::ptrdiff_t>(at), to.size(), to.begin());
-        if (crc != nullptr) *crc = crc32c(to.data(), to.size(), *crc);
+        if (seq > last(key) + 1 || at + bytes > from.size()) return Status::error(Code::Invalid, "it is not there");
+        out->bytes = from.subspan(at, bytes);
+        out->stands = [] { return true; };
         return {};
     }
     bool shows_pieces() const override { return true; }

@@ -28,12 +28,18 @@ Status SimLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t a
 }
 
 // Now and then there is no memory to map it; without a draw, so that those of a seed stay as they were.
+bool SimLog::maps(const LogKey& key, std::uint64_t seq) {
+    const bool maps = (seq * 7 + static_cast<std::uint64_t>(self_.slot * 3 + key.src)) % 13 != 0;
+    if (!maps) world_.counters().add("a record in the making cannot be read");
+    return maps;
+}
+
 Status SimLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to, std::uint32_t* crc) {
-    if ((seq * 7 + static_cast<std::uint64_t>(self_.slot * 3 + key.src)) % 13 == 0) {
-        world_.counters().add("a record in the making cannot be read");
-        return Status::error(Code::System, "it cannot be mapped");
-    }
-    return memory_.read_pieces(key, seq, at, to, crc);
+    return maps(key, seq) ? memory_.read_pieces(key, seq, at, to, crc) : Status::error(Code::System, "it cannot be mapped");
+}
+
+Status SimLog::view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, View* out) {
+    return maps(key, seq) ? memory_.view_pieces(key, seq, at, bytes, out) : Status::error(Code::System, "it cannot be mapped");
 }
 
 Status SimLog::append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,

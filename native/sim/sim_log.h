@@ -21,6 +21,7 @@ public:
     void abandon_pieces(const LogKey& key) override;
     Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
                        std::uint32_t* crc) override;
+    Status view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, View* out) override;
     Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
                         const Shown& shown) override;
     bool shows_pieces() const override { return true; }
@@ -30,6 +31,7 @@ public:
     bool readable(int slot) override { return memory_.readable(slot); }
 
 private:
+    bool maps(const LogKey& key, std::uint64_t seq);
     Status write(const LogKey& key, const std::function<Status()>& append);
 
     World& world_;

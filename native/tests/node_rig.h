@@ -66,6 +66,7 @@ public:
     void kill(int slot);  // what it sent stays on its way
     void evidence(int observer, int about, Evidence what, int incarnation = -1);
     void restart(int slot);  // a replacement, which asks to come in
+    void break_reads(int slot) { broken_reads_.insert(slot); }  // of its memory, in the middle
     void lose_log(int slot) { (logs_[slot] = {}).lost = true; }  // of a dead rank, alone on its host
 
     // Under the policy replay: killed, which `observer` tells, and again a member of the communicator of these slots.
@@ -109,6 +110,7 @@ private:
     std::vector<std::unique_ptr<Peer>> dead_;
     std::map<std::pair<int, int>, Link> links_;
     std::map<std::string, Bytes> cells_;
+    std::set<int> broken_reads_;
 };
 
 }  // namespace ftcomm::unit

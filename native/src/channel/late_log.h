@@ -40,6 +40,9 @@ public:
                        std::uint32_t* crc) override {
         return log_->read_pieces(key, seq, at, to, crc);
     }
+    Status view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, View* out) override {
+        return log_->view_pieces(key, seq, at, bytes, out);
+    }
     Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
                         const Shown& shown) override;
     bool shows_pieces() const override { return log_->shows_pieces(); }

@@ -104,12 +104,17 @@ public:
     // What came of it never was.
     virtual void abandon_pieces(const LogKey& key) { pieces_.erase(key); }
     // Bytes [at, at + to.size()) of record `seq` of a stream that another rank of this host writes in pieces, or has written: not checked.
-    // Code::Invalid: they are not there (any more), as their writer has given the record up, or its successor has; `to` is as it was, but with crc. Whoever
-    // shows a record in pieces lets nothing else be written there before all have left what they read it for.
-    // crc, if given, goes on over them.
+    // Code::Invalid: they are not there (any more), as their writer has given the record up, or its successor has. crc goes on over them.
     virtual Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
                                std::uint32_t* crc);
-    // Whether read_pieces() can see a record before its commit.
+    // The same, where they lie: until the next call for the stream. If whoever shows the record lets nothing else be written there before
+    // all have left what they look at it for, they stay, also when others cannot find them any more: `stands` says so.
+    struct View {
+        ByteView bytes;
+        std::function<bool()> stands;
+    };
+    virtual Status view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, View* out);
+    // Whether these can see a record before its commit.
     virtual bool shows_pieces() const { return false; }
 
     // is_late(): append_later and append_held may write the record any time up to the end of the next flush(). For what can be had again
@@ -186,6 +191,10 @@ inline Status Log::append_shown(const LogKey& key, std::int64_t tag, std::uint64
 
 inline Status Log::read_pieces(const LogKey&, std::uint64_t, std::uint64_t, std::span<std::byte>, std::uint32_t*) {
     return Status::error(Code::Unsupported, "this log shows no record before it is committed");
+}
+
+inline Status Log::view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t, View*) {
+    return read_pieces(key, seq, at, {}, nullptr);
 }
 
 inline Status Log::commit_pieces(const LogKey& key) {

@@ -70,6 +70,10 @@ public:
         return part_of(key, seq) == 1 ? log_.read_pieces(second(key), seq - base(key), at, to, crc)
                                       : log_.read_pieces(key, seq, at, to, crc);
     }
+    Status view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, View* out) override {
+        return part_of(key, seq) == 1 ? log_.view_pieces(second(key), seq - base(key), at, bytes, out)
+                                      : log_.view_pieces(key, seq, at, bytes, out);
+    }
     Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
                         const Shown& shown) override {
         return log_.append_shown(split_ ? second(key) : key, tag, aux, payload, stretch, shown);

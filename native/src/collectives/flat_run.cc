@@ -1,6 +1,6 @@
 // Small all-reduces, all-gathers, broadcasts and barriers: everyone sends what it has to everyone, the others of a broadcast and all of a
-// barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the inputs are
-// kept until the next operation shows that all have the result (C6).
+// barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the result is
+// kept until the next operation shows that all have it (C6).
 #include <cstring>
 #include <memory>
 
@@ -17,15 +17,17 @@ class FlatRun final : public Run {
 public:
     FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
         bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
-        const auto parts = op_.shape.kind == OpKind::Broadcast ? 1 : static_cast<std::size_t>(env_.size());
-        auto& inputs = *env_.inputs;
-        if (inputs.room.size() < bytes_ * parts) inputs.room.resize(bytes_ * parts);
-        inputs.parts.resize(parts);
-        for (std::size_t i = 0; i < parts; ++i) inputs.parts[i] = part(i);
+        const auto ranks = static_cast<std::size_t>(env_.size());
+        const bool sums = op_.shape.kind == OpKind::AllReduce;
+        auto& flat = *env_.flat;
+        flat.result = op_.shape.kind == OpKind::AllGather ? bytes_ * ranks : bytes_;
+        const auto size = flat.result + (sums ? bytes_ * ranks : 0);
+        if (flat.room.size() < size) flat.room.resize(size);
+        flat.parts.resize(sums ? ranks : 0);
     }
 
     ~FlatRun() override {
-        if (!done_ && env_.inputs->room.size() > FlatInputs::kMuch) env_.inputs->room = Bytes();  // not {}: that keeps the room
+        if (!done_ && env_.flat->room.size() > FlatRoom::kMuch) env_.flat->room = Bytes();  // not {}: that keeps the room
     }
 
     void start() override {
@@ -47,10 +49,10 @@ public:
         if (have_.has(at)) return;
         if (op_.shape.kind != OpKind::AllReduce) {
             if (!payload.empty()) take(from, payload);
-        } else if (!kFaultTolerant && count_ + 1 == env_.size()) {
-            env_.inputs->parts[static_cast<std::size_t>(at)] = payload.data();
-        } else if (bytes_ > 0) {
-            std::memcpy(part(static_cast<std::size_t>(at)), payload.data(), bytes_);
+        } else if (count_ + 1 == env_.size()) {  // the last one, added up before this returns
+            env_.flat->parts[static_cast<std::size_t>(at)] = payload.data();
+        } else {
+            keep_part(at, payload.data());
         }
         note(at);
         FT_POINT("flat.receive");
@@ -58,34 +60,40 @@ public:
     }
 
     bool done() const override { return done_; }
-    const FlatInputs* inputs() const override { return done_ ? env_.inputs : nullptr; }
+    const FlatRoom* kept() const override { return done_ ? env_.flat : nullptr; }
     const char* phase() const override { return "the others' inputs"; }
 
 private:
-    std::byte* part(std::size_t i) { return env_.inputs->room.data() + i * bytes_; }
+    std::byte* result(std::uint32_t block = 0) { return env_.flat->room.data() + block * bytes_; }
+    std::byte* room_of(int position) { return result(1 + static_cast<std::uint32_t>(position)); }
+    void keep_part(int position, const void* input) {
+        auto* to = room_of(position);
+        if (bytes_ > 0) std::memcpy(to, input, bytes_);
+        env_.flat->parts[static_cast<std::size_t>(position)] = to;
+    }
 
     std::size_t bytes_from(int rank) const { return op_.shape.kind != OpKind::Broadcast || rank == op_.shape.root ? bytes_ : 0; }
 
-    // What this rank sends; also where the result is made of it once more.
+    // What this rank sends.
     ByteView own_input() {
         const auto bytes = bytes_from(env_.rank);
         if (bytes == 0) return {};
         if (op_.shape.kind != OpKind::AllReduce) {  // all members take part: a rank's position is the rank
             const auto b = block_of(env_.rank);
             const ByteView here(op_.result(b), bytes);
-            if (!kFaultTolerant) return here;
-            std::memcpy(part(b), here.data(), bytes);
-            return {part(b), bytes};
+            if (kFaultTolerant) std::memcpy(result(b), here.data(), bytes);
+            return here;
         }
-        auto* mine = part(static_cast<std::size_t>(env_.position));
-        if (!kFaultTolerant && env_.position < 2 && op_.desc.op != ReduceOp::PremulSum) {
-            mine = static_cast<std::byte*>(op_.desc.recv);  // the sum begins with it: it may be written over
-            env_.inputs->parts[static_cast<std::size_t>(env_.position)] = mine;
-        } else if (op_.desc.op == ReduceOp::PremulSum) {
-            scale(op_.desc.dtype, mine, op_.desc.recv, op_.desc.count, op_.desc.factor);
-        } else {
-            std::memcpy(mine, op_.desc.recv, bytes);
+        const std::byte* mine = static_cast<const std::byte*>(op_.desc.recv);
+        if (op_.desc.op == ReduceOp::PremulSum) {
+            auto* scaled = room_of(env_.position);
+            scale(op_.desc.dtype, scaled, mine, op_.desc.count, op_.desc.factor);
+            mine = scaled;
+        } else if (!kFaultTolerant && env_.position >= 2) {  // the sum goes over it at once, and does not begin with it
+            keep_part(env_.position, mine);
+            return {mine, bytes};
         }
+        env_.flat->parts[static_cast<std::size_t>(env_.position)] = mine;
         return {mine, bytes};
     }
 
@@ -93,7 +101,7 @@ private:
     void take(int from, ByteView block) {
         const auto b = block_of(from);
         if (op_.label(b) != LabelKind::Final) std::memcpy(op_.result(b), block.data(), block.size());  // else done again
-        if (kFaultTolerant) std::memcpy(part(b), block.data(), block.size());
+        if (kFaultTolerant) std::memcpy(result(b), block.data(), block.size());
         op_.set_final(b, RankSet::only(from));
     }
 
@@ -113,10 +121,11 @@ private:
     void add_up() {
         const auto n = op_.desc.count;
         FT_POINT("flat.reduce");
-        // All inputs are here, and nothing can fail any more: straight into the caller's buffer (invariant B).
+        // All inputs are here, and nothing can fail any more (invariant B).
         const auto& contributors = op_.team;
-        env_.inputs->divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
-        combine(op_.desc.dtype, op_.desc.op, op_.desc.recv, env_.inputs->parts, n, env_.inputs->divisor);
+        const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
+        combine(op_.desc.dtype, op_.desc.op, kFaultTolerant ? result() : op_.desc.recv, env_.flat->parts, n, divisor);
+        if (kFaultTolerant && bytes_ > 0) std::memcpy(op_.desc.recv, result(), bytes_);
         for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, contributors);
     }
 
@@ -129,16 +138,6 @@ private:
 };
 
 }  // namespace
-
-void flat_result(const OpDesc& desc, const FlatInputs& inputs, std::byte* to) {
-    if (desc.kind == OpKind::AllReduce) {
-        combine(desc.dtype, desc.op, to, inputs.parts, desc.count, inputs.divisor);
-        return;
-    }
-    const auto bytes = static_cast<std::size_t>(desc.count * size_of(desc.dtype));
-    if (bytes == 0) return;
-    for (std::size_t i = 0; i < inputs.parts.size(); ++i) std::memcpy(to + i * bytes, inputs.parts[i], bytes);
-}
 
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old) {
     if (old == nullptr) return std::make_unique<FlatRun>(std::move(env), op);

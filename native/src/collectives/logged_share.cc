@@ -1,5 +1,8 @@
 #include "collectives/logged_share.h"
 
+#include <algorithm>
+#include <cstring>
+
 #include "base/check.h"
 #include "base/failpoint.h"
 
@@ -7,10 +10,10 @@ namespace ftcomm {
 
 void LoggedShare::begin(const std::vector<SegmentRun>& plan) {
     if (env_.log == nullptr || op_.shape.kind != OpKind::AllReduce || env_.living.size() != env_.slots.size()) return;
+    if (!std::ranges::all_of(plan, [](const SegmentRun& r) { return r.mode == SegmentMode::Reduce; })) return;
     std::uint32_t s = 0;
     first_.assign(env_.slots.size(), 0);
     for (const auto& r : plan) {
-        if (r.mode != SegmentMode::Reduce) return;
         first_[static_cast<std::size_t>(r.rank)] = s;
         s += r.count;
     }
@@ -31,16 +34,17 @@ bool LoggedShare::put(std::uint32_t s, std::uint32_t segments) {
     return on_;
 }
 
-bool LoggedShare::read(int owner, std::uint32_t s, std::uint32_t segments) {
-    return !first_.empty() && env_.log->read_share(op_, owner, place(owner, s), {op_.result(s), bytes(s, segments)}).ok();
+bool LoggedShare::find(int owner, std::uint32_t s, std::uint32_t segments) {
+    if (first_.empty()) return false;
+    const auto at = (op_.grid.offset(s) - op_.grid.offset(first_[static_cast<std::size_t>(owner)])) * size_of(op_.desc.dtype);
+    return env_.log->view_share(op_, owner, at, bytes(s, segments), &found_).ok();
 }
 
-bool LoggedShare::has(int owner, std::uint32_t s, std::uint32_t segments) {
-    return !first_.empty() && env_.log->read_share(op_, owner, place(owner, s) + bytes(s, segments), {}).ok();
-}
-
-std::size_t LoggedShare::place(int owner, std::uint32_t s) const {
-    return (op_.grid.offset(s) - op_.grid.offset(first_[static_cast<std::size_t>(owner)])) * size_of(op_.desc.dtype);
+void LoggedShare::take(std::uint32_t s) {
+    std::memcpy(op_.result(s), found_.bytes.data(), found_.bytes.size());
+    FT_CHECK(found_.stands(), "segment %u of operation %llu was overwritten in its owner's log while it was read", s,
+             static_cast<unsigned long long>(op_.seq));
+    FT_POINT("share.read");
 }
 
 }  // namespace ftcomm

@@ -282,15 +282,10 @@ private:
             // A read that breaks off costs the input. Its owner has the final; if it dies, the operation fails.
             for (std::uint32_t i = 0; i < segments; ++i) op_.set_lost(s + i);
             if (!read(at, from, s, op_.result(s), bytes)) return;
-        } else if (label == LabelKind::Input && peer.logged && share_.has(env_.rank_at(at), s, segments)) {
-            // In place, as the log has what a read that breaks off has cost; for a rank that was voted out in the middle of it, it may not.
-            if (!read(at, from, s, op_.result(s), bytes)) {
-                if (!share_.read(env_.rank_at(at), s, segments)) {
-                    for (std::uint32_t i = 0; i < segments; ++i) op_.set_lost(s + i);
-                    return;
-                }
+        } else if (label == LabelKind::Input && peer.logged && share_.find(env_.rank_at(at), s, segments)) {
+            if (!read(at, from, s, op_.result(s), bytes)) {  // that has cost the input
+                share_.take(s);
                 over_ = refused = false;
-                FT_POINT("share.read");
             }
         } else if (label == LabelKind::Input) {  // by way of scratch: a read that breaks off must not have cost it (invariant B)
             auto& scratch = room(bytes);

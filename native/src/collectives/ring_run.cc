@@ -209,15 +209,17 @@ private:
         if (op_.label(s) != LabelKind::Final && !payload.empty()) {
             FT_CHECK(payload.size() == op_.segment_bytes(s), "segment %u with %zu bytes", s, payload.size());
             std::memcpy(op_.result(s), payload.data(), payload.size());
-        } else if (op_.label(s) != LabelKind::Final && !share_.read(r.rank, s, 1)) {
-            // Its owner is gone, and that will be told; or this process cannot map the owner's log.
-            auto h = env_.header(FrameKind::ShareAsk, op_);
-            h.segment = s;
-            env_.sender.send(env_.slot_of(r.rank), h);
-            return;
+        } else if (op_.label(s) != LabelKind::Final) {
+            if (!share_.find(r.rank, s, 1)) {
+                // Its owner is gone, and that will be told; or this process cannot map the owner's log.
+                auto h = env_.header(FrameKind::ShareAsk, op_);
+                h.segment = s;
+                env_.sender.send(env_.slot_of(r.rank), h);
+                return;
+            }
+            share_.take(s);
         }
         op_.set_final(s, r.contributors);
-        FT_POINT("share.read");
         have_final(r);
     }
 

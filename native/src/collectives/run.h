@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "channel/log.h"
 #include "channel/sender.h"
 #include "collectives/op_state.h"
 #include "collectives/records.h"
@@ -24,20 +25,18 @@ public:
     virtual bool begin_share(const OpState& op) = 0;
     virtual bool put_in_share(ByteView piece) = 0;
     // Bytes of what `rank` owns, from `at` on. Code::Invalid: not there any more, as that rank is gone or has given the attempt up.
-    virtual Status read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to) = 0;
+    virtual Status view_share(const OpState& op, int rank, std::uint64_t at, std::uint64_t bytes, Log::View* out) = 0;
 };
 
-// Where the inputs of a flat run lie, one for each living rank, by position. A communicator has two of them, used in turn: a result without
-// a fence is made of its inputs once more if a rank turns out to lack it (C6), while the next operation's inputs come in.
-struct FlatInputs {
+// The memory of a flat run: its result, and behind it the inputs that wait for others. A communicator has two of them, used in turn: a
+// result without a fence stays there, in case a rank turns out to lack it (C6), while the next operation's inputs come in.
+struct FlatRoom {
     static constexpr std::size_t kMuch =
         4u << 20;  // a smaller room stays for later operations: fresh pages cost more than the sum
     Bytes room;
-    std::vector<const std::byte*> parts;
-    std::uint32_t divisor = 1;
+    std::vector<const std::byte*> parts;  // of a sum: the inputs by position
+    std::size_t result = 0;  // bytes
 };
-// The result of such a run once more: desc.count elements, times the number of ranks of an all-gather.
-void flat_result(const OpDesc& desc, const FlatInputs& inputs, std::byte* to);
 
 // What a run may use. Positions are indices into `living`, ascending communicator ranks; neighbours are by position.
 struct RunEnv {
@@ -51,7 +50,7 @@ struct RunEnv {
     Rules rules{};
     Transport* memory = nullptr;      // pull, groups, direct: reads the memory of peers
     Bytes* scratch = nullptr;         // pull, groups
-    FlatInputs* inputs = nullptr;     // flat
+    FlatRoom* flat = nullptr;         // flat
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     ResultLog* log = nullptr;         // replay
@@ -88,8 +87,8 @@ public:
     // Work that waits for no frame: done in pieces, so that ticks and other communicators get their turn between them.
     virtual bool has_work() const { return false; }
     virtual void work() {}
-    // Of a run that is done and had no fence: what its result was made of, there until the run after the next begins.
-    virtual const FlatInputs* inputs() const { return nullptr; }
+    // Of a run that is done and had no fence: its result, there until the run after the next begins.
+    virtual const FlatRoom* kept() const { return nullptr; }
     // What it waits for, for timeouts and `stats`: e.g. "3 segments", "fence round 1".
     virtual const char* phase() const = 0;
     bool mismatch = false;   // a peer's sizes disagree: the communicator proposes failure

@@ -111,17 +111,17 @@ private:
         OpDesc desc;
         Grid grid;
         std::vector<LabelRun> labels;
-        const FlatInputs* inputs = nullptr;  // what it can be made of once more
+        const FlatRoom* flat = nullptr;  // where it lies, if it had no fence
         std::shared_ptr<Bytes> kept;
         bool logged = false;  // replay: in the log, here or shared out among the ranks of this host
-        // Another one has finished. What desc says matters only where `logged`, `inputs` or `kept` say that there is a result.
+        // Another one has finished. What desc says matters only where `logged`, `flat` or `kept` say that there is a result.
         void begin(std::uint64_t seq_in, OpVote::State state_in, const OpState& op) {
             seq = seq_in;
             state = state_in;
             shape = op.shape;
             grid = op.grid;
             labels.clear();
-            inputs = nullptr;
+            flat = nullptr;
             if (kept != nullptr) kept = nullptr;
             logged = false;
         }
@@ -152,7 +152,7 @@ private:
     bool is_settled(std::uint64_t seq) const;
     bool is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const;
     void finish_current(Status status);
-    void keep_result(const OpState& op, const FlatInputs* inputs);
+    void keep_result(const OpState& op, const FlatRoom* room);
     bool retains_result() const;
     void keep_apart();
     void on_collective(int from, const FrameHeader& header, ByteView payload);
@@ -249,8 +249,8 @@ private:
     bool log_result(const OpState& op) override;
     bool begin_share(const OpState& op) override { return results_->begin_share(op); }
     bool put_in_share(ByteView piece) override { return results_->put_in_share(piece); }
-    Status read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to) override {
-        return results_->read_share(op, rank, at, to);
+    Status view_share(const OpState& op, int rank, std::uint64_t at, std::uint64_t bytes, Log::View* out) override {
+        return results_->view_share(op, rank, at, bytes, out);
     }
     void log_failure(const OpState& op, const Status& status);
     Status find_what_is_logged();
@@ -322,8 +322,8 @@ private:
     std::deque<std::unique_ptr<OpState>> open_;  // posted, the first may be under way
     std::unique_ptr<OpState> spare_op_;  // one that is over, for its memory
     std::deque<std::unique_ptr<OpState>> helpers_;  // hand-outs of a kept result; they come first
-    FlatInputs inputs_[2];  // of flat runs, in turn
-    int next_inputs_ = 0;
+    FlatRoom flat_rooms_[2];  // of flat runs, in turn
+    int next_room_ = 0;
     std::vector<int> living_;  // living_set_, as a list
     RankSet living_set_;
     Shape signed_;  // the last operation's, and its signature: the next one is often the same

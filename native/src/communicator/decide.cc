@@ -202,7 +202,7 @@ void Communicator::apply_plans() {
         } else if (p.verdict == OpPlan::Verdict::Repair && p.seq == last_.seq && p.seq <= std::max(done_seq_, served_) &&
                    retains_result()) {
             core_.host.trace("hand_out.kept");
-            if (last_.inputs != nullptr) keep_apart();
+            if (last_.flat != nullptr) keep_apart();
             else if (last_.kept == nullptr) keep_in_log();
             auto helper =
                 std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_, signature_of(last_.shape), nullptr);

@@ -1,26 +1,26 @@
 // The last operation's result, for whoever turns out to lack it (C6): in the log, or, where nothing waits for the others to have it or to have
-// logged it, made of its inputs once more. These lie there until this rank begins the operation after the next, which shows that
-// all have begun the next one, and so have the result.
+// logged it, in memory. There it lies until this rank begins the operation after the next, which shows that all have begun the next
+// one, and so have the result.
 #include "base/check.h"
 #include "collectives/results.h"
 #include "communicator/communicator.h"
 
 namespace ftcomm {
 
-void Communicator::keep_result(const OpState& op, const FlatInputs* inputs) {
+void Communicator::keep_result(const OpState& op, const FlatRoom* room) {
     if constexpr (!kFaultTolerant) return;
     const bool flat = op.shape.algorithm == Algorithm::Flat && core_.rules.c6 && decision_.alive.count() > 1;
-    if (replays() || (flat && inputs != nullptr)) {
+    if (replays() || (flat && room != nullptr)) {
         op.label_runs(&last_.labels);
         last_.desc = op.desc;
     }
     last_.logged = replays() && logged_ >= op.seq;
     if (!flat) return;
-    if (inputs != nullptr) {
-        FT_CHECK(inputs == &inputs_[next_inputs_], "a result of other inputs than this operation's");
-        last_.inputs = inputs;
-        next_inputs_ = 1 - next_inputs_;
-        if (inputs->room.size() > FlatInputs::kMuch) keep_apart();
+    if (room != nullptr) {
+        FT_CHECK(room == &flat_rooms_[next_room_], "a result in another operation's memory");
+        last_.flat = room;
+        next_room_ = 1 - next_room_;
+        if (room->room.size() > FlatRoom::kMuch) keep_apart();
     } else if (replays()) {  // it was handed out, and this rank's log has a share of it
         const auto* p = static_cast<const std::byte*>(op.desc.recv);
         last_.kept = std::make_shared<Bytes>(p, p + shared_bytes(op.desc, spec_.members.size()));
@@ -29,19 +29,19 @@ void Communicator::keep_result(const OpState& op, const FlatInputs* inputs) {
 }
 
 bool Communicator::retains_result() const {
-    return last_.kept != nullptr || last_.inputs != nullptr || (last_.logged && results_->is_whole(last_.seq));
+    return last_.kept != nullptr || last_.flat != nullptr || (last_.logged && results_->is_whole(last_.seq));
 }
 
 void Communicator::keep_apart() {
-    if (last_.inputs != nullptr) {
-        last_.kept = std::make_shared<Bytes>(shared_bytes(last_.desc, spec_.members.size()));
-        flat_result(last_.desc, *last_.inputs, last_.kept->data());
+    if (last_.flat != nullptr) {
+        const auto* from = last_.flat->room.data();
+        last_.kept = std::make_shared<Bytes>(from, from + last_.flat->result);
         last_.desc.recv = last_.kept->data();
-        last_.inputs = nullptr;
+        last_.flat = nullptr;
     }
     if (run_ != nullptr) return;
-    for (auto& inputs : inputs_)
-        if (closed_ || inputs.room.size() > FlatInputs::kMuch) inputs = {};
+    for (auto& flat : flat_rooms_)
+        if (closed_ || flat.room.size() > FlatRoom::kMuch) flat = {};
 }
 
 void Communicator::keep_in_log() {

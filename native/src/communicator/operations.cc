@@ -114,8 +114,18 @@ const std::vector<int>& Communicator::living() {
 }
 
 RunEnv Communicator::env() {
-    RunEnv e{core_.sender,   spec_.members,          spec_.id, attempt_, rank_, living_, 0, core_.rules, &core_.transport,
-             &core_.scratch, &inputs_[next_inputs_], &ticket_};
+    RunEnv e{core_.sender,
+             spec_.members,
+             spec_.id,
+             attempt_,
+             rank_,
+             living_,
+             0,
+             core_.rules,
+             &core_.transport,
+             &core_.scratch,
+             &flat_rooms_[next_room_],
+             &ticket_};
     e.log = replays() ? this : nullptr;
     e.needs_inputs = spec_.policy != Policy::Raise;
     e.position = e.position_of(rank_);
@@ -305,8 +315,8 @@ void Communicator::finish_current(Status status) {
     auto& queue = helpers_.empty() ? open_ : helpers_;
     auto op = std::move(queue.front());
     queue.pop_front();
-    const auto* inputs = run_ != nullptr && status.ok() ? run_->inputs() : nullptr;
-    if (inputs != nullptr) idle_flat_ = std::move(run_);
+    const auto* kept = run_ != nullptr && status.ok() ? run_->kept() : nullptr;
+    if (kept != nullptr) idle_flat_ = std::move(run_);
     else run_.reset();
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
@@ -318,7 +328,7 @@ void Communicator::finish_current(Status status) {
     if (status.ok()) {
         // Not of those alive now: who returned before saw the same.
         op->outcome(rank_, op->team, core_.view.epoch, &op->request->outcome);
-        keep_result(*op, inputs);
+        keep_result(*op, kept);
         if (op->repairs > 0) {
             NodeEvent e;
             e.kind = NodeEvent::Kind::Repaired;

@@ -137,8 +137,8 @@ void ResultStream::abandon_share() {
     if (std::exchange(begun_, 0) != 0) log_.abandon_pieces(key(rank_));
 }
 
-Status ResultStream::read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to) {
-    return log_.read_pieces(key(rank), op.seq, kHead + at, to, nullptr);
+Status ResultStream::view_share(const OpState& op, int rank, std::uint64_t at, std::uint64_t bytes, Log::View* out) {
+    return log_.view_pieces(key(rank), op.seq, kHead + at, bytes, out);
 }
 
 Status ResultStream::add(const OpState& op) {

@@ -45,8 +45,8 @@ public:
     // is not added, or is begun again.
     bool begin_share(const OpState& op);
     bool put_in_share(ByteView piece);
-    // Bytes [at, at + to.size()) of the share of another rank; Code::Invalid: it is not there (any more).
-    Status read_share(const OpState& op, int rank, std::uint64_t at, std::span<std::byte> to);
+    // Bytes [at, at + bytes) of the share of another rank; Code::Invalid: it is not there (any more).
+    Status view_share(const OpState& op, int rank, std::uint64_t at, std::uint64_t bytes, Log::View* out);
     // An operation that all ranks saw fail is part of the history as well.
     Status add_failure(const OpState& op, const Cause& cause);
 

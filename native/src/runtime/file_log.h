@@ -37,6 +37,7 @@ public:
                         ByteView piece, std::uint32_t* crc) override;
     Status commit_pieces(const LogKey& key) override;
     void abandon_pieces(const LogKey& key) override;
+    Status view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, View* out) override;
     Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
                        std::uint32_t* crc) override;
     Status append_shown(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload, std::uint64_t stretch,
@@ -72,6 +73,15 @@ private:
     // Of this rank's own streams; a failure to open is said by append and find.
     pairlog::StreamWriter* writer(const LogKey& key, Status* why = nullptr);
     pairlog::StreamReader* reader(const LogKey& key, Status* why = nullptr);
+    struct Found {
+        pairlog::StreamReader* reader = nullptr;
+        pairlog::RecordInfo info;
+        ByteView payload;  // as much of it as there is
+        bool committed = false;
+        std::uint64_t generation = 0;  // if it is not
+    };
+    Status find_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t end, Found* out);
+    static bool stands(const Found& found, std::uint64_t seq);
 
     const FileLogConfig config_;
     LogPosition position_;
@@ -84,7 +94,7 @@ private:
     LogKey recent_key_;  // looked for last: most of the time it is the next one, too
     pairlog::StreamWriter* recent_ = nullptr;  // of writers_
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
-    std::map<pairlog::StreamReader*, std::uint64_t> shown_;  // those of read_pieces, and the newest segment that each has seen
+    std::map<pairlog::StreamReader*, std::uint64_t> shown_;  // those of find_pieces, and the newest segment that each has seen
     std::set<pairlog::StreamWriter*> unsynced_;  // of writers_
 };
 

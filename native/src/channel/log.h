@@ -107,7 +107,7 @@ public:
     // Code::Invalid: they are not there (any more), as their writer has given the record up, or its successor has. crc goes on over them.
     virtual Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
                                std::uint32_t* crc);
-    // The same, where they lie: until the next call for the stream. If whoever shows the record lets nothing else be written there before
+    // The same, where they lie: until the next call of this log. If whoever shows the record lets nothing else be written there before
     // all have left what they look at it for, they stay, also when others cannot find them any more: `stands` says so.
     struct View {
         ByteView bytes;
@@ -193,8 +193,8 @@ inline Status Log::read_pieces(const LogKey&, std::uint64_t, std::uint64_t, std:
     return Status::error(Code::Unsupported, "this log shows no record before it is committed");
 }
 
-inline Status Log::view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t, View*) {
-    return read_pieces(key, seq, at, {}, nullptr);
+inline Status Log::view_pieces(const LogKey&, std::uint64_t, std::uint64_t, std::uint64_t, View*) {
+    return Status::error(Code::Unsupported, "this log shows no record before it is committed");
 }
 
 inline Status Log::commit_pieces(const LogKey& key) {

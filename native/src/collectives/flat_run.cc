@@ -21,7 +21,7 @@ public:
         const bool sums = op_.shape.kind == OpKind::AllReduce;
         auto& flat = *env_.flat;
         flat.result = op_.shape.kind == OpKind::AllGather ? bytes_ * ranks : bytes_;
-        const auto size = flat.result + (sums ? bytes_ * ranks : 0);
+        const auto size = flat.result + (sums ? bytes_ * (ranks - 1) : 0);
         if (flat.room.size() < size) flat.room.resize(size);
         flat.parts.resize(sums ? ranks : 0);
     }
@@ -65,9 +65,13 @@ public:
 
 private:
     std::byte* result(std::uint32_t block = 0) { return env_.flat->room.data() + block * bytes_; }
-    std::byte* room_of(int position) { return result(1 + static_cast<std::uint32_t>(position)); }
+    std::byte* next_room() {
+        ++waiting_;
+        FT_CHECK(waiting_ < env_.size(), "%d inputs wait for others", waiting_);
+        return result(static_cast<std::uint32_t>(waiting_));
+    }
     void keep_part(int position, const void* input) {
-        auto* to = room_of(position);
+        auto* to = next_room();
         if (bytes_ > 0) std::memcpy(to, input, bytes_);
         env_.flat->parts[static_cast<std::size_t>(position)] = to;
     }
@@ -86,7 +90,7 @@ private:
         }
         const std::byte* mine = static_cast<const std::byte*>(op_.desc.recv);
         if (op_.desc.op == ReduceOp::PremulSum) {
-            auto* scaled = room_of(env_.position);
+            auto* scaled = next_room();
             scale(op_.desc.dtype, scaled, mine, op_.desc.count, op_.desc.factor);
             mine = scaled;
         } else if (!kFaultTolerant && env_.position >= 2) {  // the sum goes over it at once, and does not begin with it
@@ -134,6 +138,7 @@ private:
     std::size_t bytes_ = 0;
     RankSet have_;  // positions
     int count_ = 0;  // of them
+    int waiting_ = 0;  // inputs that lie behind the result
     bool done_ = false;
 };
 

@@ -24,7 +24,8 @@ public:
     bool put(std::uint32_t s, std::uint32_t segments);
     // The same of another rank, which has said so. False: that rank is gone, or this process cannot map its log.
     bool find(int owner, std::uint32_t s, std::uint32_t segments);
-    void take(std::uint32_t s);  // what was just found, to where this rank's input is
+    // What was just found, to where this rank's input is. False: something else was there, as this rank was voted out meanwhile.
+    bool take(std::uint32_t s);
 
 private:
     std::size_t bytes(std::uint32_t s, std::uint32_t segments) const;

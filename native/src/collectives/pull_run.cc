@@ -280,11 +280,11 @@ private:
         const auto from = theirs ? peer.entry.own : peer.entry.result;
         if (label == LabelKind::Empty || (label == LabelKind::Input && !env_.needs_inputs)) {
             // A read that breaks off costs the input. Its owner has the final; if it dies, the operation fails.
-            for (std::uint32_t i = 0; i < segments; ++i) op_.set_lost(s + i);
+            lose(s, segments);
             if (!read(at, from, s, op_.result(s), bytes)) return;
         } else if (label == LabelKind::Input && peer.logged && share_.find(env_.rank_at(at), s, segments)) {
             if (!read(at, from, s, op_.result(s), bytes)) {  // that has cost the input
-                share_.take(s);
+                if (!share_.take(s)) return lose(s, segments);
                 over_ = refused = false;
             }
         } else if (label == LabelKind::Input) {  // by way of scratch: a read that breaks off must not have cost it (invariant B)
@@ -296,6 +296,10 @@ private:
         peer.next += segments;
         remaining_ -= segments;
         FT_POINT("pull.final");
+    }
+
+    void lose(std::uint32_t s, std::uint32_t segments) {
+        for (std::uint32_t i = 0; i < segments; ++i) op_.set_lost(s + i);
     }
 
     bool read(int at, std::uint64_t base, std::uint32_t s, std::byte* to, std::size_t bytes) {

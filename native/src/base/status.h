@@ -59,9 +59,11 @@ struct Status {
     std::uint64_t epoch = 0;          // job epoch at the decision
 
     Status() = default;
-    Status(const Status&) = default;
-    Status& operator=(const Status&) = default;
     // One that is ok says nothing else: most that go up a chain of calls are, and cost next to nothing on each step.
+    Status(const Status& other) {
+        if (!other.ok()) *this = other;
+    }
+    Status& operator=(const Status&) = default;
     Status(Status&& other) noexcept {
         if (!other.ok()) take(std::move(other));
     }

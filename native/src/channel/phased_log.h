@@ -96,8 +96,8 @@ public:
 private:
     Status get(Status (Log::*how)(const LogKey&, std::uint64_t, LogRecord*), const LogKey& key, std::uint64_t seq,
                LogRecord* out) {
-        const auto before = base(key);
-        auto s = part_of(key, seq) == 1 ? (log_.*how)(second(key), seq - before, out) : (log_.*how)(key, seq, out);
+        const auto before = split_ ? base(key) : seq;
+        auto s = seq > before ? (log_.*how)(second(key), seq - before, out) : (log_.*how)(key, seq, out);
         out->seq = seq;
         return s;
     }

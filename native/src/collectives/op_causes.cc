@@ -60,7 +60,7 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
         for (const auto& x : vote.proposals) {
             if (x.seq != seq) continue;
             // What could not be read may have been a dying process's: the repair shows whether the living can be read. Or frames bring it.
-            if (x.code == Code::System && (in_.spec.policy != Policy::Replay || !newly_dead_.empty())) continue;
+            if (x.code == Code::System && (frames_may_do() || !newly_dead_.empty())) continue;
             if (x.code == Code::Timeout || c.code == Code::Ok) {
                 if (x.code == Code::Timeout && c.code != Code::Timeout) c.ranks.clear();
                 c.code = x.code;
@@ -109,7 +109,7 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
 }
 
 bool OpPlanner::reads_are_refused() const {
-    if (in_.spec.policy == Policy::Replay || !newly_dead_.empty()) return false;
+    if (!frames_may_do() || !newly_dead_.empty()) return false;
     return std::any_of(in_.votes.begin(), in_.votes.end(), [](const auto& vote) {
         const auto& proposals = vote.second.proposals;
         return std::any_of(proposals.begin(), proposals.end(), [](const Proposal& x) { return x.code == Code::System; });

@@ -286,7 +286,7 @@ void PointToPoint::on_writable(int slot) {
         it = unsent && begin(*it) ? sends_.erase(it) : std::next(it);
     }
     for (auto& s : sends_)
-        if (slot_of(s.dst) == slot) pump(s);
+        if (!s.small && slot_of(s.dst) == slot) pump(s);
     sweep();
     core_.has_work |=
         std::any_of(recvs_.begin(), recvs_.end(), [&](const Recv& r) { return can_read(r) && slot_of(r.matched) == slot; });

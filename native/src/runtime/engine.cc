@@ -97,10 +97,8 @@ bool Engine::on_done(const RequestPtr& request, std::function<void()> fn) {
 }
 
 void Engine::lend_sockets(bool lent) {
-    if (parts_.sockets == nullptr || lent == sockets_lent_.load(std::memory_order_relaxed) || stopped()) return;
-    if (lent && !parts_.sockets->has_sockets()) return;
+    if (parts_.sockets == nullptr || stopped() || (lent && !parts_.sockets->has_sockets())) return;
     parts_.sockets->lend_sockets(lent);
-    sockets_lent_.store(lent, std::memory_order_relaxed);
 }
 
 bool Engine::poll(bool all) {
@@ -109,8 +107,7 @@ bool Engine::poll(bool all) {
     bool did = shm_ != nullptr && shm_->poll(kPollBytes);
     polling_ = false;
     // A look at them costs as much as a frame of a ring: when there is none, and else so that they do not wait for ever.
-    if (sockets_lent_.load(std::memory_order_relaxed) && !stopped() && (!did || all || !driving_ || ++polls_ % 16 == 0) &&
-        parts_.sockets->poll_sockets()) {
+    if (sockets_lent() && !stopped() && (!did || all || !driving_ || ++polls_ % 16 == 0) && parts_.sockets->poll_sockets()) {
         did = true;
         polled_at_ = 0;  // it may have taken long
     }

@@ -115,7 +115,8 @@ private:
     bool poll(bool all = false);  // locked. All: also sockets, if they are lent, when there is something in the rings
     void lend_sockets(
         bool lent);  // locked; if there are any. Lent: they are polled as the rings are, and the io thread is not woken for them
-    bool sockets_ready() const { return sockets_lent_.load(std::memory_order_relaxed) && parts_.sockets->sockets_ready(); }
+    bool sockets_lent() const { return parts_.sockets != nullptr && parts_.sockets->sockets_lent(); }
+    bool sockets_ready() const { return sockets_lent() && parts_.sockets->sockets_ready(); }
     Time frame_time();  // locked
     bool has_mail() const { return shm_ != nullptr && shm_->has_mail(); }
     bool has_work() const { return node_ != nullptr && node_->has_work(); }  // locked
@@ -157,7 +158,6 @@ private:
     bool polling_ = false;
     std::uint32_t polls_ = 0;  // that have found something in the rings
     Time polled_at_ = 0;  // the clock as frames of this poll see it: looking costs 30 to 60 ns. 0: not looked yet
-    std::atomic<bool> sockets_lent_{false};
     Burst burst_;  // in one the mailbox says that somebody is awake, and nobody rings
 
     std::atomic<std::uint32_t> changes_{0};

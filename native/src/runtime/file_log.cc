@@ -110,6 +110,8 @@ Status FileLog::own_writer(const LogKey& key, pairlog::StreamWriter** out) {
 }
 
 pairlog::StreamReader* FileLog::reader(const LogKey& key, Status* why) {
+    auto& recent = recent_readers_[key.part & 1];  // both parts of a stream are asked for in turn
+    if (recent.second != nullptr && recent.first == key) return recent.second;
     auto& found = readers_[key];
     if (found == nullptr) {
         // What a rank notes belongs to it alone: others may look, and hold nothing back.
@@ -117,6 +119,7 @@ pairlog::StreamReader* FileLog::reader(const LogKey& key, Status* why) {
         auto s = pairlog::StreamReader::open(*dir_, file_of(key), role, &found);
         if (why != nullptr) *why = std::move(s);
     }
+    recent = {key, found.get()};
     return found.get();
 }
 
@@ -373,6 +376,7 @@ void FileLog::remove_if_last() {
     writers_.clear();
     shown_.clear();
     readers_.clear();
+    for (auto& recent : recent_readers_) recent = {};
     // Two may come to this point; one of them has the folder.
     const auto mine = removed_name(folder.string());
     std::filesystem::rename(folder, mine, ignored);

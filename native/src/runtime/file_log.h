@@ -94,6 +94,7 @@ private:
     LogKey recent_key_;  // looked for last: most of the time it is the next one, too
     pairlog::StreamWriter* recent_ = nullptr;  // of writers_
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;
+    std::pair<LogKey, pairlog::StreamReader*> recent_readers_[2];  // of readers_
     std::map<pairlog::StreamReader*, std::uint64_t> shown_;  // those of find_pieces, and the newest segment that each has seen
     std::set<pairlog::StreamWriter*> unsynced_;  // of writers_
 };

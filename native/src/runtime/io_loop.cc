@@ -154,8 +154,8 @@ void IoLoop::run_handler(const epoll_event& e) {
 }
 
 void IoLoop::lend_sockets(bool lent) {
-    if (lent == lent_ || sockets_ < 0 || epoll_ < 0) return;
-    lent_ = lent;
+    if (lent == sockets_lent() || sockets_ < 0 || epoll_ < 0) return;
+    lent_.store(lent, std::memory_order_relaxed);
     epoll_event e{};
     e.events = lent ? 0u : std::uint32_t{EPOLLIN};
     e.data.u64 = kSocketsId;
@@ -286,7 +286,7 @@ void IoLoop::run() {
         }
         // Lent, perhaps since the event was fetched: who has them polls. But whatever has arrived comes before any deadline (M11): also
         // what was not looked at because they were lent then.
-        if (timers || posted || (sockets && !lent_))
+        if (timers || posted || (sockets && !sockets_lent()))
             for (int i = 0; i < kRounds && poll_batch() == static_cast<int>(Batch{}.size());) ++i;
         if (posted) run_posted();
         // With a full batch there may be more to read: the deadlines wait for it, but not for ever.

@@ -60,6 +60,7 @@ public:
     // descriptors stay the loop's. With the engine locked.
     bool has_sockets() const { return watched_sockets_ > 0; }
     void lend_sockets(bool lent);
+    bool sockets_lent() const { return lent_.load(std::memory_order_relaxed); }  // any thread
     bool poll_sockets();  // with the engine locked, not from a handler: runs the handlers of one batch; true: there was one
     bool sockets_ready() const;  // any thread, until close_sockets()
     void close_sockets();  // after stop()
@@ -99,9 +100,10 @@ private:
     std::unique_ptr<std::thread> thread_;
     std::atomic<std::thread::id> thread_id_{};
     bool forked_ = false;
+    std::atomic<bool> lent_{false};  // changes under the engine's lock
 
     // Under the engine's lock.
-    bool lent_ = false, polling_ = false;
+    bool polling_ = false;
     int watched_sockets_ = 0;
     std::uint64_t next_id_ = 16;  // ids below are the loop's own descriptors
     std::unordered_map<std::uint64_t, std::shared_ptr<Registration>> registrations_;

@@ -135,16 +135,7 @@ def test_plain_replicas(keep: Keep, tmp_path: Path, victim: int, phase: str) -> 
 
 
 def test_two_of_three(keep: Keep, tmp_path: Path) -> None:
-    """On a busy machine the third may have to end the step before with their replacements."""
-    wanted = keep(training(tmp_path / "undisturbed")).values()
-    job = keep(training(tmp_path / "killed", (0, 2)))
-    assert job.values() == wanted
-    job.died_only((0, 0), (2, 0))
-    begun = [job.marks(rank, "step") for rank in (0, 2)]
-    again = [steps[steps.index(0, 1) :] for steps in begun]
-    assert again[0] == again[1]
-    assert again[0] in ([0, *range(AT, STEPS)], [0, *range(AT - 1, STEPS)])
-    assert f"goes on at step {again[0][1]}" in job.said(2)
+    check(keep, tmp_path, (0, 2), AT, f"goes on at step {AT}")
 
 
 @pytest.mark.parametrize(("every", "goes_on"), [(2, 10), (3, 9)])

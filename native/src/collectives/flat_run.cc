@@ -20,8 +20,8 @@ public:
         const auto ranks = static_cast<std::size_t>(env_.size());
         const bool sums = op_.shape.kind == OpKind::AllReduce;
         auto& flat = *env_.flat;
-        flat.result = op_.shape.kind == OpKind::AllGather ? bytes_ * ranks : bytes_;
-        const auto size = flat.result + (sums ? bytes_ * (ranks - 1) : 0);
+        const auto size =
+            op_.shape.kind == OpKind::Broadcast ? bytes_ : bytes_ * ranks;  // of a sum: the result, and all inputs but one
         if (flat.room.size() < size) flat.room.resize(size);
         flat.parts.resize(sums ? ranks : 0);
     }

@@ -30,6 +30,10 @@ struct Grid {
     std::uint64_t count(std::uint32_t segment) const {
         return std::min(segment_elements, block_elements - (segment % per_block) * segment_elements);
     }
+    // Of so many side by side in one block.
+    std::uint64_t count(std::uint32_t first, std::uint32_t segments) const {
+        return (segments - 1) * segment_elements + count(first + segments - 1);
+    }
 };
 
 }  // namespace ftcomm

@@ -22,7 +22,7 @@ void LoggedShare::begin(const std::vector<SegmentRun>& plan) {
 }
 
 std::size_t LoggedShare::bytes(std::uint32_t s, std::uint32_t segments) const {
-    return ((segments - 1) * op_.grid.segment_elements + op_.grid.count(s + segments - 1)) * size_of(op_.desc.dtype);
+    return op_.grid.count(s, segments) * size_of(op_.desc.dtype);
 }
 
 bool LoggedShare::put(std::uint32_t s, std::uint32_t segments) {

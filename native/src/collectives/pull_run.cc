@@ -202,10 +202,6 @@ private:
 
     LabelKind kind(const Item& item) const { return op_.label(item.segment); }
 
-    std::uint64_t count(std::uint32_t s, std::uint32_t segments) const {
-        return (segments - 1) * op_.grid.segment_elements + op_.grid.count(s + segments - 1);
-    }
-
     void set_final(const Item& first, std::uint32_t segments) {
         for (std::uint32_t i = 0; i < segments; ++i) op_.set_final(first.segment + i, first.run->contributors);
     }
@@ -214,7 +210,7 @@ private:
     // that can fail has been done (invariant B).
     bool reduce_own(const Item& item, std::uint32_t segments) {
         const auto s = item.segment;
-        const auto n = count(s, segments);
+        const auto n = op_.grid.count(s, segments);
         const auto bytes = n * size_of(op_.desc.dtype);
         const auto& d = op_.desc;
         const auto parts = static_cast<std::size_t>(env_.size());
@@ -274,7 +270,7 @@ private:
         const auto& item = peer.segments[peer.next];
         const auto s = item.segment;
         const auto segments = batch(peer, peer.ready, fetch_batch_);
-        const auto bytes = count(s, segments) * size_of(op_.desc.dtype);
+        const auto bytes = op_.grid.count(s, segments) * size_of(op_.desc.dtype);
         const auto label = op_.label(s);
         const bool theirs = peer.entry.own != 0 && op_.grid.block_of(s) == static_cast<std::uint32_t>(env_.rank_at(at));
         const auto from = theirs ? peer.entry.own : peer.entry.result;

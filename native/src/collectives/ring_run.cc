@@ -217,7 +217,8 @@ private:
                 env_.sender.send(env_.slot_of(r.rank), h);
                 return;
             }
-            FT_CHECK(share_.take(s), "segment %u was overwritten in its owner's log while it was read", s);
+            const bool stood = share_.take(s);
+            FT_CHECK(stood, "segment %u was overwritten in its owner's log while it was read", s);
         }
         op_.set_final(s, r.contributors);
         have_final(r);

@@ -35,7 +35,6 @@ struct FlatRoom {
         4u << 20;  // a smaller room stays for later operations: fresh pages cost more than the sum
     Bytes room;
     std::vector<const std::byte*> parts;  // of a sum: the inputs by position
-    std::size_t result = 0;  // bytes
 };
 
 // What a run may use. Positions are indices into `living`, ascending communicator ranks; neighbours are by position.

@@ -35,7 +35,7 @@ bool Communicator::retains_result() const {
 void Communicator::keep_apart() {
     if (last_.flat != nullptr) {
         const auto* from = last_.flat->room.data();
-        last_.kept = std::make_shared<Bytes>(from, from + last_.flat->result);
+        last_.kept = std::make_shared<Bytes>(from, from + shared_bytes(last_.desc, spec_.members.size()));
         last_.desc.recv = last_.kept->data();
         last_.flat = nullptr;
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,11 +95,29 @@ def training(
     spoil: Callable[[harness.Context, Script], None] = lambda *_: None,
     **settings: Any,
 ) -> Callable[[harness.Context], Any]:
-    """The victims' first processes die in step AT. ``spoil``: called in every process before the loop."""
+    """The victims' first processes die in step AT. ``spoil``: called in every process before the loop.
+
+    They wait until all others have begun that step: one that is still in the step before has another state to give.
+    """
+    others = [rank for rank in range(SIZE) if rank not in victims]
+    begun = {(by, to): folder.with_name(f"{folder.name}-begun-{by}-{to}") for by in others for to in victims}
+    for path in begun.values():
+        os.mkfifo(path)
 
     def run(context: harness.Context) -> Any:
+        kept_open = []
+
         def at(step: int, where: str) -> None:
-            if context.incarnation == 0 and context.rank in victims and (step, where) == (AT, phase):
+            if context.incarnation > 0 or step != AT:
+                return
+            if context.rank in others and where == "forward":
+                for victim in victims:
+                    kept_open.append(os.open(begun[context.rank, victim], os.O_RDWR))
+                    os.write(kept_open[-1], b".")
+            elif context.rank in victims and where == phase:
+                for other in others:
+                    with begun[other, context.rank].open("rb") as told:
+                        told.read(1)
                 context.die()
 
         script = Script(context, folder, **settings)

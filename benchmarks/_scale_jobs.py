@@ -18,8 +18,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from _jobs import Broken, kill_all, one_thread, start, tail
-from recovery import MPIRUN_FAILED, mpirun
+from _jobs import MPIRUN_FAILED, Broken, kill_all, mpirun, one_thread, start, tail
 
 PROGRAM = Path(__file__).resolve().parent / "scale.py"
 CALLS = ("agree", "barrier", "all_reduce")

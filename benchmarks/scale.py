@@ -33,8 +33,7 @@ import _scale_growth as growth
 import _scale_jobs as jobs
 import _scale_plot
 import _scale_sim
-from _jobs import Broken, all_tidied
-from recovery import mpirun
+from _jobs import Broken, all_tidied, mpirun
 from suite.machine import described, heading
 from suite.measure import with_interval
 

@@ -40,6 +40,14 @@ def pulls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FTCOMM_PULL_LIMIT", "131072")
 
 
+@pytest.fixture
+def chains(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For 8 ranks, and where it is about that: views and records go along chains, as they go along trees where ranks are many."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if params.get("size") == 8 or str(params.get("point")).startswith("spread."):
+        monkeypatch.setenv("FTCOMM_SPREAD_DEGREE", "1")
+
+
 @pytest.fixture(params=["shm", "tcp"])
 def transport(request: pytest.FixtureRequest) -> str:
     """Runs the test over shared memory and over sockets."""

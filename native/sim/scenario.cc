@@ -36,6 +36,14 @@ void draw_network(Scenario& s, Random& r) {
     s.flat_limit = r.pick(flats);
     static const std::vector<std::uint64_t> eagers{0, 16, 64, 4096};
     s.eager_limit = r.pick(eagers);
+    static const std::vector<int> degrees{1, 1, 1, 2, 2, kSpreadDegree};
+    Random trees(s.seed ^ 0x7ee5ULL);
+    s.spread_degree = trees.pick(degrees);
+    if (trees.chance(0.5)) {  // ranks that hear of everything late, but from one: others are ahead of them
+        s.network.slow_from = trees.index(static_cast<std::size_t>(s.ranks));
+        s.network.slow_to = trees.index(static_cast<std::size_t>(s.ranks));
+        s.network.slow_by = trees.chance(0.5) ? 2 * kMs : kHeartbeat / 50;
+    }
     s.peer_memory = Random(s.seed ^ 0x9ee7ULL).chance(0.7);  // by itself: the other draws of a seed stay as they were
     Random refusals(s.seed ^ 0x4ef5ULL);
     if (s.peer_memory && !s.replay && refusals.chance(0.15)) s.unreadable = static_cast<int>(refusals.between(0, s.ranks - 1));
@@ -82,6 +90,9 @@ void draw_comms(Scenario& s, Random& r) {
         for (int i = 0; i < s.ranks; ++i)
             if (r.chance(0.7)) plan.members.push_back(i);
         if (plan.members.empty()) plan.members = all();
+        Random order(s.seed ^ (0x0c0deULL + static_cast<std::uint64_t>(c)));  // of ranks: who leads here need not lead the job
+        if (order.chance(0.5))
+            for (auto i = plan.members.size(); i > 1; --i) std::swap(plan.members[i - 1], plan.members[order.below(i)]);
         plan.timeout = timeout;
         bool replaceable = false;
         for (int m : plan.members) replaceable = replaceable || s.joinable[static_cast<std::size_t>(m)];
@@ -139,6 +150,11 @@ void draw_script(Scenario& s, Random& r) {
             if (r.chance(0.05)) admit.revoking_slot = r.pick(s.comms[static_cast<std::size_t>(admit.comm)].members);
             s.steps.push_back(admit);
             around(3);
+            if (Random next(s.seed ^ (0xa9eeULL + static_cast<std::uint64_t>(group))); next.chance(0.5)) {
+                s.groups.push_back(static_cast<int>(s.steps.size()));  // with the newcomers, when some have just heard of them
+                ++group;
+                s.steps.push_back({.kind = StepKind::Agree, .comm = next.pick(usable)});
+            }
             continue;
         }
         if (r.chance(0.12)) {

@@ -111,6 +111,8 @@ struct Network {
     Time latency_low = 5 * kUs, latency_high = 300 * kUs;
     double spike = 0;                  // chance of a delay up to `spike_high`
     Time spike_high = 0;
+    int slow_from = -1, slow_to = -1;  // one link on which each frame takes longer, by up to
+    Time slow_by = 0;
     double refuse = 0;                 // chance that reserve() says no for no reason
     std::uint32_t max_payload = 4096;
     int frames = 64;                   // capacity of a link
@@ -127,6 +129,7 @@ struct Scenario {
     std::vector<bool> joinable;        // slots whose dead incarnations are replaced
     bool joins = false;
     std::uint64_t segment_bytes = 32, flat_limit = 0, eager_limit = 64;
+    int spread_degree = kSpreadDegree;
     bool peer_memory = false;          // ranks of one host read each other's memory
     int unreadable = -1;               // slot whose memory the kernel does not let them read, though it had seemed to
     std::vector<CommPlan> comms;

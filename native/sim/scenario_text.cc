@@ -26,10 +26,11 @@ const char* to_string(FaultKind kind) {
 std::string describe(const Scenario& s) {
     char line[256];
     std::snprintf(line, sizeof line,
-                  "seed %llu: %d ranks, %d communicators, %zu steps, segment %llu B, flat limit %llu B, link %d frames%s%s%s%s\n",
+                  "seed %llu: %d ranks, %d communicators, %zu steps, segment %llu B, flat limit %llu B, link %d frames, trees of "
+                  "%d%s%s%s%s\n",
                   static_cast<unsigned long long>(s.seed), s.ranks, static_cast<int>(s.comms.size()), s.steps.size(),
                   static_cast<unsigned long long>(s.segment_bytes), static_cast<unsigned long long>(s.flat_limit),
-                  s.network.frames, s.quiet ? ", quiet" : "",
+                  s.network.frames, s.spread_degree, s.quiet ? ", quiet" : "",
                   s.notes               ? ", replay with checkpoints and notes"
                   : s.resume_group >= 0 ? ", replay with checkpoints"
                   : s.replay            ? ", replay"

@@ -144,7 +144,10 @@ Time Links::delay() {
 }
 
 void Links::send(Link& link, Frame* frame, Time not_before) {
-    frame->at = std::max({link.last_at, world_.now() + delay(), not_before});
+    const auto& net = world_.scenario().network;
+    const bool slow = net.slow_by > 0 && world_.instance(link.from).slot == net.slow_from && link.to_slot == net.slow_to;
+    const Time more = slow ? random_.between(0, net.slow_by) : 0;
+    frame->at = std::max({link.last_at, world_.now() + delay() + more, not_before});
     link.last_at = frame->at;
     link.bytes += frame->header.length;
     link.frames.push_back(frame);

@@ -83,6 +83,7 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.read_bytes = scenario_.seed % 2 == 0 ? 64 : 1u << 20;  // a message in many parts, or in one
     c.segment_bytes = scenario_.segment_bytes;
     c.eager_limit = scenario_.eager_limit;
+    c.spread_degree = scenario_.spread_degree;
     c.mutations = mutations_;
     c.initial_view = initial_view_;
     if (scenario_.replay) {

@@ -93,6 +93,7 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.heartbeat = kHeartbeat;
     c.timeout = setup_.timeout;
     c.eager_limit = setup_.eager_limit;
+    c.spread_degree = setup_.spread_degree;
     if (setup_.reads) {
         c.pull_limit = 1;
         c.piece_bytes = 16;

@@ -30,6 +30,7 @@ public:
         bool replay = false;  // one log for each host
         bool log_late = false;  // between hosts; settle() leaves it late
         std::vector<std::int32_t> groups{};  // log groups, by slot
+        int spread_degree = kSpreadDegree;
     };
     explicit Rig(int slots) : Rig(slots, Setup()) {}
     Rig(int slots, Setup setup);

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -20,6 +22,15 @@ def test_every_benchmark_is_in_it() -> None:
     listed = {line.split()[2] for line in run_all("--list").stdout.splitlines()}
     there = {f"benchmarks/{path.name}" for path in BENCHMARKS.glob("[a-z]*.py")} - {"benchmarks/run_all.py"}
     assert listed == there
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in BENCHMARKS.glob("[a-z]*.py")))
+def test_it_says_how_it_is_used(name: str) -> None:
+    """That none of its imports has moved away, too."""
+    command = [sys.executable, str(BENCHMARKS / name), "--help"]
+    ended = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert f"usage: {name}" in ended.stdout
 
 
 def test_outputs_and_a_failure(tmp_path: Path) -> None:

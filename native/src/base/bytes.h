@@ -34,6 +34,10 @@ public:
         append(v.data(), v.size());
         return *this;
     }
+    ByteWriter& raw(ByteView v) {  // up to the end of the record: nothing says how long it is
+        append(v.data(), v.size());
+        return *this;
+    }
     ByteWriter& text(const std::string& s) { return bytes(std::as_bytes(std::span(s.data(), s.size()))); }
     ByteWriter& ranks(const RankSet& set) {
         const auto& words = set.words();
@@ -128,6 +132,7 @@ public:
         }
         return n;
     }
+    ByteView left() const { return data_; }
     bool ok() const { return ok_; }
     bool done() const { return ok_ && data_.empty(); }
 

@@ -57,7 +57,8 @@ static constexpr PointInfo kPoints[] = {
     {"repair.start", "The decision is applied; this rank is about to rerun what the plan gives it."},
     {"repair.done", "The repaired operation has its result; it is about to be reported as done."},
 
-    {"agree.vote", "This rank is about to send its vote for an agree or a shrink."},
+    {"spread.pass_on", "This rank has passed a decision or a result on to one of those that are to have it through this rank."},
+    {"agree.vote", "This rank is about to send its vote for an agree or a shrink, with those that have come to it."},
     {"agree.before", "The leader of an agree has all votes and is about to record the value."},
     {"agree.after", "The value of an agree is recorded; nobody else has been told."},
     {"shrink.before", "The leader of a shrink is about to record the survivors."},

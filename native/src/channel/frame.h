@@ -57,6 +57,9 @@ enum class FrameKind : std::uint8_t {
 };
 
 inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::DirectShow; }
+inline bool is_spread(FrameKind k) {  // of a communicator; payload: channel/spread.h
+    return k == FrameKind::Freeze || k == FrameKind::Decision || k == FrameKind::AgreeResult;
+}
 inline bool is_p2p(FrameKind k) { return k >= FrameKind::Eager && k <= FrameKind::LogShown; }
 
 struct FrameHeader {

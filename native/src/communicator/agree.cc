@@ -33,34 +33,6 @@ RequestPtr Communicator::agree(AgreeKind kind, std::int64_t flag) {
     return request;
 }
 
-void Communicator::send_agree_vote() {
-    if (!core_.dead_end()) return;
-    agree_votes_[rank_] = agree_.vote;
-    const int to = leader();
-    if (to == rank_) {
-        try_agree();
-        return;
-    }
-    ByteWriter w;
-    w.put(agree_.vote.seq).put(agree_.vote.kind).put(agree_.vote.flag).ranks(agree_.vote.acked);
-    FT_POINT("agree.vote");
-    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], control(FrameKind::AgreeVote), spec_and(w.take()));
-}
-
-void Communicator::on_agree_vote(int rank, const AgreeVote& vote) {
-    if (vote.seq <= decision_.agree_seq) {
-        if (!record_.empty())
-            core_.sender.send_long(spec_.members[static_cast<std::size_t>(rank)], control(FrameKind::AgreeResult), record_);
-        return;
-    }
-    agree_votes_[rank] = vote;
-    if (vote.seq > decision_.agree_seq + 1) {
-        read_cell();
-        return;
-    }
-    try_agree();
-}
-
 void Communicator::try_agree() {
     if (cas_busy_ || leader() != rank_ || !core_.dead_end()) return;
     const auto want = voters();
@@ -128,6 +100,7 @@ void Communicator::try_agree() {
 
 void Communicator::finish_agree() {
     std::erase_if(agree_votes_, [&](const auto& v) { return v.second.seq <= decision_.agree_seq; });
+    agree_votes_sent_ = false;
     if (!agree_.active || agree_.vote.seq > decision_.agree_seq) return;
     FT_CHECK(agree_.vote.seq == decision_.agree_seq, "agreement %llu was decided while this rank still waits for %llu",
              static_cast<unsigned long long>(decision_.agree_seq), static_cast<unsigned long long>(agree_.vote.seq));

@@ -93,6 +93,7 @@ public:
     RankSet failed() const;
     std::uint64_t next_seq() const { return next_seq_; }
     std::uint64_t done_seq() const { return done_seq_; }
+    std::uint64_t agree_seq() const { return decision_.agree_seq; }
     bool solo() const { return core_.solo; }
     bool has_small_sends() const { return p2p_.has_small_sends(); }
     bool frames_only() const { return decision_.frames_only; }
@@ -131,6 +132,17 @@ private:
         AgreeKind kind = AgreeKind::Agree;
         std::int64_t flag = 0;
         RankSet acked;
+        bool operator==(const AgreeVote&) const = default;
+    };
+    struct HeldVotes {  // for agree or shrink
+        int from;
+        std::uint64_t epoch;
+        Bytes body;
+    };
+    struct HeldRecord {  // to be passed on
+        FrameHeader header;
+        RankSet slots;
+        Bytes record;
     };
     struct MyAgree {
         bool active = false;
@@ -179,7 +191,6 @@ private:
     void try_decide();
     bool outdated(const Decision& d) const { return d.admissions < since_; }
     void on_decide_reply(CellClient::Result result, const Bytes& value, const Bytes& mine);
-    void announce(const Bytes& record, FrameKind kind);
     void adopt(const Bytes& record);
     void apply(const Decision& d);
     void apply_plans();
@@ -192,6 +203,13 @@ private:
     Bytes spec_and(const Bytes& rest) const;
     FrameHeader control(FrameKind kind) const;
     std::string cell_key() const;
+
+    // announce.cc: records on their way to many
+    void announce(const Bytes& record, FrameKind kind);
+    void spread_to(const RankSet& ranks, FrameKind kind, ByteView record);
+    void pass_on(const FrameHeader& header, const RankSet& slots, ByteView record);
+    void pass_on_held();
+    void answer_with_record(int rank, FrameKind kind);
 
     // replay.cc: the policy replay
     bool replays() const { return pairs_ != nullptr; }
@@ -292,9 +310,12 @@ private:
     void learn_failures(const Decision& d);
     void note_failure(std::uint64_t seq, const Cause& cause);
 
-    // agree.cc
+    // agree.cc; agree_votes.cc: how votes come to the leader
     void send_agree_vote();
+    void on_agree_votes(int from, std::uint64_t epoch, ByteView body);
+    void take_held_votes();
     void on_agree_vote(int rank, const AgreeVote& vote);
+    void send_agree_votes_on();
     void try_agree();
     void finish_agree();
 
@@ -355,6 +376,9 @@ private:
     std::vector<Proposal> proposals_;
     MyAgree agree_;
     std::map<int, AgreeVote> agree_votes_;
+    bool agree_votes_sent_ = false;  // this rank's and those that come through it, since the last change of the view
+    std::vector<HeldVotes> held_votes_;
+    std::vector<HeldRecord> held_records_;  // both from after a change of the view that has not come here
 
     // replay
     std::uint64_t logged_ = 0;  // the last of this rank's results in the log, of this process or one before it

@@ -1,8 +1,10 @@
 // What the parts of a node share: configuration, ports, the job view, the clock of the current input.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/random.h"
@@ -56,6 +58,14 @@ struct Core {
         return ticket;
     }
     bool in_view(int slot, std::uint32_t incarnation) const { return view.is_alive(slot, incarnation); }
+    // Who passes a record on, and to whom. M15: those who have been here longer come first. A rank that lags behind by a view or two may not
+    // know who came in with them, and has no link to it; it knows all who were here before itself. Last, who has left: it may have ended.
+    std::vector<int> passing_order(const RankSet& slots) const {
+        auto order = slots.list();
+        const auto place = [this](int s) { return std::pair(left.has(s), view.members[static_cast<std::size_t>(s)].admission); };
+        std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return place(a) < place(b); });
+        return order;
+    }
     bool at_dead_end() const { return stale || authority_lost || !abandoned; }
     Status dead_end() const {  // why nothing can go on, or ok
         if (!at_dead_end()) return {};

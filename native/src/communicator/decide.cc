@@ -16,11 +16,9 @@ void Communicator::try_decide() {
     if (votes.size() < static_cast<std::size_t>(want.count())) {
         if (!freeze_sent_) {
             freeze_sent_ = true;
-            ByteWriter none;
-            const auto payload = spec_and(none.take());
-            for (int r : want.list())
-                if (r != rank_ && votes.count(r) == 0)
-                    core_.sender.send_long(spec_.members[static_cast<std::size_t>(r)], control(FrameKind::Freeze), payload);
+            RankSet missing = want - RankSet::only(rank_);
+            for (const auto& [r, vote] : votes) missing.remove(r);
+            spread_to(missing, FrameKind::Freeze, spec_and({}));
         }
         return;
     }
@@ -74,6 +72,7 @@ void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value
         return;
     }
     // Only an agree (or, for a replacement, older attempts) came between: carry it forward and try again.
+    if (current->agree_seq > decision_.agree_seq && !current->agree_survivors.has(rank_)) return;  // this rank is out of the job
     record_ = value;
     decision_.agree_seq = current->agree_seq;
     decision_.agree_value = current->agree_value;
@@ -81,15 +80,6 @@ void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value
     decision_.agree_survivors = current->agree_survivors;
     finish_agree();
     try_decide();
-}
-
-void Communicator::announce(const Bytes& record, FrameKind kind) {
-    for (int r : in_view().list()) {
-        if (r == rank_) continue;
-        auto h = control(kind);
-        core_.sender.send_long(spec_.members[static_cast<std::size_t>(r)], h, record);
-        if (kind == FrameKind::Decision) FT_POINT("decide.announce");
-    }
 }
 
 void Communicator::read_cell() {
@@ -125,6 +115,7 @@ void Communicator::adopt(const Bytes& record) {
         return;
     }
     if (d->agree_seq > decision_.agree_seq) {
+        if (!d->agree_survivors.has(rank_)) return;  // as above
         decision_.agree_seq = d->agree_seq;
         decision_.agree_value = d->agree_value;
         decision_.agree_cause = d->agree_cause;

@@ -301,7 +301,7 @@ void NodeImpl::begin_leave() {
 void NodeImpl::send_leave(const RankSet& to) {
     ByteWriter w;
     w.put(static_cast<std::uint32_t>(comms.size()));
-    for (const auto& [id, comm] : comms) w.put(id).put(comm->done_seq());
+    for (const auto& [id, comm] : comms) w.put(id).put(comm->done_seq()).put(comm->agree_seq());
     const auto payload = w.take();
     FrameHeader h;
     h.kind = FrameKind::Leave;
@@ -310,23 +310,24 @@ void NodeImpl::send_leave(const RankSet& to) {
         if (s != core.self()) core.sender.send_long(s, h, payload);
 }
 
-bool NodeImpl::satisfied(const std::vector<std::pair<CommId, std::uint64_t>>& leaver) const {
+bool NodeImpl::satisfied(const std::vector<LeaverAt>& leaver) const {
     // Replay: whoever still works may die and have to read again what the leaver has sent, which on another host only the leaver can
     // send. So nobody goes before all are at their end.
     if (replays() && !leave_sent_) return false;
-    for (const auto& [id, seq] : leaver) {
-        const auto* comm = find(id);
-        if (comm != nullptr && comm->done_seq() < seq) return false;
+    for (const auto& at : leaver) {
+        const auto* comm = find(at.comm);
+        if (comm != nullptr && (comm->done_seq() < at.done || comm->agree_seq() < at.agreed)) return false;
     }
     return true;
 }
 
 void NodeImpl::on_leave(int slot, ByteView payload) {
     ByteReader r(payload);
-    std::vector<std::pair<CommId, std::uint64_t>> list(r.count(16));
-    for (auto& [id, seq] : list) {
-        id = r.get<CommId>();
-        seq = r.get<std::uint64_t>();
+    std::vector<LeaverAt> list(r.count(24));
+    for (auto& at : list) {
+        at.comm = r.get<CommId>();
+        at.done = r.get<std::uint64_t>();
+        at.agreed = r.get<std::uint64_t>();
     }
     FT_CHECK(r.done(), "an undecodable leave from slot %d", slot);
     leavers_[slot] = std::move(list);

@@ -13,6 +13,7 @@
 #include "base/status.h"
 #include "channel/frame.h"
 #include "channel/log.h"
+#include "channel/spread.h"
 #include "communicator/request.h"
 #include "membership/authority.h"
 #include "transport/transport.h"
@@ -82,6 +83,7 @@ struct NodeConfig {
     std::uint64_t read_bytes =
         4u << 20;  // of another's memory at a time: ticks and other communicators get their turn in between
     std::uint64_t eager_limit = 65536;
+    int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"
     // Policy replay: where this rank logs, and finds what processes before it have logged. All communicators of the job are replay then.
     Log* log = nullptr;

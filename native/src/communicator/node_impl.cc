@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "channel/spread.h"
 #include "communicator/node_impl.h"
 
 namespace ftcomm {
@@ -141,7 +142,8 @@ void NodeImpl::dispatch(int slot, const FrameHeader& h, ByteView payload) {
     if (h.comm != 0) {
         const bool describes = h.kind == FrameKind::Vote || h.kind == FrameKind::Freeze || h.kind == FrameKind::AgreeVote ||
                                h.kind == FrameKind::RestoreAsk;
-        auto* comm = describes ? find_or_make(h.comm, payload) : find(h.comm);
+        auto* comm =
+            describes ? find_or_make(h.comm, h.kind == FrameKind::Freeze ? Spread::record_of(payload) : payload) : find(h.comm);
         if (comm != nullptr) {
             comm->on_frame(slot, h, payload);
         } else {
@@ -152,7 +154,7 @@ void NodeImpl::dispatch(int slot, const FrameHeader& h, ByteView payload) {
         return;
     }
     switch (h.kind) {
-        case FrameKind::View: apply_view(Bytes(payload.begin(), payload.end()), false); return;
+        case FrameKind::View: on_view_frame(payload); return;
         case FrameKind::AdmitVote: on_admit_vote(slot, payload); return;
         case FrameKind::Leave: on_leave(slot, payload); return;
         case FrameKind::LeaveOk: on_leave_ok(slot); return;

@@ -30,7 +30,9 @@ public:
     void on_evidence(int slot, std::uint32_t incarnation, Evidence evidence);
     void on_heard(int slot, std::uint32_t incarnation);  // suspicion.cc
     void on_tick();
-    void apply_view(const Bytes& bytes, bool from_cell);
+    enum class ViewFrom : std::uint8_t { Winner, Cell, Peer };
+    void apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest = {});
+    void on_view_frame(ByteView payload);
     void propose_view();
     void reconsider_resets();
     void read_view(bool must);
@@ -74,7 +76,9 @@ private:
 
     // view_agent.cc
     void compare_and_set_view(const JobView& desired);
-    void broadcast_view(const RankSet& to);
+    void tell_view(const RankSet& to);  // the one that this rank has, to nobody else
+    void spread_view(const Bytes& view, const RankSet& to);
+    RankSet some_after_self(const RankSet& slots) const;
 
     // join.cc
     void send_admit_vote();
@@ -93,7 +97,11 @@ private:
     void check_leave_done();
     bool leave_overdue() const;
     Time leave_timeout() const { return core.config.leave_timeout > 0 ? core.config.leave_timeout : 2 * core.config.heartbeat; }
-    bool satisfied(const std::vector<std::pair<CommId, std::uint64_t>>& leaver) const;
+    struct LeaverAt {  // what it has finished in a communicator
+        CommId comm;
+        std::uint64_t done, agreed;
+    };
+    bool satisfied(const std::vector<LeaverAt>& leaver) const;
 
     std::vector<Time> heard_;
     Time last_tick_;
@@ -109,6 +117,7 @@ private:
     };
     std::map<int, EarlyDeath> dead_early_;  // replacements that died before this rank saw them come in
     bool view_busy_ = false, view_reading_ = false;
+    Bytes proposed_view_;  // the last one that this rank has asked for
     bool dead_end_done_ = false;
 
     CommId last_writable_ = 0;
@@ -128,7 +137,7 @@ private:
     Time next_join_request_ = 0;
     std::uint64_t told_progress_ = 0;  // replay: of all communicators
     Time next_progress_ = 0;
-    std::map<int, std::vector<std::pair<CommId, std::uint64_t>>> leavers_;  // not answered yet
+    std::map<int, std::vector<LeaverAt>> leavers_;  // not answered yet
     RankSet leave_ok_;
     bool leave_sent_ = false, goodbye_sent_ = false;
     bool ended_ = false;  // replay: somebody has said goodbye, so all had come to their end

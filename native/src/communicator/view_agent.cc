@@ -1,7 +1,10 @@
 // The job view's changes: evidence and suspicion in, compare-and-set of the head cell, announcement out. Evidence only decides how
 // soon somebody proposes; what holds is what the cell says (M1, M2, M4, M11, M12).
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/failpoint.h"
+#include "channel/spread.h"
 #include "communicator/node_impl.h"
 
 namespace ftcomm {
@@ -77,6 +80,7 @@ void NodeImpl::propose_view() {
 void NodeImpl::compare_and_set_view(const JobView& desired) {
     view_busy_ = true;
     auto bytes = desired.encode();
+    proposed_view_ = bytes;
     core.cells.compare_and_set(
         Node::view_key(core.config.job), core.view_bytes, bytes, [this, bytes](CellClient::Result result, const Bytes& value) {
             view_busy_ = false;
@@ -89,17 +93,19 @@ void NodeImpl::compare_and_set_view(const JobView& desired) {
                 core.host.trace("view.conflict");
                 if (!core.rules.m2) {  // rule M2 switched off: "somebody was first; write mine over it"
                     core.view_bytes = value;
-                    core.cells.compare_and_set(Node::view_key(core.config.job), value, bytes,
-                                               [this, bytes](CellClient::Result, const Bytes&) { apply_view(bytes, true); });
+                    core.cells.compare_and_set(
+                        Node::view_key(core.config.job), value, bytes,
+                        [this, bytes](CellClient::Result, const Bytes&) { apply_view(bytes, ViewFrom::Winner); });
                     return;
                 }
             }
             FT_POINT("view.after");
-            apply_view(result == CellClient::Result::Swapped ? bytes : value, true);
+            const bool won = result == CellClient::Result::Swapped;
+            apply_view(won ? bytes : value, won ? ViewFrom::Winner : ViewFrom::Cell);
             try_admit();
             propose_view();
         });
-    if (!core.rules.m4) apply_view(bytes, true);
+    if (!core.rules.m4) apply_view(bytes, ViewFrom::Winner);
 }
 
 // must: nothing can go on without it. Otherwise a lost authority is found out by the first who has something to decide: until
@@ -116,38 +122,76 @@ void NodeImpl::read_view(bool must) {
             core.host.trace("view.unread");
             return;
         }
-        apply_view(value, true);
+        apply_view(value, ViewFrom::Cell);
         if (hopeless && nobody_left_to_join()) give_up_joining();
     });
 }
 
-void NodeImpl::broadcast_view(const RankSet& to) {
+void NodeImpl::tell_view(const RankSet& to) {
     FrameHeader h;
     h.kind = FrameKind::View;
-    for (int s : to.list())
-        if (s != core.self()) core.sender.send_long(s, h, core.view_bytes);
+    const auto payload = to.empty() ? Bytes{} : spread_to_one(core.view_bytes);
+    for (int s : to.list()) core.sender.send_long(s, h, payload);
 }
 
-// from_cell: this rank learned it from the authority itself, so it tells the others; the winner may have died before it could.
-void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
+void NodeImpl::spread_view(const Bytes& view, const RankSet& to) {
+    FrameHeader h;
+    h.kind = FrameKind::View;
+    for (const auto& frame : spread(view, core.passing_order(to), core.config.spread_degree))
+        core.sender.send_long(frame.slot, h, frame.payload);
+}
+
+// Of those who go on, the next ones after this rank: as many as it may tell.
+RankSet NodeImpl::some_after_self(const RankSet& slots) const {
+    RankSet out;
+    const int n = core.config.world_size;
+    for (int i = 1; i < n && out.count() < core.config.spread_degree; ++i) {
+        const int s = (core.self() + i) % n;
+        if (slots.has(s)) out.add(s);
+    }
+    return out;
+}
+
+void NodeImpl::on_view_frame(ByteView payload) {
+    Spread told;
+    FT_CHECK(Spread::decode(payload, &told), "an undecodable job view");
+    apply_view(Bytes(told.record.begin(), told.record.end()), ViewFrom::Peer, told.rest);
+}
+
+// Who learned it from the authority tells others. The winner of the compare-and-set tells all. The others who asked for a change tell
+// some: the winner may have died before it could. (All of them would be too many: where each rank finds out by itself that another one is
+// silent, nearly all ask. And if those who have lost are few, and die, too: then there will be another view, whose winner tells all.)
+void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest) {
     const auto decoded = JobView::decode(bytes);
     if (core.stale) return;
     FT_CHECK(decoded.has_value() && decoded->members.size() == core.view.members.size(), "an undecodable job view");
-    if (decoded->epoch <= core.view.epoch) return;
-    FT_CHECK(decoded->boot == core.config.boot || !core.rules.m3, "a view of another authority");
-    for (int s : (core.view.alive() - decoded->alive()).list())
-        if (s != core.self()) core.transport.drain(s);  // M10: may finish operations, or bring its goodbye
-    if (decoded->epoch <= core.view.epoch) return;  // draining brought a newer one
+    const auto is_old = [&] { return decoded->epoch <= core.view.epoch; };
+    // Its own: that one who has lost tells of it is as good as the authority's answer, which may be long in coming, or lost.
+    if (bytes == proposed_view_ && core.rules.m14) from = ViewFrom::Winner;
+    if (!is_old()) {
+        FT_CHECK(decoded->boot == core.config.boot || !core.rules.m3, "a view of another authority");
+        for (int s : (core.view.alive() - decoded->alive()).list())
+            if (s != core.self()) core.transport.drain(s);  // M10: may finish operations, or bring its goodbye
+    }
+    if (is_old()) {  // or draining brought a newer one
+        spread_view(bytes, rest & core.view.alive());
+        return;
+    }
 
     const auto before = core.view;
     core.view = *decoded;
     core.view_bytes = bytes;
     const auto& me = core.view.members[static_cast<std::size_t>(core.self())];
-    const bool tells = from_cell && !core.solo;
-    if (tells) broadcast_view(before.alive());  // while links still lead to those who are out: they may live
+    const bool tells = from != ViewFrom::Peer && !core.solo;
     core.host.trace("view.apply");
 
-    RankSet came;
+    RankSet out, stay, came;
+    for (int s : before.alive().list()) {
+        if (s == core.self()) continue;
+        const auto i = static_cast<std::size_t>(s);
+        (core.view.is_alive(s, before.members[i].incarnation) ? stay : out).add(s);
+    }
+    if (tells) tell_view(out);  // while links still lead to those who are out: they may live
     for (std::size_t i = 0; i < core.view.members.size(); ++i) {
         const int slot = static_cast<int>(i);
         const auto& was = before.members[i];
@@ -185,7 +229,10 @@ void NodeImpl::apply_view(const Bytes& bytes, bool from_cell) {
     }
     // Not before they are attached: this rank may hear of a newcomer from the cell before it has heard its join request, and then
     // there is no link to it until here.
-    if (tells) broadcast_view(came);
+    if (tells) tell_view(came);
+    if (tells && from == ViewFrom::Winner) spread_view(bytes, stay);
+    else if (tells) tell_view(some_after_self(stay));
+    else spread_view(bytes, rest & core.view.alive());
     NodeEvent changed;
     changed.kind = NodeEvent::Kind::ViewChanged;
     changed.ranks = core.view.alive();

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/failpoint.h"
+#include "channel/spread.h"
 #include "communicator/restore.h"
 
 namespace ftcomm {
@@ -153,11 +154,7 @@ void Communicator::send_vote() {
 void Communicator::on_vote(int rank, Vote vote) {
     if (vote.attempt <= attempt_) {
         // It has missed the decision (its leader died before announcing it): the record settles it.
-        if (!record_.empty()) {
-            auto h = control(FrameKind::Decision);
-            h.attempt = attempt_;
-            core_.sender.send_long(spec_.members[static_cast<std::size_t>(rank)], h, record_);
-        }
+        if (!record_.empty()) { answer_with_record(rank, FrameKind::Decision); }
         return;
     }
     const bool ahead = vote.attempt > attempt_ + 1;
@@ -197,6 +194,8 @@ void Communicator::look_again() {
 }
 
 void Communicator::on_view() {
+    pass_on_held();
+    take_held_votes();
     if (core_.solo) return;  // not a member yet: nothing to vote on
     if (replays()) {
         on_view_replay();
@@ -239,6 +238,14 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
         }
         return;
     }
+    if (is_spread(h.kind)) {
+        Spread told;
+        FT_CHECK(Spread::decode(payload, &told), "an undecodable record from rank %d", from);
+        pass_on(h, told.rest, told.record);
+        if (h.kind == FrameKind::Freeze) on_freeze(h.attempt);
+        else adopt(Bytes(told.record.begin(), told.record.end()));
+        return;
+    }
     switch (h.kind) {
         case FrameKind::Vote: {
             ByteReader r(payload);
@@ -249,7 +256,6 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
             on_vote(from, std::move(*vote));
             return;
         }
-        case FrameKind::Freeze: on_freeze(h.attempt); return;
         case FrameKind::RestoreAsk:
         case FrameKind::RestoreReply: {
             ByteReader r(payload);
@@ -265,19 +271,12 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
             on_restore_ask(from, body);
             return;
         }
-        case FrameKind::Decision:
-        case FrameKind::AgreeResult: adopt(Bytes(payload.begin(), payload.end())); return;
         case FrameKind::AgreeVote: {
             ByteReader r(payload);
             decode_spec(r);
-            ByteReader body(r.bytes());
-            AgreeVote v;
-            v.seq = body.get<std::uint64_t>();
-            v.kind = body.get<AgreeKind>();
-            v.flag = body.get<std::int64_t>();
-            v.acked = body.ranks();
-            FT_CHECK(r.ok() && body.ok(), "an undecodable agree vote from rank %d", from);
-            on_agree_vote(from, v);
+            const auto body = r.bytes();
+            FT_CHECK(r.ok(), "undecodable agree votes from rank %d", from);
+            on_agree_votes(from, h.aux, body);
             return;
         }
         default: return;

@@ -29,6 +29,9 @@ struct Rules {
     bool m11 = true;  // own silence is not the peers'; complaints wait in proportion
     bool m12 = true;  // suspect per host
     bool m13 = true;  // a newcomer starts where the communicators stand
+    bool m14 = true;  // the winner of a view tells all, whoever told it
+    bool m16 = true;  // a record is passed on in the view of who sent it
+    bool m17 = true;  // a vote for an agree counts in the view it was sent in
     bool l1 = true;   // replay skips what is in the log already, nothing else
     bool l2 = true;   // a restart voids its checkpoint vote: only the mark counts
     bool l3 = true;   // no checkpoint is committed while a message is under way
@@ -67,6 +70,9 @@ struct Rules {
                          : n == "M11" ? &r.m11
                          : n == "M12" ? &r.m12
                          : n == "M13" ? &r.m13
+                         : n == "M14" ? &r.m14
+                         : n == "M16" ? &r.m16
+                         : n == "M17" ? &r.m17
                          : n == "L1"  ? &r.l1
                          : n == "L2"  ? &r.l2
                          : n == "L3"  ? &r.l3

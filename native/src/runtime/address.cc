@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 8;
+constexpr std::uint32_t kVersion = 9;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -23,7 +23,13 @@ Bytes Address::encode() const {
     w.text(socket).put(nonce).put(processes).put(pid).put(kernel).ranks(processors).put(transport).put(authority);
     w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(static_cast<std::uint8_t>(replay));
     w.put(static_cast<std::uint8_t>(peer_memory));
-    w.put(heartbeat).put(flat_limit).put(pull_limit).put(reduce_pull_limit).put(segment_bytes).put(eager_limit);
+    w.put(heartbeat)
+        .put(flat_limit)
+        .put(pull_limit)
+        .put(reduce_pull_limit)
+        .put(segment_bytes)
+        .put(eager_limit)
+        .put(spread_degree);
     w.text(log).bytes(tcp);
     return w.take();
 }
@@ -60,6 +66,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.reduce_pull_limit = r.get<std::uint64_t>();
     a.segment_bytes = r.get<std::uint64_t>();
     a.eager_limit = r.get<std::uint64_t>();
+    a.spread_degree = r.get<std::uint64_t>();
     a.log = r.text();
     auto tcp = r.bytes();
     a.tcp.assign(tcp.begin(), tcp.end());
@@ -101,6 +108,7 @@ Status Address::check_agrees(const Address& other, int slot) const {
         return differs("reduce_pull_limit", number(other.reduce_pull_limit), number(reduce_pull_limit));
     if (other.segment_bytes != segment_bytes) return differs("segment_bytes", number(other.segment_bytes), number(segment_bytes));
     if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));
+    if (other.spread_degree != spread_degree) return differs("spread_degree", number(other.spread_degree), number(spread_degree));
     return {};
 }
 

@@ -343,6 +343,7 @@ Status Job::make_node() {
     c.reduce_pull_limit = config_.reduce_pull_limit;
     c.segment_bytes = config_.segment_bytes;
     c.eager_limit = config_.eager_limit;
+    c.spread_degree = static_cast<int>(config_.spread_degree);
     c.initial_view = first_view_;
 
     Engine::Hold hold(engine_);

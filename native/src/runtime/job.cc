@@ -59,6 +59,7 @@ Status Job::prepare() {
     own_.reduce_pull_limit = config_.reduce_pull_limit;
     own_.segment_bytes = config_.segment_bytes;
     own_.eager_limit = config_.eager_limit;
+    own_.spread_degree = config_.spread_degree;
 
     // Also where data goes by tcp: who shares a segment sees the others of its host die at once, and needs no store to decide.
     if (auto s = giver_.listen(config_.job)) {
@@ -226,7 +227,7 @@ std::string Job::info_json() {
     j.key("flat_limit").number(config_.flat_limit).key("pull_limit").number(config_.pull_limit);
     j.key("reduce_pull_limit").number(config_.reduce_pull_limit);
     j.key("segment_bytes").number(config_.segment_bytes);
-    j.key("eager_limit").number(config_.eager_limit);
+    j.key("eager_limit").number(config_.eager_limit).key("spread_degree").number(config_.spread_degree);
     if (cells_ != nullptr || store_ != nullptr) j.key("authority").text(cells_ != nullptr ? "shm" : "store");
     if (transport_ != nullptr && engine_.has_node()) {
         j.key("epoch").number(engine_.node().epoch()).key("alive").numbers(engine_.node().alive_slots().list());

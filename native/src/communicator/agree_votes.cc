@@ -1,0 +1,85 @@
+// How the votes for an agree or shrink come to the leader: along a tree of the voters, each rank's with those of all that are below it. No
+// vote is lost in others on its way: those that are the same share an entry. A rank sends its part once it has all of it.
+//
+// The tree is that of a view, and votes count in the view that they were sent in (M17): a rank that lags behind keeps them until it has the
+// view, and one that is ahead leaves them aside, because whoever waits sends again with each new view, to whoever is above it then. So the
+// death of a rank on the way loses nothing, and no vote of a process before a replacement counts for it. Nor of those who have the result and
+// do not vote again: they voted for the same attempt, and the death of a member ends that with a decision, which brings the result to all.
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "channel/spread.h"
+#include "communicator/communicator.h"
+
+namespace ftcomm {
+
+void Communicator::send_agree_vote() {
+    if (!core_.dead_end()) return;
+    agree_votes_[rank_] = agree_.vote;
+    agree_votes_sent_ = false;
+    send_agree_votes_on();
+}
+
+void Communicator::send_agree_votes_on() {
+    if (!core_.dead_end()) return;
+    const auto tree = voters();
+    if (tree.lowest() == rank_) {
+        try_agree();
+        return;
+    }
+    const auto seq = decision_.agree_seq + 1;
+    if (agree_votes_sent_ || !tree.has(rank_)) return;
+    const auto place = place_in_tree(tree, rank_, core_.config.spread_degree);
+    std::vector<std::pair<AgreeVote, RankSet>> votes;
+    for (int r : place.part.list()) {
+        const auto it = agree_votes_.find(r);
+        if (it == agree_votes_.end() || it->second.seq != seq) return;
+        auto same = votes.begin();
+        while (same != votes.end() && same->first != it->second) ++same;
+        if (same == votes.end()) same = votes.insert(same, {it->second, {}});
+        same->second.add(r);
+    }
+    agree_votes_sent_ = true;
+    ByteWriter w;
+    w.put(seq).put(static_cast<std::uint32_t>(votes.size()));
+    for (const auto& [vote, ranks] : votes) w.put(vote.kind).put(vote.flag).ranks(vote.acked).ranks(ranks);
+    auto header = control(FrameKind::AgreeVote);
+    header.aux = core_.view.epoch;
+    FT_POINT("agree.vote");
+    core_.sender.send_long(spec_.members[static_cast<std::size_t>(place.parent)], header, spec_and(w.take()));
+}
+
+void Communicator::on_agree_votes(int from, std::uint64_t epoch, ByteView body) {
+    if (epoch != core_.view.epoch && core_.rules.m17) {
+        core_.host.trace(epoch > core_.view.epoch ? "agree.votes_held" : "agree.votes_outdated");
+        if (epoch > core_.view.epoch) held_votes_.push_back({from, epoch, Bytes(body.begin(), body.end())});
+        return;
+    }
+    ByteReader r(body);
+    const auto seq = r.get<std::uint64_t>();
+    for (auto n = r.count(11); n > 0 && r.ok(); --n) {
+        AgreeVote vote{seq, r.get<AgreeKind>(), r.get<std::int64_t>(), {}};
+        vote.acked = r.ranks();
+        for (int rank : (r.ranks() & in_view()).list()) on_agree_vote(rank, vote);
+    }
+    FT_CHECK(r.done(), "undecodable agree votes from rank %d", from);
+    send_agree_votes_on();
+}
+
+// Whoever sent them may have gone meanwhile: they are others' votes, too, and those are here.
+void Communicator::take_held_votes() {
+    std::vector<HeldVotes> held;
+    held.swap(held_votes_);
+    for (const auto& h : held) on_agree_votes(h.from, h.epoch, h.body);
+}
+
+void Communicator::on_agree_vote(int rank, const AgreeVote& vote) {
+    if (vote.seq <= decision_.agree_seq) {
+        answer_with_record(rank, FrameKind::AgreeResult);
+        return;
+    }
+    agree_votes_[rank] = vote;
+    // Somebody has a result that this rank has not. It is on its way, unless there was a death; then it is the leader who has to find out.
+    if (vote.seq > decision_.agree_seq + 1 && leader() == rank_) read_cell();
+}
+
+}  // namespace ftcomm

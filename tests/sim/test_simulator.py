@@ -41,7 +41,7 @@ def scale(*arguments: str) -> dict[str, Any]:
 
 
 def test_scale() -> None:
-    """What follows from the algorithms: a dissemination barrier, and a leader to whom all say their word."""
+    """What follows from the algorithms: a dissemination barrier, and trees of degree 16 to a leader and back."""
     few, many = scale("16"), scale("256")
     assert few["whole_nodes"]
     assert many["whole_nodes"]
@@ -51,10 +51,12 @@ def test_scale() -> None:
         assert found["fence"]["messages"] == n * levels
         assert found["barrier"]["messages"] == n * (levels + 1)  # each says first that it is there
         assert found["agree"]["messages"] == 2 * (n - 1)
-        assert found["agree"]["most_received"] == n - 1
-        assert found["agree"]["rounds"] == few["operations"]["agree"]["rounds"]
+        assert found["agree"]["most_received"] <= min(n - 1, 17)
+        assert found["agree"]["most_sent"] <= min(n - 1, 17)
+        assert found["agree"]["rounds"] == (4 if n == 16 else 6)  # two for the cell, and each level up and down
         assert found["shrink"]["messages"] == 2 * (n - 2)
         assert found["death_seen_by_host"]["seconds"] < 0.01
+    assert many["operations"]["silent_host"]["messages"] < 16 * 256  # all find out by themselves, and one of them tells all
     assert 1.0 < many["operations"]["silent_host"]["seconds"] < 1.2  # a heartbeat
 
 

@@ -140,6 +140,71 @@ FT_TEST(vote_that_comes_before_its_view_is_kept) {
     }
 }
 
+// Rank 1 has ended with the view on its way to ranks 2 and 3, and nobody has noticed: who hears from them tells them.
+FT_TEST(vote_from_an_older_view_is_answered_with_the_view) {
+    Rig rig(5, trees_of(1));
+    const std::vector<int> members{0, 2, 3};
+    for (int s : members) rig.join_comm(s, members);
+    rig.kill(1);
+    rig.kill(4);
+    rig.evidence(0, 4, Evidence::Pidfd);
+    rig.settle();
+    EXPECT_EQ(alive(rig, 0), "{0,1,2,3}");
+    EXPECT_EQ(alive(rig, 2), "{0,1,2,3,4}");
+    std::vector<RequestPtr> asked;
+    for (int s : members) asked.push_back(rig.node(s).agree(rig.now(), Rig::kComm, 8 + s));
+    rig.settle();
+    EXPECT(rig.traced(0, "agree.votes_outdated"));
+    for (const auto& r : asked) {
+        REQUIRE(r->done);
+        EXPECT_EQ(r->value, 8);
+    }
+}
+
+// The same, but rank 2 hears a record from the view that it lacks.
+FT_TEST(record_that_is_held_for_long_makes_its_holder_look_for_the_view) {
+    Rig rig(5, trees_of(1));
+    const std::vector<int> members{0, 2, 3};
+    for (int s : members) rig.join_comm(s, members);
+    rig.kill(1);
+    rig.kill(4);
+    rig.evidence(0, 4, Evidence::Pidfd);
+    rig.settle();
+    rig.node(0).revoke(rig.now(), Rig::kComm);
+    rig.settle();
+    EXPECT(rig.traced(2, "spread.held"));
+    EXPECT(!rig.node(3).comm_revoked(Rig::kComm));
+    rig.advance(Rig::kHeartbeat / 10, {1, 4});
+    rig.settle();
+    for (int s : members) EXPECT(rig.node(s).comm_revoked(Rig::kComm));
+}
+
+// Posted by another thread, after its rank has said that nothing is under way.
+FT_TEST(agree_during_an_admission_is_one_with_the_newcomers) {
+    Rig rig(3);
+    rig.comm({0, 1, 2});
+    replace(rig, 2, 0, {});
+    rig.hold_cells(0);
+    for (int s : {0, 1}) rig.node(s).admit(rig.now());
+    rig.settle();
+    std::vector<RequestPtr> asked;
+    for (int s : {0, 1}) asked.push_back(rig.node(s).agree(rig.now(), Rig::kComm, 8 + 4 + s));
+    rig.settle();
+    EXPECT(rig.reach(0));
+    EXPECT_EQ(rig.asked(0), 0u);  // the admission, and no agree
+    rig.hold_cells(0, false);
+    rig.settle();
+    for (const auto& r : asked) EXPECT(!r->done);
+    rig.join_comm(2, {0, 1, 2});
+    asked.push_back(rig.node(2).agree(rig.now(), Rig::kComm, 8));
+    rig.settle();
+    for (const auto& r : asked) {
+        REQUIRE(r->done);
+        EXPECT(r->status.ok());
+        EXPECT_EQ(r->value, 8);
+    }
+}
+
 // Rank 3's vote for the next agree is here before rank 1 has heard how this one ended: nothing is asked of the cell for that.
 FT_TEST(vote_that_is_ahead_waits_on_its_way) {
     Rig rig(4, trees_of(1));

@@ -85,6 +85,12 @@ void Communicator::resume() {
         ahead_.clear();
         adopt(record);
     }
+    if (agree_.held && !core_.admitting) {
+        agree_.held = false;
+        agree_.vote.seq = decision_.agree_seq + 1;
+        agree_.vote.acked = acked_;
+        send_agree_vote();
+    }
     pump();
     look_again();
 }

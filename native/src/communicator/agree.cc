@@ -28,13 +28,13 @@ RequestPtr Communicator::agree(AgreeKind kind, std::int64_t flag) {
                      Status::error(Code::Unsupported, "this replacement is not admitted yet: call the join point first"));
         return request;
     }
-    agree_ = {true, {decision_.agree_seq + 1, kind, flag, acked_}, request};
-    send_agree_vote();
+    agree_ = {true, core_.admitting, {decision_.agree_seq + 1, kind, flag, acked_}, request};
+    if (!agree_.held) send_agree_vote();
     return request;
 }
 
 void Communicator::try_agree() {
-    if (cas_busy_ || leader() != rank_ || !core_.dead_end()) return;
+    if (cas_busy_ || excluded_ || leader() != rank_ || !core_.dead_end()) return;
     const auto want = voters();
     const auto seq = decision_.agree_seq + 1;
     Decision d = decision_;
@@ -88,6 +88,8 @@ void Communicator::try_agree() {
             FT_CHECK(current.has_value(), "the head cell of communicator %s does not hold a decision", spec_.name.c_str());
             if (outdated(*current) || (current->attempt <= attempt_ && current->agree_seq <= decision_.agree_seq)) {
                 record_ = value;  // ours of an earlier time: a replacement that leads for the first time
+            } else if (excludes_this_rank(*current)) {
+                on_excluded();
             } else {
                 announce(value, FrameKind::Decision);
                 adopt(value);
@@ -101,7 +103,7 @@ void Communicator::try_agree() {
 void Communicator::finish_agree() {
     std::erase_if(agree_votes_, [&](const auto& v) { return v.second.seq <= decision_.agree_seq; });
     agree_votes_sent_ = false;
-    if (!agree_.active || agree_.vote.seq > decision_.agree_seq) return;
+    if (!agree_.active || agree_.held || agree_.vote.seq > decision_.agree_seq) return;
     FT_CHECK(agree_.vote.seq == decision_.agree_seq, "agreement %llu was decided while this rank still waits for %llu",
              static_cast<unsigned long long>(decision_.agree_seq), static_cast<unsigned long long>(agree_.vote.seq));
     agree_.active = false;

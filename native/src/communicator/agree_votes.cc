@@ -52,6 +52,7 @@ void Communicator::on_agree_votes(int from, std::uint64_t epoch, ByteView body) 
     if (epoch != core_.view.epoch && core_.rules.m17) {
         core_.host.trace(epoch > core_.view.epoch ? "agree.votes_held" : "agree.votes_outdated");
         if (epoch > core_.view.epoch) held_votes_.push_back({from, epoch, Bytes(body.begin(), body.end())});
+        else core_.tell_view(spec_.members[static_cast<std::size_t>(from)]);  // whoever was to pass it on may have ended
         return;
     }
     ByteReader r(body);
@@ -77,7 +78,9 @@ void Communicator::on_agree_vote(int rank, const AgreeVote& vote) {
         answer_with_record(rank, FrameKind::AgreeResult);
         return;
     }
-    agree_votes_[rank] = vote;
+    auto& known = agree_votes_[rank];
+    if (known.seq > vote.seq) return;
+    known = vote;
     // Somebody has a result that this rank has not. It is on its way, unless there was a death; then it is the leader who has to find out.
     if (vote.seq > decision_.agree_seq + 1 && leader() == rank_) read_cell();
 }

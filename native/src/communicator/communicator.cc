@@ -236,6 +236,8 @@ void Communicator::on_tick() {
     if (replays()) for_pairs([&](LoggedPairs& pairs) { pairs.on_tick(core_.now); });
     if (group_resume_ && group_resume_->request != nullptr && core_.now > group_resume_->deadline)
         end_group_resume(Status::error(Code::Timeout, "Timed out: not all of this rank's log group have come to resume"));
+    // For a whole tick: the view that they are from may have been lost on its way.
+    if (!held_votes_.empty() || !held_records_.empty()) core_.wants_view = true;
     if (open_.empty()) return;
     auto& op = *open_.front();
     if (op.started && !op.timeout_proposed && core_.now > op.deadline) {

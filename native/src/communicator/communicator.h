@@ -80,7 +80,8 @@ public:
     // Queries.
     // Nothing is under way that began before the join point.
     bool quiescent() const {
-        return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ && !agree_.active;
+        return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ &&
+               (!agree_.active || agree_.held);
     }
     bool idle() const {
         return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle() &&
@@ -146,6 +147,7 @@ private:
     };
     struct MyAgree {
         bool active = false;
+        bool held = false;  // posted during an admission: it begins after that, with the newcomers (M13)
         AgreeVote vote;
         RequestPtr request;
     };
@@ -190,6 +192,10 @@ private:
     void look_again();
     void try_decide();
     bool outdated(const Decision& d) const { return d.admissions < since_; }
+    bool excludes_this_rank(const Decision& d) const {
+        return d.attempt > attempt_ ? !d.alive.has(rank_) : d.agree_seq > decision_.agree_seq && !d.agree_survivors.has(rank_);
+    }
+    void on_excluded();
     void on_decide_reply(CellClient::Result result, const Bytes& value, const Bytes& mine);
     void adopt(const Bytes& record);
     void apply(const Decision& d);
@@ -367,6 +373,7 @@ private:
     bool freeze_sent_ = false;
     std::uint32_t asked_ = 0;  // the highest attempt that a leader has asked a vote for
     bool cas_busy_ = false;
+    bool excluded_ = false;  // others have decided without this rank: the view that says so is on its way
     bool cell_reading_ = false;
     Decision decision_;  // the newest applied
     Bytes record_;  // the cell's content as last known

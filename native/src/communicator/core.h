@@ -9,6 +9,7 @@
 
 #include "base/random.h"
 #include "channel/sender.h"
+#include "channel/spread.h"
 #include "communicator/node.h"
 #include "membership/cell_client.h"
 #include "membership/rules.h"
@@ -47,6 +48,7 @@ struct Core {
     bool has_work = false;     // some run may have work that waits for no frame
     Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read
     int agreements = 0;        // replay: checkpoints that are being committed, in all communicators
+    RankSet may_leave;         // slots that want to, and have heard from this rank that they may
     RankSet left;              // slots that said goodbye (not necessarily out of the view yet)
 
     int self() const { return config.slot; }
@@ -62,9 +64,16 @@ struct Core {
     // know who came in with them, and has no link to it; it knows all who were here before itself. Last, who has left: it may have ended.
     std::vector<int> passing_order(const RankSet& slots) const {
         auto order = slots.list();
-        const auto place = [this](int s) { return std::pair(left.has(s), view.members[static_cast<std::size_t>(s)].admission); };
+        const auto place = [this](int s) {
+            return std::pair(left.has(s) || may_leave.has(s), view.members[static_cast<std::size_t>(s)].admission);
+        };
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return place(a) < place(b); });
         return order;
+    }
+    void tell_view(int slot) {  // the one that this rank has, to nobody else
+        FrameHeader h;
+        h.kind = FrameKind::View;
+        sender.send_long(slot, h, spread_to_one(view_bytes));
     }
     bool at_dead_end() const { return stale || authority_lost || !abandoned; }
     Status dead_end() const {  // why nothing can go on, or ok

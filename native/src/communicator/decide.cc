@@ -6,7 +6,7 @@
 namespace ftcomm {
 
 void Communicator::try_decide() {
-    if (!frozen_ || cas_busy_ || leader() != rank_ || !core_.dead_end() || (replays() && !present())) return;
+    if (!frozen_ || cas_busy_ || excluded_ || leader() != rank_ || !core_.dead_end() || (replays() && !present())) return;
     const auto want = voters();
     std::map<int, Vote> votes;
     for (int r : want.list()) {
@@ -66,13 +66,16 @@ void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value
         try_decide();
         return;
     }
+    if (excludes_this_rank(*current)) {
+        on_excluded();
+        return;
+    }
     if (current->attempt > attempt_ && core_.rules.m2) {
         announce(value, FrameKind::Decision);  // its leader may have died before it could
         adopt(value);
         return;
     }
     // Only an agree (or, for a replacement, older attempts) came between: carry it forward and try again.
-    if (current->agree_seq > decision_.agree_seq && !current->agree_survivors.has(rank_)) return;  // this rank is out of the job
     record_ = value;
     decision_.agree_seq = current->agree_seq;
     decision_.agree_value = current->agree_value;
@@ -93,6 +96,13 @@ void Communicator::read_cell() {
         }
         if (!value.empty()) adopt(value);
     });
+}
+
+// It would conflict again and again until it hears the view.
+void Communicator::on_excluded() {
+    core_.host.trace("decide.excluded");
+    excluded_ = true;
+    core_.wants_view = true;
 }
 
 // A record from the cell, whoever brought it. Records are ordered by (attempt, agree number); older ones change nothing.

@@ -344,6 +344,7 @@ void NodeImpl::answer_leavers() {
         FrameHeader h;
         h.kind = FrameKind::LeaveOk;
         core.sender.send(it->first, h);
+        core.may_leave.add(it->first);
         it = leavers_.erase(it);
     }
 }
@@ -390,7 +391,8 @@ void NodeImpl::check_leave_done() {
         h.kind = FrameKind::Goodbye;
         for (int s : others.list()) core.sender.send(s, h);  // those that have left, too, may still run and wonder about our exit
     }
-    if (!core.sender.idle() && !leave_overdue() && !core.authority_lost) return;  // a full link: the goodbye is still here
+    // A full link: the goodbye is still here. Or a view that this rank has asked for: it may have to tell all.
+    if ((!core.sender.idle() || view_busy_) && !leave_overdue() && !core.authority_lost) return;
     auto request = std::move(leave_request_);
     leave_request_ = nullptr;
     core.finish(request, {});

@@ -128,10 +128,7 @@ void NodeImpl::read_view(bool must) {
 }
 
 void NodeImpl::tell_view(const RankSet& to) {
-    FrameHeader h;
-    h.kind = FrameKind::View;
-    const auto payload = to.empty() ? Bytes{} : spread_to_one(core.view_bytes);
-    for (int s : to.list()) core.sender.send_long(s, h, payload);
+    for (int s : to.list()) core.tell_view(s);
 }
 
 void NodeImpl::spread_view(const Bytes& view, const RankSet& to) {
@@ -209,6 +206,7 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
             admit_votes_.erase(slot);
             leave_ok_.remove(slot);
             core.left.remove(slot);
+            core.may_leave.remove(slot);
             NodeEvent e;
             e.kind = NodeEvent::Kind::Removed;
             e.slot = slot;
@@ -220,6 +218,7 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
             core.transport.attach(slot, is.incarnation);
             came.add(slot);
             core.left.remove(slot);
+            core.may_leave.remove(slot);
             if (const auto it = waiting.find(slot); it != waiting.end() && it->second <= is.incarnation) waiting.erase(it);
         } else if (!is.alive && waiting.count(slot) > 0) {
             core.transport.attach(slot, waiting[slot]);  // it asked before its predecessor was out
@@ -231,7 +230,7 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
     // there is no link to it until here.
     if (tells) tell_view(came);
     if (tells && from == ViewFrom::Winner) spread_view(bytes, stay);
-    else if (tells) tell_view(some_after_self(stay));
+    else if (tells) tell_view(some_after_self(stay - core.left));
     else spread_view(bytes, rest & core.view.alive());
     NodeEvent changed;
     changed.kind = NodeEvent::Kind::ViewChanged;

@@ -194,6 +194,7 @@ void Communicator::look_again() {
 }
 
 void Communicator::on_view() {
+    excluded_ = false;
     pass_on_held();
     take_held_votes();
     if (core_.solo) return;  // not a member yet: nothing to vote on
@@ -205,7 +206,7 @@ void Communicator::on_view() {
     freeze_sent_ = false;
     if (!(decision_.alive - in_view()).empty()) freeze();
     if (frozen_) send_vote();
-    if (agree_.active) send_agree_vote();
+    if (agree_.active && !agree_.held) send_agree_vote();
     try_agree();
 }
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -24,13 +22,13 @@ def test_every_benchmark_is_in_it() -> None:
     assert listed == there
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in BENCHMARKS.glob("[a-z]*.py")))
-def test_it_says_how_it_is_used(name: str) -> None:
-    """That none of its imports has moved away, too."""
-    command = [sys.executable, str(BENCHMARKS / name), "--help"]
-    ended = subprocess.run(command, cwd=ROOT, text=True, capture_output=True, timeout=120, check=False)
+def test_each_of_them_starts() -> None:
+    """None of what they import has moved away."""
+    names = sorted(path.stem for path in BENCHMARKS.glob("[a-z]*.py"))
+    code = "import importlib, sys\nfor name in sys.argv[1:]: importlib.import_module(name)"
+    command = [sys.executable, "-c", code, *names]
+    ended = subprocess.run(command, cwd=BENCHMARKS, text=True, capture_output=True, timeout=120, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert f"usage: {name}" in ended.stdout
 
 
 def test_outputs_and_a_failure(tmp_path: Path) -> None:

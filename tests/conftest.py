@@ -41,11 +41,17 @@ def pulls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def chains(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For 8 ranks, and where it is about that: views and records go along chains, as they go along trees where ranks are many."""
+def chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Views and records go along chains, as they go along trees where ranks are many."""
+    monkeypatch.setenv("FTCOMM_SPREAD_DEGREE", "1")
+
+
+@pytest.fixture
+def some_chains(request: pytest.FixtureRequest) -> None:
+    """So they do in cells with 8 ranks, and in those whose kill is on the way along a tree."""
     params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     if params.get("size") == 8 or str(params.get("point")).startswith("spread."):
-        monkeypatch.setenv("FTCOMM_SPREAD_DEGREE", "1")
+        request.getfixturevalue("chains")
 
 
 @pytest.fixture(params=["shm", "tcp"])

@@ -130,12 +130,16 @@ void Rig::join_comm(int slot, const std::vector<int>& slots, CommId id, Policy p
     FT_CHECK(status.ok(), "create_comm: %s", status.message.c_str());
 }
 
-void Rig::replace(int slot, int observer, const std::vector<int>& slots) {
+void Rig::ask_again(int slot, int observer) {
     kill(slot);
     evidence(observer, slot, Evidence::Pidfd);
     settle();
     restart(slot);
     settle();
+}
+
+void Rig::replace(int slot, int observer, const std::vector<int>& slots) {
+    ask_again(slot, observer);
     join_comm(slot, slots, kComm, Policy::Replay);
 }
 

@@ -70,6 +70,7 @@ public:
     void break_reads(int slot) { broken_reads_.insert(slot); }  // of its memory, in the middle
     void lose_log(int slot) { (logs_[slot] = {}).lost = true; }  // of a dead rank, alone on its host
 
+    void ask_again(int slot, int observer);  // killed, which `observer` tells, and its replacement asks to come in
     // Under the policy replay: killed, which `observer` tells, and again a member of the communicator of these slots.
     void replace(int slot, int observer, const std::vector<int>& slots);
 

@@ -4,24 +4,11 @@
 
 namespace ftcomm::unit {
 
-namespace {
-
-// Slot `slot` dies, its place is empty, and a replacement asks to come in; nobody has called admit yet.
-void replace(Rig& rig, int slot, int witness) {
-    rig.kill(slot);
-    rig.evidence(witness, slot, Evidence::Pidfd);
-    rig.settle();
-    rig.restart(slot);
-    rig.settle();
-}
-
-}  // namespace
-
 // The evidence comes once, to one rank, before this rank has heard of the admission.
 FT_TEST(death_of_a_replacement_before_its_admission_is_not_forgotten) {
     Rig rig(3);
     rig.comm({0, 1, 2});
-    replace(rig, 2, 0);
+    rig.ask_again(2, 0);
     rig.node(1).admit(rig.now());
     rig.node(0).admit(rig.now());
     rig.hold(0, 1);
@@ -101,7 +88,7 @@ FT_TEST(record_of_members_since_replaced_does_not_block_their_successors) {
 FT_TEST(vote_for_the_attempt_after_an_admission_is_kept_by_a_leader_that_is_behind) {
     Rig rig(4);
     rig.comm({0, 1, 2, 3});
-    replace(rig, 3, 0);
+    rig.ask_again(3, 0);
     rig.join_comm(3, {0, 1, 2, 3});
     rig.hold_cells(0);
     for (int s : {0, 1, 2}) rig.node(s).admit(rig.now());
@@ -128,7 +115,7 @@ FT_TEST(vote_for_the_attempt_after_an_admission_is_kept_by_a_leader_that_is_behi
 FT_TEST(revoke_decided_too_late_for_the_admission_counts_after_it) {
     Rig rig(4);
     rig.comm({0, 1, 2, 3});
-    replace(rig, 3, 0);
+    rig.ask_again(3, 0);
     rig.join_comm(3, {0, 1, 2, 3});
     rig.hold(2, 0);
     for (int s : {0, 1, 2}) rig.node(s).admit(rig.now());
@@ -151,7 +138,7 @@ FT_TEST(revoke_decided_too_late_for_the_admission_counts_after_it) {
 FT_TEST(operation_queued_before_a_join_point_still_starts) {
     Rig rig(3);
     rig.comm({0, 1, 2});
-    replace(rig, 2, 0);
+    rig.ask_again(2, 0);
     std::int64_t values[2][2] = {{1, 10}, {2, 20}};
     RequestPtr sums[2][2], admits[2];
     for (int s : {0, 1})
@@ -170,7 +157,7 @@ FT_TEST(operation_queued_before_a_join_point_still_starts) {
 FT_TEST(operations_posted_during_an_admission_take_the_numbers_after_it) {
     Rig rig(3);
     rig.comm({0, 1, 2});
-    replace(rig, 2, 0);
+    rig.ask_again(2, 0);
     rig.join_comm(2, {0, 1, 2});
     std::int64_t prologue = 5;
     EXPECT(rig.sum(2, prologue)->done);  // alone

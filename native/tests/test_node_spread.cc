@@ -12,17 +12,30 @@ Rig::Setup trees_of(int degree) {
     return setup;
 }
 
-void replace(Rig& rig, int slot, int witness, const std::vector<int>& admitting) {
-    rig.kill(slot);
-    rig.evidence(witness, slot, Evidence::Pidfd);
-    rig.settle();
-    rig.restart(slot);
-    rig.settle();
-    for (int s : admitting) rig.node(s).admit(rig.now());
-    rig.settle();
+std::string alive(Rig& rig, int slot) { return rig.node(slot).alive_slots().text(); }
+
+void expect_all_agreed(const std::vector<RequestPtr>& asked, std::int64_t value) {
+    for (const auto& r : asked) {
+        REQUIRE(r->done);
+        EXPECT(r->status.ok());
+        EXPECT_EQ(r->value, value);
+    }
 }
 
-std::string alive(Rig& rig, int slot) { return rig.node(slot).alive_slots().text(); }
+// Rank 4 is out. Rank 1 has ended with the view that says so on its way to ranks 2 and 3, and nobody has noticed.
+struct Lagging {
+    Rig rig{5, trees_of(1)};
+    const std::vector<int> members{0, 2, 3};
+    Lagging() {
+        for (int s : members) rig.join_comm(s, members);
+        rig.kill(1);
+        rig.kill(4);
+        rig.evidence(0, 4, Evidence::Pidfd);
+        rig.settle();
+        EXPECT_EQ(alive(rig, 0), "{0,1,2,3}");
+        for (int s : {2, 3}) EXPECT_EQ(alive(rig, s), "{0,1,2,3,4}");
+    }
+};
 
 }  // namespace
 
@@ -58,7 +71,7 @@ FT_TEST(loser_of_a_view_tells_some) {
 // Rank 2 dies with the view in which rank 1 came in, so rank 3 does not know rank 1, and can't hear of the next view from it.
 FT_TEST(view_is_passed_on_by_who_was_there_before) {
     Rig rig(4, trees_of(1));
-    replace(rig, 1, 0, {});
+    rig.ask_again(1, 0);
     for (int s : {0, 2, 3}) rig.node(s).admit(rig.now());
     rig.hold(0, 2);
     rig.settle();
@@ -74,7 +87,7 @@ FT_TEST(view_is_passed_on_by_who_was_there_before) {
 // Rank 3 is to pass the call to vote on to rank 5, which it does not know yet.
 FT_TEST(record_is_passed_on_in_the_view_of_who_sent_it) {
     Rig rig(6, trees_of(1));
-    replace(rig, 5, 0, {});
+    rig.ask_again(5, 0);
     const std::vector<int> members{1, 3, 4, 5};
     for (int s : {1, 3, 4}) rig.join_comm(s, members);
     for (int s : {0, 1, 2, 3, 4}) rig.node(s).admit(rig.now());
@@ -118,7 +131,7 @@ FT_TEST(agree_does_not_need_those_on_the_way) {
 // Slot 3 hears of the newcomer's vote, by slot 1, before it hears of the newcomer.
 FT_TEST(vote_that_comes_before_its_view_is_kept) {
     Rig rig(5, trees_of(1));
-    replace(rig, 4, 0, {});
+    rig.ask_again(4, 0);
     const std::vector<int> members{3, 1, 4};
     for (int s : {3, 1}) rig.join_comm(s, members);
     for (int s : {0, 1, 2, 3}) rig.node(s).admit(rig.now());
@@ -134,56 +147,38 @@ FT_TEST(vote_that_comes_before_its_view_is_kept) {
     rig.settle();
     asked.push_back(rig.node(3).agree(rig.now(), Rig::kComm, 15));
     rig.settle();
-    for (const auto& r : asked) {
-        REQUIRE(r->done);
-        EXPECT_EQ(r->value, 8);
-    }
+    expect_all_agreed(asked, 8);
 }
 
-// Rank 1 has ended with the view on its way to ranks 2 and 3, and nobody has noticed: who hears from them tells them.
+// Who hears from them tells them.
 FT_TEST(vote_from_an_older_view_is_answered_with_the_view) {
-    Rig rig(5, trees_of(1));
-    const std::vector<int> members{0, 2, 3};
-    for (int s : members) rig.join_comm(s, members);
-    rig.kill(1);
-    rig.kill(4);
-    rig.evidence(0, 4, Evidence::Pidfd);
-    rig.settle();
-    EXPECT_EQ(alive(rig, 0), "{0,1,2,3}");
-    EXPECT_EQ(alive(rig, 2), "{0,1,2,3,4}");
+    Lagging job;
+    auto& rig = job.rig;
     std::vector<RequestPtr> asked;
-    for (int s : members) asked.push_back(rig.node(s).agree(rig.now(), Rig::kComm, 8 + s));
+    for (int s : job.members) asked.push_back(rig.node(s).agree(rig.now(), Rig::kComm, 8 + s));
     rig.settle();
     EXPECT(rig.traced(0, "agree.votes_outdated"));
-    for (const auto& r : asked) {
-        REQUIRE(r->done);
-        EXPECT_EQ(r->value, 8);
-    }
+    expect_all_agreed(asked, 8);
 }
 
-// The same, but rank 2 hears a record from the view that it lacks.
+// Rank 2 hears a record from the view that it lacks.
 FT_TEST(record_that_is_held_for_long_makes_its_holder_look_for_the_view) {
-    Rig rig(5, trees_of(1));
-    const std::vector<int> members{0, 2, 3};
-    for (int s : members) rig.join_comm(s, members);
-    rig.kill(1);
-    rig.kill(4);
-    rig.evidence(0, 4, Evidence::Pidfd);
-    rig.settle();
+    Lagging job;
+    auto& rig = job.rig;
     rig.node(0).revoke(rig.now(), Rig::kComm);
     rig.settle();
     EXPECT(rig.traced(2, "spread.held"));
     EXPECT(!rig.node(3).comm_revoked(Rig::kComm));
     rig.advance(Rig::kHeartbeat / 10, {1, 4});
     rig.settle();
-    for (int s : members) EXPECT(rig.node(s).comm_revoked(Rig::kComm));
+    for (int s : job.members) EXPECT(rig.node(s).comm_revoked(Rig::kComm));
 }
 
 // Posted by another thread, after its rank has said that nothing is under way.
 FT_TEST(agree_during_an_admission_is_one_with_the_newcomers) {
     Rig rig(3);
     rig.comm({0, 1, 2});
-    replace(rig, 2, 0, {});
+    rig.ask_again(2, 0);
     rig.hold_cells(0);
     for (int s : {0, 1}) rig.node(s).admit(rig.now());
     rig.settle();
@@ -198,11 +193,7 @@ FT_TEST(agree_during_an_admission_is_one_with_the_newcomers) {
     rig.join_comm(2, {0, 1, 2});
     asked.push_back(rig.node(2).agree(rig.now(), Rig::kComm, 8));
     rig.settle();
-    for (const auto& r : asked) {
-        REQUIRE(r->done);
-        EXPECT(r->status.ok());
-        EXPECT_EQ(r->value, 8);
-    }
+    expect_all_agreed(asked, 8);
 }
 
 // Rank 3's vote for the next agree is here before rank 1 has heard how this one ended: nothing is asked of the cell for that.
@@ -219,10 +210,7 @@ FT_TEST(vote_that_is_ahead_waits_on_its_way) {
     EXPECT_EQ(rig.asked(1), 0u);
     asked[0] = rig.node(0).agree(rig.now(), Rig::kComm, 8);
     rig.settle();
-    for (const auto& r : asked) {
-        REQUIRE(r->done);
-        EXPECT_EQ(r->value, 8);
-    }
+    expect_all_agreed(asked, 8);
 }
 
 }  // namespace ftcomm::unit

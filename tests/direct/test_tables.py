@@ -13,7 +13,7 @@ import pytest
 from harness import Context, Ranks
 from kill_table import Comm, cells
 
-pytestmark = [pytest.mark.table, pytest.mark.usefixtures("pulls", "chains")]
+pytestmark = [pytest.mark.table, pytest.mark.usefixtures("pulls", "some_chains")]
 
 
 def roles(size: int) -> list[int]:

@@ -12,11 +12,7 @@ import ftcomm
 
 Comm = ftcomm.Communicator
 SIZE = 5
-
-
-@pytest.fixture(autouse=True)
-def chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FTCOMM_SPREAD_DEGREE", "1")
+pytestmark = pytest.mark.usefixtures("chains")
 
 
 def agreed(comm: Comm, flag: int) -> int:
@@ -88,12 +84,8 @@ def test_those_on_the_way_of_a_decision_die(ranks: Ranks, transport: str, second
 
 def test_one_that_is_stopped_on_the_way_is_gone_round(ranks: Ranks) -> None:
     """It is voted out, and the others get through other ranks what it has kept; when it goes on, it is told."""
-
-    def run(comm: Comm) -> Any:
-        return survivors_agree(comm)
-
     faults = "rank=2,at=spread.pass_on:2,do=stop:4"
-    results = ranks.start(SIZE, run, policy="lossy", heartbeat=0.5, faults=faults).results()
+    results = ranks.start(SIZE, survivors_agree, policy="lossy", heartbeat=0.5, faults=faults).results()
     others = [r for r in results if r.rank != 2]
     assert all(r.ok for r in others), "\n".join(r.text() for r in results)
     assert all(r.value == others[0].value for r in others)

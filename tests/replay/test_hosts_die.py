@@ -13,7 +13,7 @@ from keeper import Keeper, faults
 from kill_table import LOGGED, points
 
 Keep = Callable[..., Keeper]
-pytestmark = pytest.mark.usefixtures("pulls", "chains")
+pytestmark = pytest.mark.usefixtures("pulls", "some_chains")
 
 RUN = tuple(prefix for prefix in table.OPERATION if prefix not in ("p2p.", "pull."))
 

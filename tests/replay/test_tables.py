@@ -15,7 +15,7 @@ from keeper import Keeper, faults
 from kill_table import LOGGED, cells
 
 Keep = Callable[..., Keeper]
-pytestmark = pytest.mark.usefixtures("pulls", "chains")
+pytestmark = pytest.mark.usefixtures("pulls", "some_chains")
 
 RUN = tuple(prefix for prefix in table.OPERATION if prefix != "p2p.")
 RECOVERY = (*table.VIEW, "repair.", "join.request", "join.before", "join.after")

@@ -56,9 +56,8 @@ def test_scale() -> None:
         assert found["agree"]["rounds"] == (4 if n == 16 else 6)  # two for the cell, and each level up and down
         assert found["shrink"]["messages"] == 2 * (n - 2)
         assert found["death_seen_by_host"]["seconds"] < 0.01
-    assert (
-        many["operations"]["silent_host"]["messages"] < 16 * 256
-    )  # all find out by themselves, and one of them tells all
+    # All find out by themselves, and one of them tells all.
+    assert many["operations"]["silent_host"]["messages"] < 16 * 256
     assert 1.0 < many["operations"]["silent_host"]["seconds"] < 1.2  # a heartbeat
 
 

@@ -31,8 +31,7 @@ public:
     }
     ByteWriter& bytes(ByteView v) {
         put(static_cast<std::uint32_t>(v.size()));
-        append(v.data(), v.size());
-        return *this;
+        return raw(v);
     }
     ByteWriter& raw(ByteView v) {  // up to the end of the record: nothing says how long it is
         append(v.data(), v.size());

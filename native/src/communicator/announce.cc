@@ -3,18 +3,25 @@
 // wait vote again then, and whoever has the record answers a vote that comes too late with it.
 #include "base/check.h"
 #include "base/failpoint.h"
-#include "channel/spread.h"
 #include "communicator/communicator.h"
 
 namespace ftcomm {
+
+namespace {
+
+void announced(FrameKind kind) {
+    if (kind == FrameKind::Decision) FT_POINT("decide.announce");
+}
+
+}  // namespace
 
 // To those who wait for it, in the tree: they have this communicator, for they have voted. Others in the view may not have made it yet.
 void Communicator::announce(const Bytes& record, FrameKind kind) {
     const auto waiting = voters() - RankSet::only(rank_);
     spread_to(waiting, kind, record);
     for (int r : (in_view() - waiting - RankSet::only(rank_)).list()) {
-        core_.sender.send_long(spec_.members[static_cast<std::size_t>(r)], control(kind), spread_to_one(record));
-        if (kind == FrameKind::Decision) FT_POINT("decide.announce");
+        core_.tell(spec_.members[static_cast<std::size_t>(r)], control(kind), record);
+        announced(kind);
     }
 }
 
@@ -23,10 +30,7 @@ void Communicator::spread_to(const RankSet& ranks, FrameKind kind, ByteView reco
     for (int r : ranks.list()) slots.add(spec_.members[static_cast<std::size_t>(r)]);
     auto header = control(kind);
     header.aux = core_.view.epoch;
-    for (const auto& frame : spread(record, core_.passing_order(slots), core_.config.spread_degree)) {
-        core_.sender.send_long(frame.slot, header, frame.payload);
-        if (kind == FrameKind::Decision) FT_POINT("decide.announce");
-    }
+    core_.spread_record(header, record, slots, [kind] { announced(kind); });
 }
 
 // Whom the sender knows, this rank knows only once it has the same view: then it has links to all of them, or they are out.
@@ -41,10 +45,7 @@ void Communicator::pass_on(const FrameHeader& header, const RankSet& slots, Byte
     RankSet left;
     for (int s : slots.list())
         if (const int r = rank_of_slot(s); r >= 0 && core_.in_view(s, incarnations_[static_cast<std::size_t>(r)])) left.add(s);
-    for (const auto& frame : spread(record, core_.passing_order(left), core_.config.spread_degree)) {
-        core_.sender.send_long(frame.slot, header, frame.payload);
-        FT_POINT("spread.pass_on");
-    }
+    core_.spread_record(header, record, left, [] { FT_POINT("spread.pass_on"); });
 }
 
 void Communicator::pass_on_held() {
@@ -58,7 +59,7 @@ void Communicator::answer_with_record(int rank, FrameKind kind) {
     if (record_.empty()) return;
     auto header = control(kind);
     header.attempt = attempt_;
-    core_.sender.send_long(spec_.members[static_cast<std::size_t>(rank)], header, spread_to_one(record_));
+    core_.tell(spec_.members[static_cast<std::size_t>(rank)], header, record_);
 }
 
 }  // namespace ftcomm

@@ -198,6 +198,7 @@ private:
     void on_excluded();
     void on_decide_reply(CellClient::Result result, const Bytes& value, const Bytes& mine);
     void adopt(const Bytes& record);
+    void take_agreed(const Decision& d, const Bytes& record);  // nothing else of it
     void apply(const Decision& d);
     void apply_plans();
     void read_cell();

@@ -70,10 +70,20 @@ struct Core {
         std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return place(a) < place(b); });
         return order;
     }
-    void tell_view(int slot) {  // the one that this rank has, to nobody else
+    template <class After>
+    void spread_record(const FrameHeader& header, ByteView record, const RankSet& slots, const After& after_each) {
+        for (const auto& frame : spread(record, passing_order(slots), config.spread_degree)) {
+            sender.send_long(frame.slot, header, frame.payload);
+            after_each();
+        }
+    }
+    void tell(int slot, const FrameHeader& header, ByteView record) {  // who tells nobody else
+        sender.send_long(slot, header, spread_to_one(record));
+    }
+    void tell_view(int slot) {  // the one that this rank has
         FrameHeader h;
         h.kind = FrameKind::View;
-        sender.send_long(slot, h, spread_to_one(view_bytes));
+        tell(slot, h, view_bytes);
     }
     bool at_dead_end() const { return stale || authority_lost || !abandoned; }
     Status dead_end() const {  // why nothing can go on, or ok

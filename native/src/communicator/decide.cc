@@ -76,12 +76,7 @@ void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value
         return;
     }
     // Only an agree (or, for a replacement, older attempts) came between: carry it forward and try again.
-    record_ = value;
-    decision_.agree_seq = current->agree_seq;
-    decision_.agree_value = current->agree_value;
-    decision_.agree_cause = current->agree_cause;
-    decision_.agree_survivors = current->agree_survivors;
-    finish_agree();
+    take_agreed(*current, value);
     try_decide();
 }
 
@@ -116,23 +111,24 @@ void Communicator::adopt(const Bytes& record) {
         core_.wants_view = true;
         return;
     }
+    if (excludes_this_rank(*d)) return;  // it is out of the job; the view says so
     if (d->attempt > attempt_) {
-        if (!d->alive.has(rank_)) return;  // this rank is out of the job; the view says so
         FT_CHECK(d->attempt == attempt_ + 1 || !core_.rules.m4, "attempt %u decided without this rank, which is at %u",
                  d->attempt, attempt_);
         record_ = record;
         apply(*d);
         return;
     }
-    if (d->agree_seq > decision_.agree_seq) {
-        if (!d->agree_survivors.has(rank_)) return;  // as above
-        decision_.agree_seq = d->agree_seq;
-        decision_.agree_value = d->agree_value;
-        decision_.agree_cause = d->agree_cause;
-        decision_.agree_survivors = d->agree_survivors;
-        record_ = record;
-        finish_agree();
-    }
+    if (d->agree_seq > decision_.agree_seq) take_agreed(*d, record);
+}
+
+void Communicator::take_agreed(const Decision& d, const Bytes& record) {
+    decision_.agree_seq = d.agree_seq;
+    decision_.agree_value = d.agree_value;
+    decision_.agree_cause = d.agree_cause;
+    decision_.agree_survivors = d.agree_survivors;
+    record_ = record;
+    finish_agree();
 }
 
 void Communicator::apply(const Decision& d) {

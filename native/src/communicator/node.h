@@ -84,7 +84,7 @@ struct NodeConfig {
         4u << 20;  // of another's memory at a time: ticks and other communicators get their turn in between
     std::uint64_t eager_limit = 65536;
     int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)
-    std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M13"
+    std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M17"
     // Policy replay: where this rank logs, and finds what processes before it have logged. All communicators of the job are replay then.
     Log* log = nullptr;
     bool log_late = false;  // messages between hosts are logged off the critical path (channel/late_log.h)

@@ -134,8 +134,7 @@ void NodeImpl::tell_view(const RankSet& to) {
 void NodeImpl::spread_view(const Bytes& view, const RankSet& to) {
     FrameHeader h;
     h.kind = FrameKind::View;
-    for (const auto& frame : spread(view, core.passing_order(to), core.config.spread_degree))
-        core.sender.send_long(frame.slot, h, frame.payload);
+    core.spread_record(h, view, to, [] {});
 }
 
 // Of those who go on, the next ones after this rank: as many as it may tell.
@@ -182,19 +181,15 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
     const bool tells = from != ViewFrom::Peer && !core.solo;
     core.host.trace("view.apply");
 
-    RankSet out, stay, came;
-    for (int s : before.alive().list()) {
-        if (s == core.self()) continue;
-        const auto i = static_cast<std::size_t>(s);
-        (core.view.is_alive(s, before.members[i].incarnation) ? stay : out).add(s);
-    }
-    if (tells) tell_view(out);  // while links still lead to those who are out: they may live
+    RankSet stay, came;
     for (std::size_t i = 0; i < core.view.members.size(); ++i) {
         const int slot = static_cast<int>(i);
         const auto& was = before.members[i];
         const auto& is = core.view.members[i];
         if (slot == core.self()) continue;
-        if (was.alive && (!is.alive || is.incarnation != was.incarnation)) {
+        if (was.alive && is.alive && is.incarnation == was.incarnation) stay.add(slot);
+        else if (was.alive) {
+            if (tells) core.tell_view(slot);  // while the link still leads to who is out: it may live
             core.transport.detach(slot);
             core.sender.drop_slot(slot);
             partial_.erase(slot);

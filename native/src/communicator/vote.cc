@@ -154,7 +154,7 @@ void Communicator::send_vote() {
 void Communicator::on_vote(int rank, Vote vote) {
     if (vote.attempt <= attempt_) {
         // It has missed the decision (its leader died before announcing it): the record settles it.
-        if (!record_.empty()) { answer_with_record(rank, FrameKind::Decision); }
+        answer_with_record(rank, FrameKind::Decision);
         return;
     }
     const bool ahead = vote.attempt > attempt_ + 1;

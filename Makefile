@@ -14,8 +14,8 @@ SEEDS ?= 10000
 KILLS ?= 200
 SANITIZERS ?= address,undefined thread
 PYTEST := $(BIN)/pytest
-# Most tests wait for other processes more than they compute.
-SIDE_BY_SIDE := -n $(JOBS) --maxprocesses 4 --dist worksteal
+# Tests wait for other processes as well as compute: one more than processors keeps these busy.
+SIDE_BY_SIDE := -n $(shell expr $(JOBS) + 1) --maxprocesses 4 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 NATIVE := $(shell find native bindings -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)

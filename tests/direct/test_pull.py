@@ -213,6 +213,7 @@ def test_a_late_reader_takes_nothing_of_what_comes_after(ranks: Ranks, size: int
                 assert (data[offset : offset + count] == len(who)).all(), outcome.chunks
             data.fill(-1)  # the caller's again
             if comm.rank != 1:
+                context.mark("filled")
                 context.hold()
             comm.barrier()
         except ftcomm.StaleEpoch:
@@ -221,9 +222,13 @@ def test_a_late_reader_takes_nothing_of_what_comes_after(ranks: Ranks, size: int
             context.mark("returned")
         return "ok"
 
-    group = ranks.start(size, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:4")
+    group = ranks.start(size, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:60")
+    others = {0, size - 1} - {1}
+    for rank in others:
+        group.wait_for(rank, "filled")
+    group.wake(1)
     group.wait_for(1, "returned")
-    for rank in {0, size - 1} - {1}:
+    for rank in others:
         group.release(rank)
     values = [result.value if result.ok else result.text() for result in group.results()]
     assert values == ["ok", "stale", "ok"][:size]
@@ -304,15 +309,20 @@ def test_a_late_reader_of_another_ranks_part(ranks: Ranks, size: int, point: str
         except ftcomm.PeerFailure:
             data.fill(-1)  # the caller's again
             if comm.rank != 1:
+                context.mark("filled")
                 context.hold()
             return "failed"
         finally:
             context.mark("returned")
         return "ok"
 
-    group = ranks.start(size, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:4")
+    group = ranks.start(size, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:60")
+    others = {0, size - 1} - {1}
+    for rank in others:
+        group.wait_for(rank, "filled")
+    group.wake(1)
     group.wait_for(1, "returned")
-    for rank in {0, size - 1} - {1}:
+    for rank in others:
         group.release(rank)
     values = [result.value if result.ok else result.text() for result in group.results()]
     assert values == ["failed", "stale", "failed"][:size]

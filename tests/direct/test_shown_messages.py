@@ -198,6 +198,7 @@ def test_a_late_reader_takes_nothing_of_what_comes_after(ranks: Ranks, point: st
                 with pytest.raises(ftcomm.PeerFailure):
                     comm.send(data, 1)
                 data[:] = 0xEE
+                context.mark("filled")
                 context.hold()
                 return "failed"
             got = np.zeros(size, np.uint8)
@@ -208,7 +209,9 @@ def test_a_late_reader_takes_nothing_of_what_comes_after(ranks: Ranks, point: st
         finally:
             context.mark("returned")
 
-    group = ranks.start(2, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:4")
+    group = ranks.start(2, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:60")
+    group.wait_for(0, "filled")
+    group.wake(1)
     group.wait_for(1, "returned")
     group.release(0)
     values = [result.value if result.ok else result.text() for result in group.results()]

@@ -6,9 +6,10 @@ import os
 import select
 import signal
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import IO
+
+from launch import forked
 
 PATIENCE = 120.0  # only a hang takes that long
 
@@ -29,15 +30,7 @@ class Ftrun:
         stderr: IO[str] | int = subprocess.PIPE,
         cwd: str | os.PathLike[str] | None = None,
     ) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "ftcomm.launch.cli", *args],
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env=env,
-            cwd=cwd,
-            start_new_session=True,
-        )
+        self.process = forked.popen(args, env, stdout=subprocess.PIPE, stderr=stderr, cwd=cwd, start_new_session=True)
 
     def read_lines(self, count: int) -> list[str]:
         """The next lines that workers print; they stand for 'so far has it come'."""

@@ -13,6 +13,7 @@ from typing import Any
 from suite.operations import Call, buffers, elements, expected, fill
 
 MOST_CALLS = 2000
+MOST_PAUSES = 20  # in a round
 WARM = 2  # rounds
 
 
@@ -69,7 +70,7 @@ def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespa
         for _ in range(args.rounds + WARM):
             for name in order.sample(sorted(calls), len(calls)):
                 call, number = calls[name]
-                mine[name].append(_round(call, number, comm))
+                mine[name].append(_round(call, number, comm, args.pause / 1e3))
         messages = 2 if kind == "send_recv" else 1
         for name, rounds in mine.items():
             elapsed, used = zip(*rounds[WARM:], strict=True)
@@ -108,14 +109,31 @@ def _how_many(call: Call, comm: Any, budget: float) -> int:
         number *= 4
 
 
-def _round(call: Call, number: int, comm: Any) -> tuple[float, float]:
+def _round(call: Call, number: int, comm: Any, pause: float = 0.0) -> tuple[float, float]:
     """Seconds per call, and those that processors spent on this process, its threads and its system calls meanwhile."""
     comm.barrier()
+    if pause > 0:
+        return _with_pauses(call, min(number, MOST_PAUSES), pause)
     used, start = time.process_time(), time.perf_counter()
     for _ in range(number):
         call()
     elapsed = time.perf_counter() - start
     return elapsed / number, (time.process_time() - used) / number
+
+
+def _with_pauses(call: Call, number: int, pause: float) -> tuple[float, float]:
+    """The same of calls before each of which this rank computes for so many seconds."""
+    elapsed = used = 0.0
+    for _ in range(number):
+        until = time.perf_counter() + pause
+        while time.perf_counter() < until:
+            pass
+        used -= time.process_time()
+        elapsed -= time.perf_counter()
+        call()
+        elapsed += time.perf_counter()
+        used += time.process_time()
+    return elapsed / number, used / number
 
 
 def slowest(seconds: Sequence[float], comm: Any) -> list[float]:

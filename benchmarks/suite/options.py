@@ -40,6 +40,13 @@ def parser(doc: str | None, sizes: str, epilog: str, peers: Sequence[str]) -> ar
     p.add_argument("--policy", choices=["raise", "lossy", "replay"], default="raise", help="ftcomm's")
     p.add_argument("--rounds", type=int, default=15, help="interleaved rounds for each size (default 15)")
     p.add_argument("--budget", type=float, default=0.03, help="seconds that a peer's round should take (default 0.03)")
+    p.add_argument(
+        "--pause",
+        type=float,
+        default=0.0,
+        metavar="MS",
+        help="each rank computes for so long before each call (default 0)",
+    )
     for kind, what in (
         ("json", "all figures"),
         ("csv", "a row for each size and peer"),

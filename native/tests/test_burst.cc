@@ -9,15 +9,15 @@ namespace {
 constexpr Time kMicro = 1'000, kMilli = 1'000'000;
 
 // One operation of 5 us after a pause; true if a burst begins with its end.
-bool operation(Burst& burst, Time& now, Time pause) {
+bool operation(Burst& burst, Time& now, Time pause, bool bells_are_held = false) {
     burst.enter(now += pause);
-    return burst.leave(now += 5 * kMicro);
+    return burst.leave(now += 5 * kMicro, bells_are_held);
 }
 
 // Begins one; how many operations that took, of those that followed a short pause.
-int begin(Burst& burst, Time& now) {
+int begin(Burst& burst, Time& now, bool bells_are_held = false) {
     for (int i = 1; i <= 100; ++i)
-        if (operation(burst, now, 20 * kMicro)) return i;
+        if (operation(burst, now, 20 * kMicro, bells_are_held)) return i;
     return 0;
 }
 
@@ -31,6 +31,13 @@ FT_TEST(a_burst_is_operations_that_follow_each_other_at_once) {
     EXPECT_EQ(begin(burst, now), 8);
     EXPECT(burst.on());
     EXPECT_EQ(begin(burst, now), 0);  // it is said once
+}
+
+FT_TEST(where_the_first_operations_wake_nobody_a_burst_begins_later) {
+    Burst burst;
+    Time now = 10 * kMilli;
+    EXPECT_EQ(begin(burst, now, true), 33);  // the first one came after a pause
+    EXPECT(burst.on());
 }
 
 FT_TEST(a_pause_begins_the_count_again) {
@@ -94,7 +101,7 @@ FT_TEST(a_thread_that_waits_for_long_ends_a_burst) {
     burst.enter(now += 20 * kMicro);
     EXPECT(burst.look(now = burst.due()));
     EXPECT(!burst.look(now = burst.due()));
-    EXPECT(!burst.leave(now + kMilli));
+    EXPECT(!burst.leave(now + kMilli, false));
     EXPECT(!burst.on());
 }
 

@@ -22,10 +22,11 @@ public:
         quick_ = quickly ? quick_ + 1 : 0;
         seen_ += quickly ? 1 : -1;
     }
-    // True: a burst has begun, and the progress thread has to be told, as it sleeps for longer.
-    bool leave(Time now) {
+    // True: a burst has begun, and the progress thread has to be told, as it sleeps for longer. That costs a switch: where bells are held
+    // back (ShmTransport::hold_bells) the first operations wake nobody in any case, and it pays later.
+    bool leave(Time now, bool bells_are_held) {
         left_at_ = now;
-        if (on_ || quick_ < kQuick) return false;
+        if (on_ || quick_ < (bells_are_held ? kMany : kQuick)) return false;
         on_ = true;
         seen_ = 0;
         due_ = now + kLook;
@@ -43,7 +44,7 @@ public:
 
 private:
     static constexpr Time kQuickly = 200'000;  // from one operation to the next
-    static constexpr int kQuick = 8;
+    static constexpr int kQuick = 8, kMany = 32;
     static constexpr Time kLook = 500'000;  // what comes lies there so long at most
 
     bool on_ = false;

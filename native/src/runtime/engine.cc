@@ -33,11 +33,25 @@ void Engine::give_way() {
     for (int i = 0; i < 64 && contenders_.load(std::memory_order_relaxed) > 0; ++i) ::sched_yield();
 }
 
+void Engine::ring_held() {
+    if (shm_ != nullptr) shm_->ring_held();
+}
+
+void Engine::take_cell_replies() {
+    if (node_ == nullptr || parts_.cells == nullptr) return;
+    CellReply reply;
+    while (parts_.cells->next(&reply)) node_->on_cell(IoLoop::now(), std::move(reply));
+}
+
 void Engine::unlock() {
-    if (node_ != nullptr && parts_.cells != nullptr) {
-        CellReply reply;
-        while (parts_.cells->next(&reply)) node_->on_cell(IoLoop::now(), std::move(reply));
-    }
+    take_cell_replies();  // they have something to send, too
+    if (shm_ != nullptr && !(caller_waits_ && !driving_)) shm_->ring_held();
+    if (shm_ != nullptr && !driving_) shm_->hold_bells(false);
+    unlock_as_driver();
+}
+
+void Engine::unlock_as_driver() {
+    take_cell_replies();
     // Work that this input has made is the driver's, or that of a caller who is about to be it; else the progress thread's.
     const bool work = has_work();
     const bool waits = std::exchange(caller_waits_, false);
@@ -101,11 +115,16 @@ void Engine::lend_sockets(bool lent) {
     parts_.sockets->lend_sockets(lent);
 }
 
-bool Engine::poll(bool all) {
+bool Engine::poll_rings(std::uint64_t budget) {
     polling_ = true;
     polled_at_ = 0;
-    bool did = shm_ != nullptr && shm_->poll(kPollBytes);
+    const bool did = shm_ != nullptr && shm_->poll(budget);
     polling_ = false;
+    return did;
+}
+
+bool Engine::poll(bool all) {
+    bool did = poll_rings(kPollBytes);
     // A look at them costs as much as a frame of a ring: when there is none, and else so that they do not wait for ever.
     if (sockets_lent() && !stopped() && (!did || all || !driving_ || ++polls_ % 16 == 0) && parts_.sockets->poll_sockets()) {
         did = true;
@@ -113,6 +132,7 @@ bool Engine::poll(bool all) {
     }
     // In a bubble: the driver waits, and nothing has come.
     if (!has_work() && (did || !driving_ || !has_idle_work())) return did;
+    ring_held();  // work may take long
     // Who works has a processor; the progress thread, which waits for deaths, may have to wait for one.
     if (parts_.watch != nullptr) parts_.watch->check_liveness();
     node_->work(IoLoop::now());

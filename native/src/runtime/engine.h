@@ -32,7 +32,7 @@ public:
 
     // --- the lock. unlock() first finishes the input: cell replies, completions, wake-ups.
     void lock();
-    void unlock();
+    void unlock();  // and bells that were held back, unless the caller drives next
     void lock_urgently();  // for threads of the library and those that wait: a looping thread lets them in
     class Hold {
     public:
@@ -46,6 +46,11 @@ public:
     };
     // Locked: the caller goes on to wait() for this, and does the work there that its input has made. To wake the progress thread, too,
     // would have both ask for the lock until that is done.
+    // Before that input: who waits can ring for it later, too.
+    // (Where ranks share processors, the one that computes may be on that of the one it is to come for.)
+    void hold_bells() {
+        if (shm_ != nullptr && parts_.own_processor) shm_->hold_bells(true);
+    }
     void will_wait(const Request& request) { caller_waits_ = !request.done.load(std::memory_order_relaxed) && !request.alarmed; }
     // For fork: the lock alone.
     std::mutex& raw_mutex() { return mutex_; }
@@ -77,8 +82,8 @@ public:
     bool stopped() const { return stopped_.load(std::memory_order_acquire); }
 
     enum class Wait { Done, Timeout, Interrupted, Closed, Alarmed };  // Alarmed: see Request::alarmed; still pending
-    // deadline 0: none
-    Wait wait(const RequestPtr& request, Time deadline, Time now = 0);  // now: if the caller has just looked
+    // deadline 0: none. now: if the caller has just looked. held: bells may have been held back when it was posted.
+    Wait wait(const RequestPtr& request, Time deadline, Time now = 0, bool held = false);
     // Sleeps until something has changed since `seen` = changes(): a link came up, a request completed, a stop.
     std::uint32_t changes() const { return changes_.load(std::memory_order_acquire); }
     Wait wait_change(std::uint32_t seen, Time deadline);
@@ -112,6 +117,7 @@ private:
     };
 
     void give_way();                        // not locked: a mutex is not fair
+    bool poll_rings(std::uint64_t budget);  // locked
     bool poll(bool all = false);  // locked. All: also sockets, if they are lent, when there is something in the rings
     void lend_sockets(
         bool lent);  // locked; if there are any. Lent: they are polled as the rings are, and the io thread is not woken for them
@@ -125,6 +131,9 @@ private:
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
     bool may_linger(Time now) const { return parts_.own_processor || now >= crowded_until_; }  // the driver
     void linger(const Request& request, std::uint32_t rung, Time now, Time deadline);  // not locked, as the driver
+    void take_cell_replies();  // locked
+    void unlock_as_driver();  // it holds bells back until it sleeps or goes
+    void ring_held();  // locked
     void hand_back();  // locked
     Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit
     void tick();  // locked

@@ -12,7 +12,11 @@ namespace {
 
 constexpr Time kSpin = 500'000;   // ns; a peer's read of 4 MiB, after which it would have to wake who sleeps
 constexpr Time kYield = 200'000;  // as long as the ranks that share a processor take to get each its turn, in most collectives
+// How long a rank that is expected to come for its mail by itself is not woken for it.
+constexpr Time kHeld = 20'000;
 constexpr Time kTurn = 1'000'000;  // longer than a rank's in a collective; whoever only computes is given 3 ms
+constexpr int kLooks = 4;
+constexpr std::uint64_t kLittle = 64u << 10;
 constexpr Time kCrowded = 100'000'000;
 
 void relax() {
@@ -43,9 +47,9 @@ Engine::Wait Engine::wait_change(std::uint32_t seen, Time deadline) {
     return result;
 }
 
-Engine::Wait Engine::wait(const RequestPtr& request, Time deadline, Time now) {
+Engine::Wait Engine::wait(const RequestPtr& request, Time deadline, Time now, bool held) {
     auto done = [&] { return request->done.load(std::memory_order_acquire); };
-    if (done()) return Wait::Done;
+    if (!held && done()) return Wait::Done;
     lock_urgently();
     ++inside_;
     Wait result;
@@ -54,12 +58,15 @@ Engine::Wait Engine::wait(const RequestPtr& request, Time deadline, Time now) {
         if (result != Wait::Timeout) break;
         if (!driving_) {
             driving_ = true;
+            hold_bells();
             burst_.enter(now != 0 ? now : IoLoop::now());
             result = drive(request, deadline);
+            ring_held();
             driving_ = false;
             hand_back();
             break;
         }
+        ring_held();
         result = sleep_passively(changes(), deadline);
         if (result != Wait::Done) {
             if (done()) result = Wait::Done;
@@ -78,12 +85,14 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
     bool lingered = false;
     for (;;) {
+        const bool held = shm_ != nullptr && shm_->holds_any();
         bool did = poll();
         if (done()) return Wait::Done;
         if (stopped()) return Wait::Closed;
         if (request->alarmed) return Wait::Alarmed;
         if (did && (deadline == 0 || IoLoop::now() < deadline)) {
-            unlock();
+            if (held || has_work()) ring_held();  // the next look may be long in coming
+            unlock_as_driver();
             // A mutex is not fair: whoever has just let go would take it again and again.
             give_way();
             lock();
@@ -96,21 +105,25 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
             return done() ? Wait::Done : Wait::Timeout;
         }
         if (!lingered && may_linger(now)) {
-            lingered = true;
+            const bool expects = shm_ != nullptr && shm_->holds_any();
+            lingered = !expects;
             const auto rung = bell.load(std::memory_order_acquire);
             driver_sleeps_ = true;  // as good as: others say what they have for it
             lend_sockets(true);
-            unlock();
-            linger(*request, rung, now, deadline);
+            unlock_as_driver();
+            linger(*request, rung, now, expects && (deadline == 0 || now + kHeld < deadline) ? now + kHeld : deadline);
             lock();
             driver_sleeps_ = false;
+            if (expects) ring_held();
             continue;
         }
+        take_cell_replies();
+        ring_held();
         auto rung = bell.load(std::memory_order_acquire);
         if (!sleep_as(shm::kDriver)) continue;
         driver_sleeps_ = true;
         lend_sockets(false);  // the io thread looks at once whether something has come meanwhile
-        unlock();
+        unlock_as_driver();
         int rc = futex_wait(bell, rung, deadline);
         lock();
         driver_sleeps_ = false;
@@ -145,10 +158,20 @@ void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time d
 // so, which costs no switch to it. In a burst not even that: the mailbox goes on saying that somebody is awake.
 void Engine::hand_back() {
     if (passive_ > 0) notify();  // one of them drives
-    if (burst_.leave(polled_at_ != 0 ? polled_at_ : IoLoop::now())) shm::ring_progress(*mailbox_);
+    // What is there is of the others' next operation, most likely, as is what comes until this one begins its own.
+    int looks = kLooks;
+    const auto may_look = [&] { return looks > 0 && progress_sleeps_ && !stopped() && has_mail() && !has_work(); };
+    const auto look = [&] {
+        for (; may_look(); --looks) poll_rings(kLittle);
+    };
+    if (!burst_.on()) look();
+    if (burst_.leave(polled_at_ != 0 ? polled_at_ : IoLoop::now(), parts_.own_processor)) shm::ring_progress(*mailbox_);
     if (burst_.on()) return;
     lend_sockets(false);
-    if (progress_sleeps_ && !sleep_as(shm::kProgress)) shm::ring_progress(*mailbox_);
+    while (progress_sleeps_ && !sleep_as(shm::kProgress)) {
+        if (!may_look()) return shm::ring_progress(*mailbox_);
+        look();
+    }
 }
 
 }  // namespace ftcomm

@@ -15,9 +15,18 @@ inline void wake(Mailbox& box) {
     futex_wake(bell, 1);
 }
 
-inline void post(Mailbox& box, std::atomic<std::uint64_t>* words, int slot) {
+inline void leave(std::atomic<std::uint64_t>* words, int slot) {
     words[slot / 64].fetch_or(std::uint64_t{1} << (slot % 64), std::memory_order_seq_cst);
+}
+
+inline void post(Mailbox& box, std::atomic<std::uint64_t>* words, int slot) {
+    leave(words, slot);
     wake(box);
+}
+
+// Whether what was left there is still unread.
+inline bool is_left(const std::atomic<std::uint64_t>* words, int slot) {
+    return (words[slot / 64].load(std::memory_order_seq_cst) >> (slot % 64) & 1) != 0;
 }
 
 // Wakes the progress thread, whoever the sleeper is.

@@ -40,12 +40,31 @@ void ShmTransport::commit(int slot, const FrameHeader& header) {
     }
     if (verdict.action == fault::Action::Corrupt) writer.ring->commit_corrupt(header);
     else writer.ring->commit(header);
-    shm::post(writer.instance->mailbox, writer.instance->mailbox.pending, static_cast<int>(self_.slot));
+    auto& box = writer.instance->mailbox;
+    shm::leave(box.pending, static_cast<int>(self_.slot));
+    if (!hold_bells_ || box.sleeper.load(std::memory_order_seq_cst) != shm::kProgress) {
+        shm::wake(box);
+    } else {
+        held_.add(slot);
+    }
+}
+
+void ShmTransport::ring_held() {
+    if (!holds_any()) return;
+    for (int slot : held_.list()) ring_held(slot);
+}
+
+void ShmTransport::ring_held(int slot) {
+    if (!held_.has(slot)) return;
+    held_.remove(slot);
+    auto& box = peers_[static_cast<std::size_t>(slot)].writer.instance->mailbox;
+    if (shm::is_left(box.pending, static_cast<int>(self_.slot))) shm::wake(box);
 }
 
 void ShmTransport::attach(int slot, std::uint32_t incarnation) {
     auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
     if (writer.attached && writer.incarnation == incarnation) return;
+    ring_held(slot);  // a predecessor that was voted out may live, and has been told so
     const bool refused = writer.waiting;  // for want of a link, or by one that is gone: its frame is still to be sent
     writer = Writer{};
     writer.attached = true;
@@ -78,6 +97,7 @@ Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to
 void ShmTransport::detach(int slot) {
     auto& peer = peers_[static_cast<std::size_t>(slot)];
     if (!peer.writer.attached) return;
+    ring_held(slot);
     for (auto& reader : peer.readers)
         if (reader->incarnation <= peer.writer.incarnation) reader->closed = closed_some_ = true;
     // A voted-out process may still be at work on what this rank sent it: zeros there would be taken for data.

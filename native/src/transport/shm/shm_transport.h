@@ -43,6 +43,12 @@ public:
     void drain(int slot) override;
     // Peers that were attached before they had registered: look again.
     void look_for_peers();
+    // Peers whose threads are all out of the library get their frames without being woken: they are likely to come for them at once, and
+    // it costs each side as much as several operations. Whoever has held bells back has to ring them (ring_held) before it
+    // sleeps or goes; those who have looked meanwhile are not rung.
+    void hold_bells(bool held) { hold_bells_ = held; }
+    bool holds_any() const { return !held_.empty(); }
+    void ring_held();
     // Fault injection: from now on silence in both directions.
     void cut(int slot) { cut_.add(slot); }
 
@@ -69,6 +75,7 @@ private:
     shm::Instance* instance_of(int slot);  // of the attached incarnation; nullptr: none, or not registered yet
     bool make_ring(int slot, Writer& writer);
     void find_rings(int slot, Peer& peer);
+    void ring_held(int slot);
     // True: the ring is empty (or closed).
     bool read(int slot, Reader& reader, std::uint64_t& budget);
     void sweep(Peer& peer);
@@ -82,6 +89,8 @@ private:
     RankSet cut_;
     bool reading_ = false;
     bool closed_some_ = false;
+    bool hold_bells_ = false;
+    RankSet held_;  // those who have to be rung
 };
 
 }  // namespace ftcomm

@@ -69,11 +69,11 @@ FtBackend::WorkPtr FtBackend::launch(std::shared_ptr<Operation> operation, c10d:
     return work;
 }
 
-void FtBackend::post(Operation& operation) {
+void FtBackend::post(Operation& operation, bool by_caller) {
     const int code = job_->with([&](ft_job* job) {
         if (closed_) return static_cast<int>(FT_CLOSED);
         operation.sequence = ft_comm_seq(job, id_);
-        operation.post(job, id_);
+        operation.post(job, id_, by_caller);
         return static_cast<int>(FT_OK);
     });
     if (code != FT_OK) {
@@ -85,7 +85,7 @@ void FtBackend::post(Operation& operation) {
 void FtBackend::submit(const std::shared_ptr<Operation>& operation) {
     std::lock_guard<std::mutex> lock(order_);
     if (!operation->needs_lane() && !lane_busy_) {
-        post(*operation);
+        post(*operation, true);
         return;
     }
     lane_queue_.push_back(operation);
@@ -121,7 +121,7 @@ void FtBackend::lane() {
         if (error) {
             operation->fail(error);
         } else {
-            post(*operation);
+            post(*operation, false);
         }
         operation = nullptr;
         lock.lock();

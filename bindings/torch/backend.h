@@ -104,9 +104,15 @@ private:
     WorkPtr start(c10d::OpType type, const char* name, const Tensors& inputs, F&& prepare);
     WorkPtr launch(std::shared_ptr<Operation> operation, c10d::OpType type, const char* title, const Tensors& inputs);
     void submit(const std::shared_ptr<Operation>& operation);
-    void post(Operation& operation);
+    void post(Operation& operation, bool by_caller);
     void lane();
     Call collective(std::int32_t kind, std::chrono::milliseconds timeout) const;
+    template <class Options>
+    Call collective(std::int32_t kind, const Options& opts) const {
+        Call call = collective(kind, opts.timeout);
+        if constexpr (requires { opts.asyncOp; }) call.op.waits = opts.asyncOp ? 0 : 1;
+        return call;
+    }
     void add_reduce_scatter(Operation& o, const at::Tensor& output, const at::Tensor& input,
                             const c10d::ReduceScatterOptions& opts);
     void add_all_gather(Operation& o, const at::Tensor& output, const at::Tensor& input, const c10d::AllgatherOptions& opts);

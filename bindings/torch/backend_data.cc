@@ -38,7 +38,7 @@ FtBackend::WorkPtr FtBackend::broadcast(Tensors& tensors, const c10d::BroadcastO
     int root = static_cast<int>(opts.rootRank);
     while (true) {
         WorkPtr work = start(c10d::OpType::BROADCAST, "ftcomm:broadcast", tensors, [&](Operation& o) {
-            add_broadcast(o, collective(FT_BROADCAST, opts.timeout), only(tensors, "broadcast"), root);
+            add_broadcast(o, collective(FT_BROADCAST, opts), only(tensors, "broadcast"), root);
             o.result = tensors;
         });
         if (!stand_in_ || policy_ != FT_LOSSY) return work;
@@ -75,7 +75,7 @@ void FtBackend::add_all_gather_list(Operation& o, const Tensors& outputs, const 
     for (const auto& tensor : outputs) even = even && tensor.numel() == own;
     const Element element = movable(input);
     if (even) {
-        Call call = collective(FT_ALL_GATHER, opts.timeout);
+        Call call = collective(FT_ALL_GATHER, opts);
         call.op.dtype = element.dtype;
         call.op.count = static_cast<std::uint64_t>(input.numel()) * element.per_item;
         call.op.send = o.in(input).data_ptr();
@@ -90,7 +90,7 @@ void FtBackend::add_all_gather_list(Operation& o, const Tensors& outputs, const 
             at::AutoDispatchBelowADInplaceOrView below;
             output.copy_(input);
         }
-        add_broadcast(o, collective(FT_BROADCAST, opts.timeout), output, root);
+        add_broadcast(o, collective(FT_BROADCAST, opts), output, root);
     }
 }
 
@@ -132,7 +132,7 @@ void FtBackend::add_all_gather(Operation& o, const at::Tensor& output, const at:
                         input.numel(), ", the number of ranks times the input's"));
     }
     const Element element = movable(input);
-    Call call = collective(FT_ALL_GATHER, opts.timeout);
+    Call call = collective(FT_ALL_GATHER, opts);
     call.op.dtype = element.dtype;
     call.op.count = static_cast<std::uint64_t>(input.numel()) * element.per_item;
     call.op.send = o.in(input).data_ptr();
@@ -162,7 +162,7 @@ FtBackend::WorkPtr FtBackend::gather(std::vector<Tensors>& outputs, Tensors& inp
     return start(c10d::OpType::GATHER, "ftcomm:gather", inputs, [&](Operation& o) {
         const at::Tensor& input = only(inputs, "gather");
         const Element element = movable(input);
-        Call call = collective(FT_GATHER, opts.timeout);
+        Call call = collective(FT_GATHER, opts);
         call.op.dtype = element.dtype;
         call.op.root = static_cast<int>(opts.rootRank);
         call.op.count = static_cast<std::uint64_t>(input.numel()) * element.per_item;
@@ -188,7 +188,7 @@ FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, std::vector<Tensors>& in
     return start(c10d::OpType::SCATTER, "ftcomm:scatter", outputs, [&](Operation& o) {
         const at::Tensor& output = only(outputs, "scatter");
         const Element element = movable(output);
-        Call call = collective(FT_SCATTER, opts.timeout);
+        Call call = collective(FT_SCATTER, opts);
         call.op.dtype = element.dtype;
         call.op.root = static_cast<int>(opts.rootRank);
         call.op.count = static_cast<std::uint64_t>(output.numel()) * element.per_item;
@@ -212,7 +212,7 @@ FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, std::vector<Tensors>& in
 
 FtBackend::WorkPtr FtBackend::barrier(const c10d::BarrierOptions& opts) {
     return start(c10d::OpType::BARRIER, "ftcomm:barrier", {},
-                 [&](Operation& o) { o.calls.push_back(collective(FT_BARRIER, opts.timeout)); });
+                 [&](Operation& o) { o.calls.push_back(collective(FT_BARRIER, opts)); });
 }
 
 void FtBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {

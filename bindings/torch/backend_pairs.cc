@@ -51,7 +51,7 @@ FtBackend::WorkPtr FtBackend::alltoall_base(at::Tensor& output, at::Tensor& inpu
         check_tensor(input, "all_to_all_single");
         check_same_kind(output, input, "all_to_all_single");
         const Element element = movable(input);
-        Call call = collective(FT_ALL_TO_ALL, opts.timeout);
+        Call call = collective(FT_ALL_TO_ALL, opts);
         call.op.dtype = element.dtype;
         set_pairs(call.send_counts, call.send_offsets, rows(input, input_splits, getSize(), element.per_item, "input"));
         set_pairs(call.recv_counts, call.recv_offsets, rows(output, output_splits, getSize(), element.per_item, "output"));
@@ -78,7 +78,7 @@ FtBackend::WorkPtr FtBackend::alltoall(Tensors& outputs, Tensors& inputs, const 
             }
             return elements;
         };
-        Call call = collective(FT_ALL_TO_ALL, opts.timeout);
+        Call call = collective(FT_ALL_TO_ALL, opts);
         call.op.dtype = element.dtype;
         set_pairs(call.send_counts, call.send_offsets, counts(inputs));
         set_pairs(call.recv_counts, call.recv_offsets, counts(outputs));

@@ -51,7 +51,7 @@ FtBackend::WorkPtr FtBackend::allreduce(Tensors& tensors, const c10d::AllreduceO
     }
     return start(c10d::OpType::ALLREDUCE, "ftcomm:all_reduce", tensors, [&](Operation& o) {
         const at::Tensor& tensor = only(tensors, "all_reduce");
-        add_all_reduce(o, collective(FT_ALL_REDUCE, opts.timeout), tensor, reduction(opts.reduceOp));
+        add_all_reduce(o, collective(FT_ALL_REDUCE, opts), tensor, reduction(opts.reduceOp));
         o.result = tensors;
     });
 }
@@ -61,7 +61,7 @@ FtBackend::WorkPtr FtBackend::allreduce_coalesced(Tensors& tensors, const c10d::
         const Reduction op = reduction(opts.reduceOp);
         for (const auto& tensor : tensors) {
             check_tensor(tensor, "all_reduce_coalesced");
-            add_all_reduce(o, collective(FT_ALL_REDUCE, opts.timeout), tensor, op);
+            add_all_reduce(o, collective(FT_ALL_REDUCE, opts), tensor, op);
         }
         o.result = tensors;
     });
@@ -71,7 +71,7 @@ FtBackend::WorkPtr FtBackend::reduce(Tensors& tensors, const c10d::ReduceOptions
     return start(c10d::OpType::REDUCE, "ftcomm:reduce", tensors, [&](Operation& o) {
         const at::Tensor& tensor = only(tensors, "reduce");
         const bool root = opts.rootRank == getRank();
-        add_reduce(o, collective(FT_REDUCE, opts.timeout), tensor, root ? &tensor : nullptr, reduction(opts.reduceOp),
+        add_reduce(o, collective(FT_REDUCE, opts), tensor, root ? &tensor : nullptr, reduction(opts.reduceOp),
                    static_cast<int>(opts.rootRank));
         o.result = tensors;
     });
@@ -87,7 +87,7 @@ void FtBackend::add_reduce_scatter(Operation& o, const at::Tensor& output, const
                         output.numel(), ", the number of ranks times the output's"));
     }
     const Reduction op = reduction(opts.reduceOp);
-    Call call = collective(FT_REDUCE_SCATTER, opts.timeout);
+    Call call = collective(FT_REDUCE_SCATTER, opts);
     call.op.dtype = reducible(input, op.op).dtype;
     call.op.op = op.op;
     call.op.factor = op.factor;
@@ -115,7 +115,7 @@ FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, std::vector<Tenso
         }
         const Reduction op = reduction(opts.reduceOp);
         if (same_sizes(list)) {
-            Call call = collective(FT_REDUCE_SCATTER, opts.timeout);
+            Call call = collective(FT_REDUCE_SCATTER, opts);
             call.op.dtype = reducible(output, op.op).dtype;
             call.op.op = op.op;
             call.op.factor = op.factor;
@@ -127,7 +127,7 @@ FtBackend::WorkPtr FtBackend::reduce_scatter(Tensors& outputs, std::vector<Tenso
         } else {
             // Uneven: a reduce to each rank in turn.
             for (int root = 0; root < getSize(); ++root) {
-                add_reduce(o, collective(FT_REDUCE, opts.timeout), list[static_cast<std::size_t>(root)],
+                add_reduce(o, collective(FT_REDUCE, opts), list[static_cast<std::size_t>(root)],
                            root == getRank() ? &output : nullptr, op, root);
             }
         }

@@ -55,7 +55,7 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
     return start(c10d::OpType::_ALLREDUCE_SPARSE, "ftcomm:all_reduce_sparse", {}, [&](Operation& o) {
         if (error) std::rethrow_exception(error);
         // A barrier is this operation's own request: it is done when all have both parts, or fails on all.
-        o.calls.push_back(collective(FT_BARRIER, opts.timeout));
+        o.calls.push_back(collective(FT_BARRIER, opts));
         o.result = tensors;
         const bool average = opts.reduceOp.op_ == c10d::ReduceOp::AVG;
         const auto add_up = [works, counts, indices, values, input, target = tensors[0], average](Operation&) {

@@ -49,11 +49,12 @@ Operation::~Operation() {
     for (ft_request* request : requests_) ft_request_free(request);
 }
 
-void Operation::post(ft_job* job, ft_comm comm) {
+void Operation::post(ft_job* job, ft_comm comm, bool by_caller) {
     std::vector<ft_request*> requests;
     requests.reserve(calls.size());
     std::exception_ptr error;
     for (Call& call : calls) {
+        if (!by_caller || calls.size() > 1) call.op.waits = 0;  // the caller does not wait for this one next
         ft_request* request = nullptr;
         const int code = call.post(job, comm, &request);
         if (code != FT_OK || request == nullptr) {

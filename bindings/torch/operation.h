@@ -60,7 +60,7 @@ public:
     void prepared();  // after the last in()
 
     // -- posting: by the same thread, or by the group's lane --
-    void post(ft_job* job, ft_comm comm);
+    void post(ft_job* job, ft_comm comm, bool by_caller);
     void fail(std::exception_ptr error);  // instead of post()
     void await_inputs() {
         if (staging_) staging_->wait_ready();

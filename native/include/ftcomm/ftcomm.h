@@ -150,6 +150,7 @@ typedef struct {
     void* recv;
     const uint64_t *send_counts, *send_offsets, *recv_counts, *recv_offsets;  /* communicator size each, or NULL */
     double factor, timeout;      /* timeout 0: the communicator's */
+    int32_t waits;               /* not 0: the caller waits for it next, and so rings later for whom it has sent something */
 } ft_op;
 
 FT_API int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out);

@@ -14,14 +14,22 @@ namespace {
 
 // Posts under the lock, wraps the request outside.
 template <class F>
-int post(ft_job* job, bool survivors, ft_request** out, F f) {
+int post(ft_job* job, bool survivors, ft_request** out, F f, bool waits = false) {
     if (out == nullptr) return fail(Code::Invalid, "out must not be NULL");
     RequestPtr request;
+    bool open = false;
     int rc = with_node(job, [&](Node& node) {
+        auto& engine = job->job->engine();
+        if (waits) engine.hold_bells();
         request = f(node);
+        open = waits && !request->done.load(std::memory_order_relaxed);
+        if (open) engine.will_wait(*request);
         return int{FT_OK};
     });
-    return rc != FT_OK ? rc : guarded([&] { return give(job, std::move(request), survivors, out); });
+    if (rc != FT_OK) return rc;
+    rc = guarded([&] { return give(job, std::move(request), survivors, out); });
+    if (rc == FT_OK) (*out)->held = open;
+    return rc;
 }
 
 int give_tags(const std::vector<std::string>& tags, char* out, size_t cap, size_t* needed) {
@@ -194,8 +202,9 @@ int ft_comm_notes(ft_job* job, ft_comm comm, char* out, size_t cap, size_t* need
 
 int ft_collective(ft_job* job, ft_comm comm, const ft_op* op, ft_request** out) {
     if (int rc = check_op(op); rc != FT_OK) return rc;
-    return post(job, false, out,
-                [&](Node& node) { return node.collective(IoLoop::now(), comm, described(*op, node.comm_size(comm))); });
+    return post(
+        job, false, out, [&](Node& node) { return node.collective(IoLoop::now(), comm, described(*op, node.comm_size(comm))); },
+        op->waits != 0);
 }
 
 int ft_send(ft_job* job, ft_comm comm, const void* data, uint64_t bytes, int32_t dst, int64_t tag, ft_request** out) {

@@ -1,6 +1,7 @@
 // What the opaque pointers of ftcomm.h point to.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "runtime/job.h"
@@ -15,6 +16,7 @@ struct ft_request {
     ftcomm::RequestPtr request;
     std::uint64_t generation;
     bool survivors;            // its ranks are the survivors, not the contributors
+    std::atomic<bool> held{false};  // bells may have been held back when it was posted
 };
 
 namespace ftcomm::capi {

@@ -17,6 +17,11 @@ int check_done(const ft_request* r) {
     return is_done(r) ? int{FT_OK} : fail(Code::Invalid, "the request is not done yet: wait for it first");
 }
 
+// The caller need not wait for it after all.
+void ring(ft_request* r) {
+    if (r->held.exchange(false)) Engine::Hold rings(r->job->engine());
+}
+
 }  // namespace
 
 extern "C" {
@@ -26,7 +31,7 @@ int ft_request_wait(ft_request* r, double timeout) {
         if (int rc = check(r); rc != FT_OK) return rc;
         Time deadline = 0;
         if (timeout >= 0 && timeout < 1e9) deadline = IoLoop::now() + static_cast<Time>(timeout * 1e9);
-        switch (r->job->engine().wait(r->request, deadline)) {
+        switch (r->job->engine().wait(r->request, deadline, 0, r->held.exchange(false))) {
             case Engine::Wait::Done: return result(r);
             case Engine::Wait::Timeout: return fail(Code::Timeout, "the request is not done yet: wait again, or give it up");
             case Engine::Wait::Interrupted: return fail(Code::Interrupted, "a signal came: wait again, or give the request up");
@@ -50,6 +55,7 @@ int ft_request_finish(ft_request* r, double timeout, ft_result* out, uint8_t* fl
 int ft_request_test(ft_request* r, int32_t* done) {
     if (int rc = check(r); rc != FT_OK) return rc;
     *done = is_done(r) ? 1 : 0;
+    if (*done != 0) ring(r);
     return *done != 0 ? result(r) : int{FT_OK};
 }
 
@@ -76,6 +82,7 @@ int ft_request_on_done(ft_request* r, void (*fn)(void* context), void* context) 
 
 void ft_request_free(ft_request* r) {
     if (r == nullptr || r->generation != fork_guard::generation()) return;
+    ring(r);
     delete r;
 }
 

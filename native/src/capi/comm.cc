@@ -29,6 +29,7 @@ int post(ft_job* job, bool survivors, ft_request** out, F f, bool waits = false)
     if (rc != FT_OK) return rc;
     rc = guarded([&] { return give(job, std::move(request), survivors, out); });
     if (rc == FT_OK) (*out)->held = open;
+    else if (open) Engine::Hold rings(job->job->engine());
     return rc;
 }
 

@@ -17,9 +17,12 @@ int check_done(const ft_request* r) {
     return is_done(r) ? int{FT_OK} : fail(Code::Invalid, "the request is not done yet: wait for it first");
 }
 
-// The caller need not wait for it after all.
+// The caller does not wait for it, for now or at all.
 void ring(ft_request* r) {
-    if (r->held.exchange(false)) Engine::Hold rings(r->job->engine());
+    if (!r->held.load(std::memory_order_relaxed) || !r->held.exchange(false)) return;
+    auto& engine = r->job->engine();
+    engine.lock_urgently();
+    engine.unlock();
 }
 
 }  // namespace
@@ -54,8 +57,8 @@ int ft_request_finish(ft_request* r, double timeout, ft_result* out, uint8_t* fl
 
 int ft_request_test(ft_request* r, int32_t* done) {
     if (int rc = check(r); rc != FT_OK) return rc;
+    ring(r);
     *done = is_done(r) ? 1 : 0;
-    if (*done != 0) ring(r);
     return *done != 0 ? result(r) : int{FT_OK};
 }
 

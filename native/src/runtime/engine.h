@@ -44,13 +44,13 @@ public:
     private:
         Engine& e_;
     };
-    // Locked: the caller goes on to wait() for this, and does the work there that its input has made. To wake the progress thread, too,
-    // would have both ask for the lock until that is done.
-    // Before that input: who waits can ring for it later, too.
+    // Locked, before an input that is waited for at once: who waits can ring for it later.
     // (Where ranks share processors, the one that computes may be on that of the one it is to come for.)
     void hold_bells() {
-        if (shm_ != nullptr && parts_.own_processor) shm_->hold_bells(true);
+        if (may_hold_bells()) shm_->hold_bells(true);
     }
+    // Locked: the caller goes on to wait() for this, and does the work there that its input has made. To wake the progress thread, too,
+    // would have both ask for the lock until that is done.
     void will_wait(const Request& request) { caller_waits_ = !request.done.load(std::memory_order_relaxed) && !request.alarmed; }
     // For fork: the lock alone.
     std::mutex& raw_mutex() { return mutex_; }
@@ -133,6 +133,7 @@ private:
     void linger(const Request& request, std::uint32_t rung, Time now, Time deadline);  // not locked, as the driver
     void take_cell_replies();  // locked
     void unlock_as_driver();  // it holds bells back until it sleeps or goes
+    bool may_hold_bells() const { return shm_ != nullptr && parts_.own_processor; }  // locked
     void ring_held();  // locked
     void hand_back();  // locked
     Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit

@@ -64,6 +64,7 @@ Engine::Wait Engine::wait(const RequestPtr& request, Time deadline, Time now, bo
             ring_held();
             driving_ = false;
             hand_back();
+            if (result != Wait::Done && done()) result = Wait::Done;  // it has looked, too
             break;
         }
         ring_held();
@@ -105,6 +106,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
             return done() ? Wait::Done : Wait::Timeout;
         }
         if (!lingered && may_linger(now)) {
+            take_cell_replies();
             const bool expects = shm_ != nullptr && shm_->holds_any();
             lingered = !expects;
             const auto rung = bell.load(std::memory_order_acquire);
@@ -165,7 +167,7 @@ void Engine::hand_back() {
         for (; may_look(); --looks) poll_rings(kLittle);
     };
     if (!burst_.on()) look();
-    if (burst_.leave(polled_at_ != 0 ? polled_at_ : IoLoop::now(), parts_.own_processor)) shm::ring_progress(*mailbox_);
+    if (burst_.leave(polled_at_ != 0 ? polled_at_ : IoLoop::now(), may_hold_bells())) shm::ring_progress(*mailbox_);
     if (burst_.on()) return;
     lend_sockets(false);
     while (progress_sleeps_ && !sleep_as(shm::kProgress)) {

@@ -97,7 +97,8 @@ def training(
 ) -> Callable[[harness.Context], Any]:
     """The victims' first processes die in step AT. ``spoil``: called in every process before the loop.
 
-    They wait until all others have begun that step: one that is still in the step before has another state to give.
+    They wait until all others have begun that step: one that is still in the step before has another state to give. With
+    phase "reduced", until they have made its update: who is told of the death before that still has the state of its begin.
     """
     others = [rank for rank in range(SIZE) if rank not in victims]
     begun = {(by, to): folder.with_name(f"{folder.name}-begun-{by}-{to}") for by in others for to in victims}
@@ -110,7 +111,7 @@ def training(
         def at(step: int, where: str) -> None:
             if context.incarnation > 0 or step != AT:
                 return
-            if context.rank in others and where == "forward":
+            if context.rank in others and where == ("updated" if phase == "reduced" else "forward"):
                 for victim in victims:
                     kept_open.append(os.open(begun[context.rank, victim], os.O_RDWR))
                     os.write(kept_open[-1], b".")

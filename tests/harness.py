@@ -146,6 +146,15 @@ class Group:
                     os.kill(int(stat.parent.name), signal.SIGKILL)
         self.kill(rank, signal.SIGCONT)
 
+    def wake_late(self, rank: int, others: set[int]) -> None:
+        """A stopped rank goes on when the others, who then hold, have "filled" their buffers; they do when it has "returned"."""
+        for other in others:
+            self.wait_for(other, "filled")
+        self.wake(rank)
+        self.wait_for(rank, "returned")
+        for other in others:
+            self.release(other)
+
     def release(self, rank: int, value: Any = None, incarnation: int = 0) -> None:
         """Ends the rank's Context.hold()."""
         self._processes[rank, incarnation].channel.send(value)

@@ -223,13 +223,7 @@ def test_a_late_reader_takes_nothing_of_what_comes_after(ranks: Ranks, size: int
         return "ok"
 
     group = ranks.start(size, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:60")
-    others = {0, size - 1} - {1}
-    for rank in others:
-        group.wait_for(rank, "filled")
-    group.wake(1)
-    group.wait_for(1, "returned")
-    for rank in others:
-        group.release(rank)
+    group.wake_late(1, {0, size - 1} - {1})
     values = [result.value if result.ok else result.text() for result in group.results()]
     assert values == ["ok", "stale", "ok"][:size]
 
@@ -317,12 +311,6 @@ def test_a_late_reader_of_another_ranks_part(ranks: Ranks, size: int, point: str
         return "ok"
 
     group = ranks.start(size, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:60")
-    others = {0, size - 1} - {1}
-    for rank in others:
-        group.wait_for(rank, "filled")
-    group.wake(1)
-    group.wait_for(1, "returned")
-    for rank in others:
-        group.release(rank)
+    group.wake_late(1, {0, size - 1} - {1})
     values = [result.value if result.ok else result.text() for result in group.results()]
     assert values == ["failed", "stale", "failed"][:size]

@@ -134,6 +134,7 @@ private:
     void take_cell_replies();  // locked
     void unlock_as_driver();  // it holds bells back until it sleeps or goes
     bool may_hold_bells() const { return shm_ != nullptr && parts_.own_processor; }  // locked
+    bool holds_bells() const { return shm_ != nullptr && shm_->holds_any(); }  // locked
     void ring_held();  // locked
     void hand_back();  // locked
     Wait sleep_passively(std::uint32_t seen, Time deadline);  // locked at entry and exit

@@ -86,7 +86,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
     bool lingered = false;
     for (;;) {
-        const bool held = shm_ != nullptr && shm_->holds_any();
+        const bool held = holds_bells();
         bool did = poll();
         if (done()) return Wait::Done;
         if (stopped()) return Wait::Closed;
@@ -107,7 +107,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         }
         if (!lingered && may_linger(now)) {
             take_cell_replies();
-            const bool expects = shm_ != nullptr && shm_->holds_any();
+            const bool expects = holds_bells();
             lingered = !expects;
             const auto rung = bell.load(std::memory_order_acquire);
             driver_sleeps_ = true;  // as good as: others say what they have for it

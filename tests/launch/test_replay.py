@@ -212,6 +212,7 @@ elif incarnation == 0:
     wait("fifo0")
     sys.exit(1)
 else:
+    joined(0, 1)  # else its generation would be over with rank 1
     tell("fifo1")
 me()
 """,

@@ -20,6 +20,8 @@ void Detection::disturbed() {
 }
 
 void Detection::died(const Instance& dead) {
+    larger_.remove(dead.slot);
+    weigh_sides();
     deaths_.push_back({world_.now(), dead.lost_host});
     if (calm_) world_.queue().push(world_.now() + kBound, EventKind::Detected, dead.id);
 }
@@ -63,8 +65,13 @@ void Detection::removed(const Instance& by, const NodeEvent& e) {
 void Detection::cut_off(const RankSet& smaller, const RankSet& larger) {
     const bool calm = calm_;
     disturbed();
-    // By less than this, ticks and the cell's delay may decide.
-    if (calm && smaller.count() * 3 <= larger.count()) smaller_ = smaller, larger_ = larger;
+    if (calm) smaller_ = smaller, larger_ = larger;
+    weigh_sides();
+}
+
+// By less than this, ticks and the cell's delay may decide.
+void Detection::weigh_sides() {
+    if (smaller_.count() * 3 > larger_.count()) smaller_ = larger_ = {};
 }
 
 }  // namespace ftcomm::sim

@@ -30,6 +30,8 @@ private:
         Time at = 0;
         int lost_host = -1;
     };
+    void weigh_sides();
+
     World& world_;
     bool calm_ = false;
     int lost_hosts_ = 0;

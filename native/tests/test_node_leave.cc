@@ -1,4 +1,6 @@
 // Leaving: a goodbye gets out before its sender's request is done, whatever stands in its way; an exit without it looks like a death (M10).
+#include <vector>
+
 #include "tests/node_rig.h"
 #include "tests/unit.h"
 
@@ -35,6 +37,30 @@ FT_TEST(leaver_that_did_not_run_gives_the_others_their_time) {
     EXPECT(!leave->done);
     rig.advance(2 * Rig::kHeartbeat);  // rank 1 never answers: its time is over
     EXPECT(leave->done);
+}
+
+// Ranks 0 and 1 have the sum, rank 2 lacks rank 1's part. The vote that gives it to rank 2 takes longer than leavers wait.
+FT_TEST(leavers_stay_for_a_vote_that_needs_their_result) {
+    Rig rig(3);
+    rig.comm({0, 1, 2});
+    rig.hold(1, 2);
+    std::int64_t values[] = {1, 2, 4};
+    std::vector<RequestPtr> sums, leaves;
+    for (int s : kThree) sums.push_back(rig.sum(s, values[s]));
+    rig.settle();
+    EXPECT(sums[0]->done && sums[1]->done && !sums[2]->done);
+    for (int s : {0, 1}) leaves.push_back(rig.node(s).leave(rig.now()));
+    rig.hold_cells(0);
+    rig.node(2).revoke(rig.now(), Rig::kComm);
+    rig.settle();
+    rig.advance(4 * Rig::kHeartbeat);
+    for (const auto& leave : leaves) EXPECT(!leave->done);
+    rig.hold_cells(0, false);
+    rig.hold(1, 2, false);
+    rig.settle();
+    EXPECT(sums[2]->done && sums[2]->status.ok() && values[2] == 7);
+    rig.advance(3 * Rig::kHeartbeat);
+    for (const auto& leave : leaves) EXPECT(leave->done);
 }
 
 FT_TEST(leaver_voted_out_for_leaving_still_says_goodbye) {

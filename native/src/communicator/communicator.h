@@ -78,6 +78,8 @@ public:
     LoggedPairs* messages() { return pairs_.get(); }
 
     // Queries.
+    // Others may need what this rank holds: a vote has not ended, or gives them a result out of its hands.
+    bool owes() const { return frozen_ || !helpers_.empty(); }
     // Nothing is under way that began before the join point.
     bool quiescent() const {
         return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ &&

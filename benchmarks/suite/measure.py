@@ -6,11 +6,11 @@ import argparse
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from suite.operations import Call, buffers, elements, expected, fill
+from suite.operations import Call, buffers, elements, expected, fill, written
 
 MOST_CALLS = 2000
 MOST_PAUSES = 20  # in a round
@@ -19,6 +19,14 @@ WARM = 2  # rounds
 
 class WrongResult(RuntimeError):
     """A peer's values are not what they must be: nothing is measured then."""
+
+
+@dataclass
+class _Before:
+    """What a rank does before each call, and how many calls a round has then."""
+
+    run: Callable[[], None]
+    most: int
 
 
 @dataclass
@@ -65,12 +73,13 @@ def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespa
             for tensor in (b.big, b.small, b.other):
                 tensor.fill_(0)  # sums of zeros do not grow from call to call
             calls[name] = call, _how_many(call, comm, args.budget)
+        before = _before(kind, b, args)
         order = random.Random(nbytes)  # the same on all ranks
         mine: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
         for _ in range(args.rounds + WARM):
             for name in order.sample(sorted(calls), len(calls)):
                 call, number = calls[name]
-                mine[name].append(_round(call, number, comm, args.pause / 1e3))
+                mine[name].append(_round(call, number, comm, before))
         messages = 2 if kind == "send_recv" else 1
         for name, rounds in mine.items():
             elapsed, used = zip(*rounds[WARM:], strict=True)
@@ -109,11 +118,26 @@ def _how_many(call: Call, comm: Any, budget: float) -> int:
         number *= 4
 
 
-def _round(call: Call, number: int, comm: Any, pause: float = 0.0) -> tuple[float, float]:
+def _before(kind: str, b: Any, args: argparse.Namespace) -> _Before | None:
+    if not (args.fresh or args.pause > 0):
+        return None
+    tensor = written(kind, b)
+
+    def before() -> None:
+        until = time.perf_counter() + args.pause / 1e3
+        while time.perf_counter() < until:
+            pass
+        if args.fresh:
+            tensor.fill_(0)
+
+    return _Before(before, MOST_PAUSES if args.pause > 0 else MOST_CALLS)
+
+
+def _round(call: Call, number: int, comm: Any, before: _Before | None = None) -> tuple[float, float]:
     """Seconds per call, and those that processors spent on this process, its threads and its system calls meanwhile."""
     comm.barrier()
-    if pause > 0:
-        return _with_pauses(call, min(number, MOST_PAUSES), pause)
+    if before is not None:
+        return _call_by_call(call, min(number, before.most), before.run)
     used, start = time.process_time(), time.perf_counter()
     for _ in range(number):
         call()
@@ -121,13 +145,11 @@ def _round(call: Call, number: int, comm: Any, pause: float = 0.0) -> tuple[floa
     return elapsed / number, (time.process_time() - used) / number
 
 
-def _with_pauses(call: Call, number: int, pause: float) -> tuple[float, float]:
-    """The same of calls before each of which this rank computes for so many seconds."""
+def _call_by_call(call: Call, number: int, before: Callable[[], None]) -> tuple[float, float]:
+    """The same of the calls alone."""
     elapsed = used = 0.0
     for _ in range(number):
-        until = time.perf_counter() + pause
-        while time.perf_counter() < until:
-            pass
+        before()
         used -= time.process_time()
         elapsed -= time.perf_counter()
         call()

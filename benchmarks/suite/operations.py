@@ -63,6 +63,11 @@ def buffers(kind: str, count: int, ranks: int, dtype: str) -> Buffers:
     return made
 
 
+def written(kind: str, b: Buffers) -> Any:
+    """What a program would have written since the call before. (Of a broadcast on all ranks: so all begin at the same time.)"""
+    return b.small if kind == "all_gather" else b.big
+
+
 def fill(kind: str, b: Buffers, rank: int) -> None:
     """Inputs that tell ranks and places apart; small whole numbers, so that sums have no rounding in any type."""
     import torch

@@ -47,6 +47,11 @@ def parser(doc: str | None, sizes: str, epilog: str, peers: Sequence[str]) -> ar
         metavar="MS",
         help="each rank computes for so long before each call (default 0)",
     )
+    p.add_argument(
+        "--fresh",
+        action="store_true",
+        help="each rank writes its input before each call, as programs do; the call alone is timed",
+    )
     for kind, what in (
         ("json", "all figures"),
         ("csv", "a row for each size and peer"),

@@ -48,7 +48,7 @@ constexpr Rule kRules[] = {
     {"L11", "a result is logged before its fence begins"},
     {"L12", "the last logged result counts when the vote says so"},
     {"L13", "given up only when all have acknowledged"},
-    {"L14", "a mark proves the commit", 6100},
+    {"L14", "a mark proves the commit", 6300},
     {"L15", "nothing is late beyond a mark"},
     {"L16", "a note holds with all that comes before it"},
     {"G1", "who dies takes its log group along"},

@@ -50,7 +50,6 @@ const char* to_string(FrameKind kind) {
         case FrameKind::Direct: return "Direct";
         case FrameKind::PullEnter: return "PullEnter";
         case FrameKind::PullReady: return "PullReady";
-        case FrameKind::DirectShow: return "DirectShow";
         case FrameKind::GroupEnter: return "GroupEnter";
         case FrameKind::GroupSum: return "GroupSum";
         case FrameKind::GroupFinal: return "GroupFinal";

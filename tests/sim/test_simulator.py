@@ -81,15 +81,15 @@ def test_a_seed_replays_exactly() -> None:
 
 
 RARE = {
-    "C9": 50,
-    "M8": 50,
+    "C9": 150,
+    "M8": 150,
     "M12": 50,
     "M14": 800,
     "M16": 8900,
     "M17": 11500,
-    "L4": 200,
-    "L13": 200,
-    "L14": 6100,
+    "L4": 1050,
+    "L13": 1050,
+    "L14": 6300,
     "L15": 850,
 }  # rules that few schedules need, and shortly before the first that does
 

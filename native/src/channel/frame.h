@@ -25,30 +25,30 @@ enum class FrameKind : std::uint8_t {
     RestoreAsk = 14,  // replay: the sender has lost its log, and asks what the receiver has of it (communicator/restore.h)
     RestoreReply = 15,
     // collectives
-    Enter = 32,      // receiver of data to its sender: entered, go
+    Enter =
+        32,  // receiver of data to its sender: entered, go; of a gather, scatter, all-to-all: with what it has for the other, or where
     ReduceScatter = 33,
     Gather = 34,
-    Token = 35,      // a segment's round trip ended without a gather frame: window credit
-    Fence = 36,      // step = round
-    Flat = 37,       // whole input of a small all-reduce
-    Direct = 38,     // gather, scatter, all-to-all item piece; segment = piece index
+    Token = 35,  // a segment's round trip ended without a gather frame: window credit
+    Fence = 36,  // step = round
+    Flat = 37,  // whole input of a small all-reduce
+    Direct = 38,  // gather, scatter, all-to-all item piece; segment = piece index
     PullEnter = 39,  // entered; payload: where this rank's buffers can be read
     PullReady = 40,  // segment = how many segments of the sender's list are final in its buffer; flags 1: and in its log
-    GroupEnter = 41, // as PullEnter, with the sender's group
-    GroupSum = 42,   // a delegate's sum over its group, to the segment's owner
-    GroupFinal = 43, // the owner's final, to a group's delegate
-    GroupReady = 44, // as PullReady, to the fellows of the group
-    Shared = 45,     // the segment is final, and is in its owner's log, where the receiver reads it; or the payload is it
-    ShareAsk = 46,   // to the segment's owner: it cannot be read there
-    DirectShow = 47, // for Direct frames: where the receiver can read what they would bring
+    GroupEnter = 41,  // as PullEnter, with the sender's group
+    GroupSum = 42,  // a delegate's sum over its group, to the segment's owner
+    GroupFinal = 43,  // the owner's final, to a group's delegate
+    GroupReady = 44,  // as PullReady, to the fellows of the group
+    Shared = 45,  // the segment is final, and is in its owner's log, where the receiver reads it; or the payload is it
+    ShareAsk = 46,  // to the segment's owner: it cannot be read there
     // point to point
     Eager = 64,
     Rts = 65,
     Cts = 66,
     Data = 67,
     // logged messages
-    LogMark = 68,    // seq = how far the sender's stream to the receiver goes
-    LogWant = 69,    // seq = the record that the receiver, on another host, needs next
+    LogMark = 68,  // seq = how far the sender's stream to the receiver goes
+    LogWant = 69,  // seq = the record that the receiver, on another host, needs next
     LogPiece = 70,  // of record seq; aux = tag, aux2 = bytes of the whole; flags + 1: the first one, + 2: attempt is the CRC-32C
     // of the whole in the sender's log; step & 1: from behind the resume point, step >> 1: which log of the rank
     LogAnswered = 71,  // since mark seq the sender was told something that depends on time, and is in its own log alone
@@ -56,7 +56,7 @@ enum class FrameKind : std::uint8_t {
     LogShown = 73,  // as the first LogPiece of record seq, of which the receiver can read `attempt` stretches in the sender's log
 };
 
-inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::DirectShow; }
+inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::ShareAsk; }
 inline bool is_spread(FrameKind k) {  // of a communicator; payload: channel/spread.h
     return k == FrameKind::Freeze || k == FrameKind::Decision || k == FrameKind::AgreeResult;
 }

@@ -1,8 +1,10 @@
-// Gather, scatter, all-to-all: each pair's bytes go straight from source to destination, once the destination has entered. Where that
-// may read the source's memory, and there is much of it, the source only shows where it lies (C9, as in pull_run.cc). Each source
-// decides so for each of its destinations: counts may differ, and only these two know theirs.
+// Gather, scatter, all-to-all: each pair's bytes go straight from source to destination. Few of them come with the frame that says that the
+// source has entered. Where the destination may read the source's memory, and there is much of it, that frame shows where it lies (C9, as in
+// pull_run.cc). Else it goes once the destination has entered. Each source decides so for each of its destinations: counts may differ, and only these
+// two know theirs.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "base/check.h"
 #include "base/failpoint.h"
@@ -14,6 +16,13 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint64_t kNothingExpected = ~std::uint64_t{0};
+constexpr std::uint64_t kOwnPiece = 256u << 10;  // copied at a time: frames get their turn in between
+enum EnterFlags : std::uint8_t { kBrings = 1, kShows = 2 };  // the payload: the data, or Shown
+
+struct Shown {
+    std::uint64_t bytes;
+    Transport::Remote remote;
+};
 
 struct Layout {
     const std::vector<std::uint64_t>& counts;
@@ -32,30 +41,24 @@ struct Layout {
 
 class DirectRun final : public Run {
 public:
-    DirectRun(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t read_bytes, std::uint64_t ticket)
+    DirectRun(RunEnv env, OpState& op, DirectLimits limits, std::uint64_t ticket)
         : env_(std::move(env)),
           op_(op),
-          show_limit_(show_limit),
-          read_bytes_(read_bytes),
+          limits_(limits),
+          own_piece_(std::min(kOwnPiece, limits.read_bytes)),
           ticket_(env_.ticket, ticket),
+          pairs_(env_.living.size()),
           fence_(env_, op_) {}
 
     void start() override {
         lay_out();
         ticket_.issue();
-        bool told_predecessor = false;
-        for (auto& in : in_) {
-            auto h = env_.header(FrameKind::Enter, op_);
-            h.aux2 = in.bytes;
-            env_.sender.send(env_.slot_of(in.rank), h);
-            told_predecessor |= in.rank == env_.predecessor();
-            FT_POINT("direct.enter");
+        for (int i = 1; i < env_.size(); ++i) {  // not all to the same one first
+            auto& pair = pair_at(env_.position + i);
+            // The predecessor in any case: so that neighbours who call different operations always notice.
+            if (pair.sends || pair.receives || i == env_.size() - 1) enter(env_.rank_at(env_.position + i), pair);
         }
-        if (!told_predecessor) {  // so that neighbours who call different operations always notice
-            auto h = env_.header(FrameKind::Enter, op_);
-            h.aux2 = kNothingExpected;
-            env_.sender.send(env_.slot_of(env_.predecessor()), h);
-        }
+        if (own_.left() <= own_piece_) own_.copy(own_.left());  // while those are under way
         check_data();
     }
 
@@ -64,49 +67,41 @@ public:
             fence_.on_frame(h);
             return;
         }
+        const int at = env_.position_of(from);
+        if (at < 0) return;
+        auto& pair = pair_at(at);
         if (h.kind == FrameKind::Enter) {
-            if (h.aux2 == kNothingExpected) return;
-            for (auto& out : out_) {
-                if (out.rank != from) continue;
-                if (h.aux2 != out.bytes) {
-                    mismatch = true;
-                    return;
-                }
-                out.open = true;
-                if (shows(out)) show(out);
-                else pump(out);
+            if (!agrees(pair, h, payload)) {
+                mismatch = true;
+                return;
             }
-        } else if (h.kind == FrameKind::DirectShow) {
-            for (auto& in : in_) {
-                if (in.rank != from) continue;
-                FT_CHECK(payload.size() == sizeof(Transport::Remote) && in.done == 0 && in.bytes > 0 && !in.shown,
-                         "rank %d shows %zu bytes", from, payload.size());
-                std::memcpy(&in.remote, payload.data(), sizeof in.remote);
-                in.shown = true;
+            if (h.flags == kBrings) {
+                take(pair, payload);
+            } else if (h.flags == kShows) {
+                std::memcpy(&pair.shown, payload.data(), sizeof pair.shown);
+                pair.is_shown = true;
             }
+            pair.heard = true;
+            pair.open = h.aux2 != kNothingExpected;
+            pump(from, pair);
         } else if (h.kind == FrameKind::Direct) {
-            for (auto& in : in_) {
-                if (in.rank != from) continue;
-                FT_CHECK(in.done + payload.size() <= in.bytes, "rank %d sent more than was asked for", from);
-                std::memcpy(in.data + in.done, payload.data(), payload.size());
-                in.done += payload.size();
-                FT_POINT("direct.receive");
-            }
+            take(pair, payload);
         }
         check_data();
     }
 
     void on_writable(int slot) override {
-        for (auto& out : out_)
-            if (env_.slot_of(out.rank) == slot) pump(out);
+        for (int i = 0; i < env_.size(); ++i)
+            if (env_.slot_of(env_.rank_at(i)) == slot) pump(env_.rank_at(i), pair_at(i));
         check_data();
     }
 
-    bool has_work() const override { return !over_ && to_read() >= 0; }
+    bool has_work() const override { return !over_ && (to_read() >= 0 || own_.left() > 0); }
 
     void work() override {
         if (over_) return;
-        if (const int i = to_read(); i >= 0) read(in_[static_cast<std::size_t>(i)]);
+        if (const int at = to_read(); at >= 0) read(env_.rank_at(at), pair_at(at));
+        else own_.copy(own_piece_);
         check_data();
     }
 
@@ -114,19 +109,34 @@ public:
     const char* phase() const override { return fence_.begun() ? "the completion fence" : "data"; }
 
 private:
-    struct Out {
-        int rank;
-        const std::byte* data;
-        std::uint64_t bytes, done = 0;
-        bool open = false;
+    struct Pair {  // of this rank and another one
+        bool sends = false, receives = false;  // this rank, to and from that one
+        const std::byte* from = nullptr;
+        std::uint64_t out_bytes = 0, out_done = 0;
+        bool heard = false;  // it has entered, and expects what this rank has for it
+        bool open = false;  // and waits for that
+        std::byte* to = nullptr;
+        std::uint64_t in_bytes = 0, in_done = 0;
+        Shown shown = {};
+        bool is_shown = false;  // it is there to be read, and no frame brings it
     };
-    struct In {
-        int rank;
-        std::byte* data;
-        std::uint64_t bytes, done = 0;
-        Transport::Remote remote = {};
-        bool shown = false;  // it is there to be read, and no frame brings it
+    struct Own {  // this rank's part for itself
+        const std::byte* from = nullptr;
+        std::byte* to = nullptr;
+        std::uint64_t bytes = 0, done = 0;
+
+        std::uint64_t left() const { return bytes - done; }
+        bool meets(const std::byte* other, std::uint64_t length) const {
+            return std::less<>{}(from, other + length) && std::less<>{}(other, from + bytes);
+        }
+        void copy(std::uint64_t most) {
+            const auto n = std::min(left(), most);
+            if (n > 0) std::memmove(to + done, from + done, n);
+            done += n;
+        }
     };
+
+    Pair& pair_at(int position) { return pairs_[static_cast<std::size_t>((position + env_.size()) % env_.size())]; }
 
     void lay_out() {
         const auto& d = op_.desc;
@@ -149,66 +159,106 @@ private:
             for (int r = 0; r < static_cast<int>(env_.slots.size()); ++r)
                 if (env_.position_of(r) < 0 && in_bytes(r) > 0) std::memset(in_data(r), 0, in_bytes(r));
         }
-        for (int r : env_.living) {
+        for (int i = 0; i < env_.size(); ++i) {
+            const int r = env_.rank_at(i);
             const bool to = kind == OpKind::AllToAll || (kind == OpKind::Gather ? r == d.root : root);
             const bool from = kind == OpKind::AllToAll || (kind == OpKind::Gather ? root : r == d.root);
-            if (r == env_.rank) {
-                if (to && from && in_bytes(r) > 0 && in_data(r) != out_data(r))
-                    std::memmove(in_data(r), out_data(r), std::min(in_bytes(r), out_bytes(r)));
+            if (i == env_.position) {
+                if (to && from && in_data(r) != out_data(r))
+                    own_ = {out_data(r), in_data(r), std::min(in_bytes(r), out_bytes(r))};
                 continue;
             }
-            if (to) out_.push_back({r, out_data(r), out_bytes(r)});
-            if (from) in_.push_back({r, in_data(r), in_bytes(r)});
+            auto& pair = pair_at(i);
+            if (to) {
+                pair.sends = true;
+                pair.from = out_data(r);
+                pair.out_bytes = out_bytes(r);
+            }
+            if (from) {
+                pair.receives = true;
+                pair.to = in_data(r);
+                pair.in_bytes = in_bytes(r);
+            }
         }
+        // Nothing may be received over it, itself least of all, before it is where it belongs.
+        bool overlaps = own_.meets(own_.to, own_.bytes);
+        for (const auto& pair : pairs_) overlaps |= own_.meets(pair.to, pair.in_bytes);
+        if (overlaps) own_.copy(own_.left());
     }
 
-    void pump(Out& out) {
-        const int slot = env_.slot_of(out.rank);
-        while (out.open && out.done < out.bytes) {
+    // What it shows is free again when the fence is through: nobody is before all have begun it, and who has not read has not.
+    void enter(int rank, Pair& pair) {
+        auto h = env_.header(FrameKind::Enter, op_);
+        h.aux2 = pair.receives ? pair.in_bytes : kNothingExpected;
+        const bool shows = pair.out_bytes > 0 && pair.out_bytes >= limits_.show && env_.memory->shares_memory(env_.slot_of(rank));
+        const bool brings =
+            pair.sends && !shows && pair.out_bytes <= std::min<std::uint64_t>(limits_.bring, env_.sender.max_payload());
+        Shown shown{pair.out_bytes, {reinterpret_cast<std::uintptr_t>(pair.from), ticket_.address(), ticket_.number()}};
+        ByteView payload;
+        if (brings) payload = {pair.from, pair.out_bytes};
+        else if (shows) payload = std::as_bytes(std::span(&shown, 1));
+        if (brings || shows) {
+            h.flags = brings ? kBrings : kShows;
+            pair.out_done = pair.out_bytes;
+        }
+        env_.sender.send(env_.slot_of(rank), h, payload);
+        FT_POINT("direct.enter");
+        if (shows) FT_POINT("direct.show");
+    }
+
+    // What each of the two has for the other one is what that one expects.
+    bool agrees(const Pair& pair, const FrameHeader& h, ByteView payload) const {
+        if (h.aux2 != (pair.sends ? pair.out_bytes : kNothingExpected)) return false;
+        if (h.flags == 0) return true;
+        if (!pair.receives) return false;
+        if (h.flags == kBrings) return payload.size() == pair.in_bytes;
+        Shown shown{};
+        FT_CHECK(payload.size() == sizeof shown && pair.in_done == 0 && !pair.is_shown, "a rank shows %zu bytes", payload.size());
+        std::memcpy(&shown, payload.data(), sizeof shown);
+        return shown.bytes == pair.in_bytes;
+    }
+
+    void take(Pair& pair, ByteView payload) {
+        FT_CHECK(pair.in_done + payload.size() <= pair.in_bytes, "a rank sent more than was asked for");
+        if (!payload.empty()) std::memcpy(pair.to + pair.in_done, payload.data(), payload.size());
+        pair.in_done += payload.size();
+        FT_POINT("direct.receive");
+    }
+
+    void pump(int rank, Pair& pair) {
+        const int slot = env_.slot_of(rank);
+        while (pair.open && pair.out_done < pair.out_bytes) {
             const auto n = static_cast<std::uint32_t>(
-                std::min<std::uint64_t>({out.bytes - out.done, env_.sender.max_payload(), 128u << 10}));
+                std::min<std::uint64_t>({pair.out_bytes - pair.out_done, env_.sender.max_payload(), 128u << 10}));
             auto* p = env_.sender.reserve(slot, n);
             if (p == nullptr) return;  // on_writable comes
-            std::memcpy(p, out.data + out.done, n);
+            std::memcpy(p, pair.from + pair.out_done, n);
             auto h = env_.header(FrameKind::Direct, op_);
             h.length = n;
             env_.sender.commit(slot, h);
-            out.done += n;
+            pair.out_done += n;
             FT_POINT("direct.send");
         }
     }
 
-    bool shows(const Out& out) const {
-        return out.bytes > 0 && out.bytes >= show_limit_ && env_.memory->shares_memory(env_.slot_of(out.rank));
-    }
-
-    // The fence says when it has been read: nobody is through before all have begun it, and who has not read has not.
-    void show(Out& out) {
-        const Transport::Remote remote{reinterpret_cast<std::uintptr_t>(out.data), ticket_.address(), ticket_.number()};
-        env_.sender.send(env_.slot_of(out.rank), env_.header(FrameKind::DirectShow, op_), std::as_bytes(std::span(&remote, 1)));
-        out.done = out.bytes;
-        FT_POINT("direct.show");
-    }
-
     // Of the sources behind this rank the next: not all read the same one at once.
     int to_read() const {
-        int first = -1;
-        for (std::size_t i = 0; i < in_.size(); ++i) {
-            if (!in_[i].shown || in_[i].done == in_[i].bytes) continue;
-            if (in_[i].rank > env_.rank) return static_cast<int>(i);
-            if (first < 0) first = static_cast<int>(i);
+        for (int i = 1; i < env_.size(); ++i) {
+            const int at = (env_.position + i) % env_.size();
+            const auto& pair = pairs_[static_cast<std::size_t>(at)];
+            if (pair.is_shown && pair.in_done < pair.in_bytes) return at;
         }
-        return first;
+        return -1;
     }
 
     // Into the caller's buffer at once: there is no input in it that a read which breaks off could cost (invariant B).
-    void read(In& in) {
-        const auto n = std::min(in.bytes - in.done, read_bytes_);
-        auto remote = in.remote;
-        remote.from += in.done;
-        const auto result = read_shown(*env_.memory, env_.rules, env_.slot_of(in.rank), remote, in.data + in.done, n);
+    void read(int rank, Pair& pair) {
+        const auto n = std::min(pair.in_bytes - pair.in_done, limits_.read_bytes);
+        auto remote = pair.shown.remote;
+        remote.from += pair.in_done;
+        const auto result = read_shown(*env_.memory, env_.rules, env_.slot_of(rank), remote, pair.to + pair.in_done, n);
         if (result == Transport::Read::Done) {
-            in.done += n;
+            pair.in_done += n;
             FT_POINT("direct.read");
             return;
         }
@@ -216,30 +266,30 @@ private:
         over_ = true;
     }
 
+    // Whoever begins the fence has all of its result: if another one has returned, a vote calls the operation complete here, too. And it has heard
+    // from all that it receives from: so that nobody is through before it is known that what each has for another is what that one expects.
     void check_data() {
-        if (fence_.begun()) return;
-        for (const auto& out : out_)
-            if (!out.open || out.done < out.bytes) return;
-        for (const auto& in : in_)
-            if (in.done < in.bytes) return;
+        if (fence_.begun() || own_.left() > 0) return;
+        for (const auto& pair : pairs_)
+            if (pair.out_done < pair.out_bytes || pair.in_done < pair.in_bytes || (pair.receives && !pair.heard)) return;
         fence_.begin();
     }
 
     RunEnv env_;
     OpState& op_;
-    std::vector<Out> out_;
-    std::vector<In> in_;  // by rank
-    const std::uint64_t show_limit_, read_bytes_;
+    const DirectLimits limits_;
+    const std::uint64_t own_piece_;
     Ticket ticket_;
+    std::vector<Pair> pairs_;  // by position
+    Own own_;
     bool over_ = false;  // a read did not count: this attempt gets nowhere
     Fence fence_;
 };
 
 }  // namespace
 
-std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t read_bytes,
-                                     std::uint64_t ticket) {
-    return std::make_unique<DirectRun>(std::move(env), op, show_limit, read_bytes, ticket);
+std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, DirectLimits limits, std::uint64_t ticket) {
+    return std::make_unique<DirectRun>(std::move(env), op, limits, ticket);
 }
 
 }  // namespace ftcomm

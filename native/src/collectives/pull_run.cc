@@ -29,6 +29,7 @@ struct PullEntry {  // payload of PullEnter
     std::uint64_t input = 0, result = 0;  // addresses of segment 0; of ranks that have no such buffer, never used
     std::uint64_t ticket_at = 0, ticket = 0;
     std::uint64_t own = 0;  // the same of an all-gather's input: the sender's own block, which nobody writes to
+    std::uint64_t ready = 0;  // so many of its segments are final from the start
 };
 
 class PullRun final : public Run {
@@ -60,19 +61,25 @@ public:
             const bool fetch = at != env_.position && (r.mode == SegmentMode::Gather || op_.shape.shares_finals());
             if (here || fetch) remaining_ += r.count;
         }
-        if (gathers(op_.shape.kind))
+        if (all_are_held())
             fetch_batch_ = static_cast<std::uint32_t>(
                 std::max<std::uint64_t>(kBatch, kFetchBytes / (op_.grid.segment_elements * size_of(op_.desc.dtype))));
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
         share_.begin(plan_);
         ticket_.issue();
+        auto& me = self();
+        while (me.next < me.segments.size() && hands_out(me.segments[me.next])) ++me.next;
+        me.ready = me.next;
         PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
         mine.own = own_input();
+        mine.ready = me.ready;
         // reduce_scatter: result(0) is another rank's block; nobody reads results there.
         FT_POINT("pull.enter");
-        for (int i = 1; i < env_.size(); ++i)
+        // Who has nothing to be read tells its predecessor alone: so that neighbours who call different operations always notice.
+        const int first = all_are_held() && me.segments.empty() ? env_.size() - 1 : 1;
+        for (int i = first; i < env_.size(); ++i)
             env_.sender.send(slot_at(env_.position + i), env_.header(FrameKind::PullEnter, op_), bytes_of(mine));
-        peers_[static_cast<std::size_t>(env_.position)].entered = true;
+        me.entered = true;
         entered_ = 1;
         check_data();
     }
@@ -86,6 +93,9 @@ public:
                 FT_CHECK(payload.size() == sizeof(PullEntry) && !peer.entered, "rank %d enters with %zu bytes", from,
                          payload.size());
                 std::memcpy(&peer.entry, payload.data(), sizeof(PullEntry));
+                FT_CHECK(peer.entry.ready <= peer.segments.size(), "%llu of %zu segments are final at rank %d",
+                         static_cast<unsigned long long>(peer.entry.ready), peer.segments.size(), from);
+                peer.ready = static_cast<std::uint32_t>(peer.entry.ready);
                 peer.entered = true;
                 ++entered_;
                 check_data();  // there may be nothing to do here
@@ -117,7 +127,8 @@ public:
 
     bool done() const override { return remaining_ == 0 && fence_.done(); }
     const char* phase() const override {
-        return entered_ < env_.size() ? "the others to enter" : remaining_ > 0 ? "data" : "the completion fence";
+        const bool waits = !all_have_entered() || (all_are_held() && entered_ == 1 && remaining_ > 0);
+        return waits ? "the others to enter" : remaining_ > 0 ? "data" : "the completion fence";
     }
 
 private:
@@ -156,19 +167,27 @@ private:
         return *env_.scratch;
     }
 
+    // Nobody reads inputs: who hands out nothing need not be heard of before the fence.
+    bool all_are_held() const { return gathers(op_.shape.kind); }
+    bool all_have_entered() const { return all_are_held() || entered_ == env_.size(); }
+    bool hands_out(const Item& item) const {
+        if (item.run->mode != SegmentMode::Gather) return false;
+        FT_CHECK(op_.label(item.segment) == LabelKind::Final, "asked to hand out segment %u without having it", item.segment);
+        return true;
+    }
+
     // Own segments first: the others wait for them. A final that is only handed out waits for nobody.
     bool own_turn() const {
         const auto& me = self();
         if (me.next == me.segments.size()) return false;
-        return me.segments[me.next].run->mode == SegmentMode::Gather || entered_ == env_.size();
+        return me.segments[me.next].run->mode == SegmentMode::Gather || all_have_entered();
     }
 
     void advance_own() {
         auto& me = self();
         const auto& item = me.segments[me.next];
         if (item.run->mode == SegmentMode::Gather) {
-            FT_CHECK(op_.label(item.segment) == LabelKind::Final, "asked to hand out segment %u without having it", item.segment);
-            while (me.next < me.segments.size() && me.segments[me.next].run->mode == SegmentMode::Gather) ++me.next;
+            while (me.next < me.segments.size() && hands_out(me.segments[me.next])) ++me.next;
         } else {
             const auto n = batch(me, static_cast<std::uint32_t>(me.segments.size()), kBatch);
             if (!reduce_own(item, n)) return;
@@ -308,7 +327,7 @@ private:
     }
 
     void check_data() {
-        if (remaining_ == 0 && entered_ == env_.size() && !fence_.begun()) fence_.begin();
+        if (remaining_ == 0 && all_have_entered() && !fence_.begun()) fence_.begin();
     }
 
     RunEnv env_;

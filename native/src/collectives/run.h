@@ -118,9 +118,12 @@ std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentR
 std::unique_ptr<Run> make_groups_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence, std::uint64_t ticket);
 // `old`: a flat run that is over, whose memory it takes, or null.
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old);
-// What goes from one rank to another is read there from `show_limit` bytes on, where it can be, `read_bytes` at a time.
-std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, std::uint64_t show_limit, std::uint64_t read_bytes,
-                                     std::uint64_t ticket);
+struct DirectLimits {  // bytes of what goes from one rank to another
+    std::uint64_t show = 0;  // from here on it is read there, where it can be
+    std::uint64_t read_bytes = 0;  // so much at a time
+    std::uint64_t bring = 0;  // up to here it comes before it is asked for, and is kept
+};
+std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, DirectLimits limits, std::uint64_t ticket);
 
 // An operation of a communicator with one living rank, or of a replacement that is not admitted yet (`solo`).
 void run_alone(OpState& op, int rank, const std::vector<SegmentRun>& plan, bool solo);

@@ -78,8 +78,9 @@ struct NodeConfig {
     std::uint64_t pull_limit = 0;    // from here on memory is read where it can be; 0: default (C8, as flat_limit)
     std::uint64_t reduce_pull_limit = 0;  // the same of all-reduce alone; 0: as pull_limit
     std::uint64_t segment_bytes = 0; // 0: min(64 KiB, transport max)
-    std::uint64_t piece_bytes =
-        16u << 10;  // of a small message on one host: its receiver copies one out while the next one goes in
+    // Of a small message on one host: its receiver copies one out while the next one goes in. And what of a gather, scatter or all-to-all
+    // comes without being asked for.
+    std::uint64_t piece_bytes = 16u << 10;
     std::uint64_t read_bytes =
         4u << 20;  // of another's memory at a time: ticks and other communicators get their turn in between
     std::uint64_t eager_limit = 65536;

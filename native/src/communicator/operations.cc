@@ -190,7 +190,8 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         return;
     }
     if (op.shape.is_direct()) {
-        run_ = make_direct_run(env(), op, show_limit(op.shape.kind), core_.config.read_bytes, core_.fresh_ticket());
+        const DirectLimits limits{show_limit(op.shape.kind), core_.config.read_bytes, core_.config.piece_bytes};
+        run_ = make_direct_run(env(), op, limits, core_.fresh_ticket());
         core_.host.trace("run.direct");
     } else if (op.shape.algorithm == Algorithm::Flat && (op.shape.kind == OpKind::AllReduce || whole) &&
                (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)))) {

@@ -247,8 +247,9 @@ class Job:
     def leave(self, timeout: float | None = None) -> None:
         """Says goodbye, waits until no other rank needs this one, and closes.
 
-        The wait ends by itself after two heartbeats of silence, or after ``timeout`` seconds. The others go on without waiting
-        for a timeout. Communicators of the job can't be used afterwards.
+        The wait ends by itself after two heartbeats of silence, or after ``timeout`` seconds. While the others vote on what
+        became of an operation, whose result this rank may have to give them, it goes on, for 16 heartbeats at most. The others
+        go on without waiting for a timeout. Communicators of the job can't be used afterwards.
         """
         if self._handle is None or os.getpid() != self._pid:
             return

@@ -57,6 +57,14 @@ FT_TEST(leavers_stay_for_a_vote_that_needs_their_result) {
     for (const auto& leave : leaves) EXPECT(!leave->done);
     rig.hold_cells(0, false);
     rig.hold(1, 2, false);
+    while (rig.reach(0) || rig.answer(0)) {}
+    rig.deliver_all(0, 2);  // the decision, and nothing of what follows it
+    rig.hold(0, 2);
+    rig.settle();
+    rig.advance(Rig::kHeartbeat / 2);
+    EXPECT(!sums[2]->done);  // the others are through, and have given it all
+    for (const auto& leave : leaves) EXPECT(!leave->done);
+    rig.hold(0, 2, false);
     rig.settle();
     EXPECT(sums[2]->done && sums[2]->status.ok() && values[2] == 7);
     rig.advance(3 * Rig::kHeartbeat);

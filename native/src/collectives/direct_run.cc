@@ -155,10 +155,6 @@ private:
         auto in_data = [&](int r) { return receives_many ? recv + recvs.offset(r) * size : recv; };
         auto in_bytes = [&](int r) { return (receives_many ? recvs.count(r) : d.count) * size; };
 
-        if (receives_many) {  // an absent rank's part: zeros
-            for (int r = 0; r < static_cast<int>(env_.slots.size()); ++r)
-                if (env_.position_of(r) < 0 && in_bytes(r) > 0) std::memset(in_data(r), 0, in_bytes(r));
-        }
         for (int i = 0; i < env_.size(); ++i) {
             const int r = env_.rank_at(i);
             const bool to = kind == OpKind::AllToAll || (kind == OpKind::Gather ? r == d.root : root);
@@ -183,7 +179,12 @@ private:
         // Nothing may be received over it, itself least of all, before it is where it belongs.
         bool overlaps = own_.meets(own_.to, own_.bytes);
         for (const auto& pair : pairs_) overlaps |= own_.meets(pair.to, pair.in_bytes);
+        const int all = receives_many ? static_cast<int>(env_.slots.size()) : 0;
+        const auto is_absent = [&](int r) { return env_.position_of(r) < 0 && in_bytes(r) > 0; };
+        for (int r = 0; r < all; ++r) overlaps |= is_absent(r) && own_.meets(in_data(r), in_bytes(r));
         if (overlaps) own_.copy(own_.left());
+        for (int r = 0; r < all; ++r)
+            if (is_absent(r)) std::memset(in_data(r), 0, in_bytes(r));
     }
 
     // What it shows is free again when the fence is through: nobody is before all have begun it, and who has not read has not.

@@ -293,6 +293,7 @@ RequestPtr NodeImpl::leave() {
 void NodeImpl::begin_leave() {
     (void)late.flush();  // nobody comes after this process who would do it again
     leave_deadline_ = core.now + (replays() ? core.config.timeout : leave_timeout());
+    last_leave_deadline_ = core.now + 8 * leave_timeout();
     leave_sent_ = true;
     send_leave(core.view.alive() - core.left);
     check_leave_done();
@@ -384,11 +385,12 @@ void NodeImpl::check_leave_done() {
         const bool all_agree = (others - (leave_ok_ | core.left)).empty() && (!replays() || nobody_missing());
         // What was sent before goes before: nobody need have waited for it.
         const bool sends = std::any_of(comms.begin(), comms.end(), [](const auto& c) { return c.second->has_small_sends(); });
-        // Who has not agreed may lack a result that nobody has but those who leave (U): a vote is let come to its end. It does, as
-        // those it waits for answer or are voted out; but where the cells do not answer, not for ever.
-        const bool owes = !all_agree && core.now < leave_deadline_ + core.config.timeout &&
-                          std::any_of(comms.begin(), comms.end(), [](const auto& c) { return c.second->owes(); });
-        if ((!all_agree || sends) && (!leave_overdue() || owes) && core.dead_end()) return;
+        // Who has not agreed may lack a result that nobody has but those who leave (U): a vote is let come to its end, and then they have their
+        // time, in which a result that it gives them arrives. Not for ever: the cells may not answer.
+        const auto owes = [](const auto& c) { return c.second->owes(); };
+        if (!all_agree && !replays() && std::any_of(comms.begin(), comms.end(), owes))
+            leave_deadline_ = std::max(leave_deadline_, std::min(core.now + leave_timeout(), last_leave_deadline_));
+        if ((!all_agree || sends) && !leave_overdue() && core.dead_end()) return;
         goodbye_sent_ = true;
         leave_deadline_ = core.now + leave_timeout();  // it has to get out: an exit without it looks like a death (M10)
         FrameHeader h;

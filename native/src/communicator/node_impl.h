@@ -142,6 +142,7 @@ private:
     bool leave_sent_ = false, goodbye_sent_ = false;
     bool ended_ = false;  // replay: somebody has said goodbye, so all had come to their end
     Time leave_deadline_ = 0;
+    Time last_leave_deadline_ = 0;  // however long votes last
 };
 
 }  // namespace ftcomm

@@ -64,7 +64,7 @@ def _collectives(comm: Any, state: Any, step: int) -> None:
     mine = np.zeros(40, np.float32)
     comm.scatter(mine, np.tile(state[:40], n) if me == root else None, root)
     state[:40] += mine
-    for count in (30, 6_000, 10_000):  # brought, sent when it is asked for, shown where memory is shared
+    for count in (30, 6_000, 34_000):  # brought, sent when it is asked for, shown where memory is shared
         swapped = np.zeros(n * count, np.float32)
         comm.all_to_all(swapped, np.resize(state[:700], n * count))
         state[: n * 30] += swapped[-n * 30 :]

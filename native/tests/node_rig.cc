@@ -271,6 +271,14 @@ bool Rig::work(int slot) {
     return true;
 }
 
+void Rig::go_on(const std::vector<int>& slots) {
+    for (bool more = true; more;) {
+        settle();
+        more = false;
+        for (int s : slots) more |= work(s);
+    }
+}
+
 RequestPtr Rig::sum(int slot, std::int64_t& value, CommId id) {
     OpDesc d;
     d.kind = OpKind::AllReduce;

@@ -76,6 +76,7 @@ public:
 
     void settle();  // all that is not held moves, until nothing does
     bool work(int slot);  // a bit of what waits for no frame; false: there is none
+    void go_on(const std::vector<int>& slots);  // both, until these have nothing to do
 
     // small all-reduce over one number
     RequestPtr sum(int slot, std::int64_t& value, CommId id = kComm);

@@ -47,12 +47,10 @@ bool one_done(const std::vector<RequestPtr>& requests) {
     return false;
 }
 
-void run(Rig& rig) {
-    for (bool more = true; more;) {
-        rig.settle();
-        more = false;
-        for (int s : kThree) more |= rig.work(s);
-    }
+std::vector<RequestPtr> post_all(Rig& rig, std::vector<Exchange>& data) {
+    std::vector<RequestPtr> requests;
+    for (int s : kThree) requests.push_back(data[static_cast<std::size_t>(s)].post(rig, s));
+    return requests;
 }
 
 }  // namespace
@@ -64,13 +62,12 @@ FT_TEST(nobody_returns_from_an_exchange_before_all_have_their_own_part) {
     Rig rig(3, setup);
     rig.comm(kThree);
     std::vector<Exchange> data;
-    std::vector<RequestPtr> requests;
     for (int s : kThree) {  // only slot 0 has a part for itself of several pieces
         std::vector<std::uint64_t> counts(3, 1);
         counts[static_cast<std::size_t>(s)] = s == 0 ? 40 : 1;
         data.emplace_back(s, counts, counts);
     }
-    for (int s : kThree) requests.push_back(data[static_cast<std::size_t>(s)].post(rig, s));
+    const auto requests = post_all(rig, data);
     int pieces = 0;
     for (;; ++pieces) {
         rig.settle();
@@ -97,13 +94,12 @@ FT_TEST(what_nobody_expects_is_a_mismatch_for_all) {
     data.emplace_back(2, std::vector<std::uint64_t>{0, 0, 1}, std::vector<std::uint64_t>{0, 0, 1});
     rig.hold(0, 1);
     rig.hold(1, 0);
-    std::vector<RequestPtr> requests;
-    for (int s : kThree) requests.push_back(data[static_cast<std::size_t>(s)].post(rig, s));
-    run(rig);
+    const auto requests = post_all(rig, data);
+    rig.go_on(kThree);
     EXPECT(!one_done(requests));
     rig.hold(0, 1, false);
     rig.hold(1, 0, false);
-    run(rig);
+    rig.go_on(kThree);
     for (const auto& r : requests) EXPECT(r->done && r->status.code == Code::Mismatch);
 }
 
@@ -127,7 +123,7 @@ FT_TEST(own_part_of_an_exchange_is_safe_from_what_comes) {
     std::vector<RequestPtr> requests{rig.node(0).collective(rig.now(), Rig::kComm, d)};
     requests.push_back(second.post(rig, 1));
     requests.push_back(third.post(rig, 2));
-    run(rig);
+    rig.go_on(kThree);
     for (const auto& r : requests) EXPECT(r->done && r->status.ok());
     EXPECT(std::equal(own.begin(), own.end(), buffer.begin()));
 }

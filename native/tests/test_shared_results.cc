@@ -150,19 +150,12 @@ FT_TEST(shared_results_make_up_for_a_read_that_breaks_off) {
     rig.hold(2, 1);
     std::vector<RequestPtr> requests;
     for (int s : kThree) requests.push_back(sums.post(s, Algorithm::Auto));
-    const auto go_on = [&] {
-        for (bool more = true; more;) {
-            rig.settle();
-            more = false;
-            for (int s : kThree) more |= rig.work(s);
-        }
-    };
     EXPECT(rig.deliver(2, 1));  // it has entered
-    go_on();
+    rig.go_on(kThree);
     REQUIRE(rig.carries(2, 1, FrameKind::PullReady));
     rig.break_reads(2);
     rig.hold(2, 1, false);
-    go_on();
+    rig.go_on(kThree);
     for (const auto& r : requests) EXPECT(r->done && r->status.ok());
     EXPECT(sums.right());
 }

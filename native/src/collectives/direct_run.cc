@@ -79,10 +79,8 @@ public:
                 take(pair, payload);
             } else if (h.flags == kShows) {
                 std::memcpy(&pair.shown, payload.data(), sizeof pair.shown);
-                pair.is_shown = true;
             }
             pair.heard = true;
-            pair.open = h.aux2 != kNothingExpected;
             pump(from, pair);
         } else if (h.kind == FrameKind::Direct) {
             take(pair, payload);
@@ -114,11 +112,9 @@ private:
         const std::byte* from = nullptr;
         std::uint64_t out_bytes = 0, out_done = 0;
         bool heard = false;  // it has entered, and expects what this rank has for it
-        bool open = false;  // and waits for that
         std::byte* to = nullptr;
         std::uint64_t in_bytes = 0, in_done = 0;
-        Shown shown = {};
-        bool is_shown = false;  // it is there to be read, and no frame brings it
+        Shown shown = {};  // in_bytes, if they are there to be read, and no frame brings them; else none
     };
     struct Own {  // this rank's part for itself
         const std::byte* from = nullptr;
@@ -214,7 +210,8 @@ private:
         if (!pair.receives) return false;
         if (h.flags == kBrings) return payload.size() == pair.in_bytes;
         Shown shown{};
-        FT_CHECK(payload.size() == sizeof shown && pair.in_done == 0 && !pair.is_shown, "a rank shows %zu bytes", payload.size());
+        FT_CHECK(payload.size() == sizeof shown && pair.in_done == 0 && pair.shown.bytes == 0, "a rank shows %zu bytes",
+                 payload.size());
         std::memcpy(&shown, payload.data(), sizeof shown);
         return shown.bytes == pair.in_bytes;
     }
@@ -228,7 +225,7 @@ private:
 
     void pump(int rank, Pair& pair) {
         const int slot = env_.slot_of(rank);
-        while (pair.open && pair.out_done < pair.out_bytes) {
+        while (pair.heard && pair.out_done < pair.out_bytes) {
             const auto n = static_cast<std::uint32_t>(
                 std::min<std::uint64_t>({pair.out_bytes - pair.out_done, env_.sender.max_payload(), 128u << 10}));
             auto* p = env_.sender.reserve(slot, n);
@@ -247,7 +244,7 @@ private:
         for (int i = 1; i < env_.size(); ++i) {
             const int at = (env_.position + i) % env_.size();
             const auto& pair = pairs_[static_cast<std::size_t>(at)];
-            if (pair.is_shown && pair.in_done < pair.in_bytes) return at;
+            if (pair.in_done < pair.shown.bytes) return at;
         }
         return -1;
     }

@@ -134,6 +134,14 @@ def work(comm: Comm, round: int) -> str:
     mine = np.zeros(1000)
     comm.reduce_scatter(mine, scattered)
     check_large(mine, round, slots, first=1000 * comm.rank)
+    few = np.zeros(10)
+    comm.reduce_scatter(few, scattered[: comm.size * 10])
+    check_large(few, round, slots, first=10 * comm.rank)
+    for count in (200, 3000):
+        total = large(round, me)[:count]
+        comm.reduce(total, root)
+        if comm.rank == root:
+            check_large(total, round, slots)
     if comm.size > 1:
         for part in (100, 3000, 17_000):  # brought, sent when it is asked for, and shown where memory is shared
             swapped = np.zeros(comm.size * part)

@@ -190,8 +190,8 @@ FT_TEST(pairlog_truncated_missing_and_foreign_files) {
     });
     broken("the header of segment 2", [&](Folder& f) { flip(f.segment(2), 40); });
     broken("does not begin like a segment", [&](Folder& f) { flip(f.segment(2), 2); });
-    broken("segment 2 has version 5", [&](Folder& f) { flip(f.segment(2), 8); });
-    broken("its index has version 5", [&](Folder& f) { flip(f.stream() + "/index", 8); });
+    broken("segment 2 has version 6", [&](Folder& f) { flip(f.segment(2), 8); });
+    broken("its index has version 6", [&](Folder& f) { flip(f.stream() + "/index", 8); });
     broken("head of its index", [&](Folder& f) { flip(f.stream() + "/index", 16); });
     broken("is segment 1 of", [&](Folder& f) {
         std::filesystem::copy_file(f.segment(1), f.segment(2), std::filesystem::copy_options::overwrite_existing);

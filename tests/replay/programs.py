@@ -50,13 +50,14 @@ def _collectives(comm: Any, state: Any, step: int) -> None:
     gathered = np.zeros(n * 500, np.float32)
     comm.all_gather(gathered, state[:500].copy())
     state[: n * 500] += gathered
-    block = np.zeros(700, np.float32)
-    comm.reduce_scatter(block, np.tile(state[:700], n))
-    state[:700] += block
-    total = state[:600].copy()
-    comm.reduce(total, root)
-    if me == root:
-        state[:600] += total
+    for count in (100, 4_000):  # a sum that all have, and one that each has a part of
+        block = np.zeros(count, np.float32)
+        comm.reduce_scatter(block, np.tile(state[:count], n))
+        state[:count] += block
+        total = state[: 6 * count].copy()
+        comm.reduce(total, root)
+        if me == root:
+            state[: 6 * count] += total
     received = np.zeros(n * 50, np.float32) if me == root else None
     comm.gather(state[:50].copy(), received, root)
     if received is not None:

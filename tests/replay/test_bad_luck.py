@@ -175,12 +175,12 @@ def test_log_that_is_not_this_jobs(ranks: Ranks, tmp_path: Path, monkeypatch: py
     first.abort()
     if what == "version":
         for identity in folder.glob("*/job"):
-            identity.write_text(identity.read_text().replace("version 1", "version 0"))
+            identity.write_text(identity.read_text().replace("version 2", "version 1"))
     before = listing(folder)
     size = 3 if what == "world size" else 2
     for text in ranks(size, refused, direct=False, policy="replay", transport="shm", log_dir=str(folder)):
         assert str(folder) in text
-        assert ("version 0 of the format" in text) == (what == "version")
+        assert ("version 1 of the format" in text) == (what == "version")
         assert "remove the folder" in text if what == "version" else "give it another folder" in text
     assert listing(folder) == before
 

@@ -81,14 +81,14 @@ def test_a_seed_replays_exactly() -> None:
 
 
 RARE = {
-    "C9": 150,
-    "M8": 150,
+    "C9": 100,
     "M12": 50,
-    "M14": 800,
-    "M16": 8900,
+    "M13": 50,
+    "M14": 11900,
+    "M16": 5650,
     "M17": 11500,
-    "L4": 1050,
-    "L13": 1050,
+    "L4": 2000,
+    "L13": 2000,
     "L14": 6300,
     "L15": 850,
 }  # rules that few schedules need, and shortly before the first that does

@@ -1,4 +1,4 @@
-// Small all-reduces, all-gathers, broadcasts and barriers: everyone sends what it has to everyone, the others of a broadcast and all of a
+// Small all-reduces (and what runs as one), all-gathers, broadcasts and barriers: everyone sends what it has to everyone, the others of a broadcast and all of a
 // barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the result is
 // kept until the next operation shows that all have it (C6).
 #include <cstring>
@@ -18,7 +18,7 @@ public:
     FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
         bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
         const auto ranks = static_cast<std::size_t>(env_.size());
-        const bool sums = op_.shape.kind == OpKind::AllReduce;
+        const bool sums = op_.shape.runs_as() == OpKind::AllReduce;
         auto& flat = *env_.flat;
         const auto size =
             op_.shape.kind == OpKind::Broadcast ? bytes_ : bytes_ * ranks;  // of a sum: the result, and all inputs but one
@@ -47,7 +47,7 @@ public:
         FT_CHECK(at >= 0 && payload.size() == bytes_from(from), "flat input of %zu bytes from rank %d, expected %zu",
                  payload.size(), from, bytes_from(from));
         if (have_.has(at)) return;
-        if (op_.shape.kind != OpKind::AllReduce) {
+        if (op_.shape.runs_as() != OpKind::AllReduce) {
             if (!payload.empty()) take(from, payload);
         } else if (count_ + 1 == env_.size()) {  // the last one, added up before this returns
             env_.flat->parts[static_cast<std::size_t>(at)] = payload.data();
@@ -82,18 +82,19 @@ private:
     ByteView own_input() {
         const auto bytes = bytes_from(env_.rank);
         if (bytes == 0) return {};
-        if (op_.shape.kind != OpKind::AllReduce) {  // all members take part: a rank's position is the rank
+        if (op_.shape.runs_as() != OpKind::AllReduce) {  // all members take part: a rank's position is the rank
             const auto b = block_of(env_.rank);
             const ByteView here(op_.result(b), bytes);
             if (kFaultTolerant) std::memcpy(result(b), here.data(), bytes);
             return here;
         }
-        const std::byte* mine = static_cast<const std::byte*>(op_.desc.recv);
+        const auto* mine = op_.input();
         if (op_.desc.op == ReduceOp::PremulSum) {
             auto* scaled = next_room();
             scale(op_.desc.dtype, scaled, mine, op_.desc.count, op_.desc.factor);
             mine = scaled;
-        } else if (!kFaultTolerant && env_.position >= 2) {  // the sum goes over it at once, and does not begin with it
+        } else if (!kFaultTolerant && !op_.is_part() &&
+                   env_.position >= 2) {  // the sum goes over it at once, and does not begin with it
             keep_part(env_.position, mine);
             return {mine, bytes};
         }
@@ -117,7 +118,7 @@ private:
     }
     void finish_when_complete() {
         if (done_ || count_ != env_.size()) return;
-        if (op_.shape.kind == OpKind::AllReduce) add_up();
+        if (op_.shape.runs_as() == OpKind::AllReduce) add_up();
         done_ = true;
         FT_POINT("flat.done");
     }
@@ -128,8 +129,10 @@ private:
         // All inputs are here, and nothing can fail any more (invariant B).
         const auto& contributors = op_.team;
         const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
-        combine(op_.desc.dtype, op_.desc.op, kFaultTolerant ? result() : op_.desc.recv, env_.flat->parts, n, divisor);
-        if (kFaultTolerant && bytes_ > 0) std::memcpy(op_.desc.recv, result(), bytes_);
+        void* sum = kFaultTolerant || op_.is_part() ? result() : op_.desc.recv;
+        combine(op_.desc.dtype, op_.desc.op, sum, env_.flat->parts, n, divisor);
+        if (op_.is_part()) op_.desc.recv = sum;
+        else if (kFaultTolerant && bytes_ > 0) std::memcpy(op_.desc.recv, sum, bytes_);
         for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, contributors);
     }
 

@@ -122,7 +122,7 @@ std::optional<OpPlan> OpPlanner::finish_as_completed(OpPlan p, const std::vector
             if (has_log == nullptr) has_log = &s;
             continue;
         }
-        if (p.shape.is_direct() || p.shape.kind == OpKind::Reduce || p.shape.kind == OpKind::ReduceScatter) continue;
+        if (p.shape.is_direct() || !p.shape.shares_finals()) continue;
         for (const auto& l : s.state == Standing::State::Open ? s.op->labels : std::vector<LabelRun>{{n, LabelKind::Input, {}}})
             all_have &= l.kind == LabelKind::Final;
     }
@@ -178,7 +178,7 @@ std::optional<OpPlan> OpPlanner::repair(OpPlan p, const std::vector<Standing>& s
             const auto label = s.at(p.shape, g);
             if (label.kind != LabelKind::Final) {
                 all = false;
-                lost |= label.kind == LabelKind::Empty && p.shape.kind == OpKind::AllReduce;
+                lost |= label.kind == LabelKind::Empty && p.shape.runs_as() == OpKind::AllReduce;
                 continue;
             }
             if (holder == nullptr) {
@@ -192,7 +192,7 @@ std::optional<OpPlan> OpPlanner::repair(OpPlan p, const std::vector<Standing>& s
         if (lost && holder == nullptr) return fail(p, lost_data());
         if (!repair_segment(p, block, holder, set, all)) return fail(p, lost_data());
     }
-    if (p.shape.kind == OpKind::AllReduce) {
+    if (p.shape.runs_as() == OpKind::AllReduce) {
         // Replay: as the operation would have gone, or the order of the sums, and with it their bits, would be another.
         if (in_.spec.policy == Policy::Replay && in_.rules.l7) keep_owners(p.runs, n);
         else spread_reductions(p.runs);
@@ -226,7 +226,7 @@ void OpPlanner::spread_reductions(std::vector<SegmentRun>& runs) const {
 }
 
 bool OpPlanner::repair_segment(OpPlan& p, int block, const Standing* holder, const RankSet& set, bool all) {
-    switch (p.shape.kind) {
+    switch (p.shape.runs_as()) {
         case OpKind::AllReduce:
             if (all) {
                 append_run(p.runs, SegmentMode::None, 0, set);

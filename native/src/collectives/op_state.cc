@@ -28,6 +28,9 @@ void OpState::begin(std::uint64_t seq_in, const OpDesc& desc_in, const Shape& sh
     repairs = 0;
     kept = nullptr;
     rank_ = rank;
+    part_ = {};
+    if (!room_.empty()) room_ = Bytes();
+    if (desc.kind != shape.runs_as()) run_as_sum();
     labels_.clear();
     sets_.clear();
     if constexpr (!kFaultTolerant) return;
@@ -44,6 +47,29 @@ void OpState::begin(std::uint64_t seq_in, const OpDesc& desc_in, const Shape& sh
             }
         }
     }
+}
+
+void OpState::run_as_sum() {
+    const bool scatters = desc.kind == OpKind::ReduceScatter;
+    part_.to = scatters || rank_ == desc.root ? desc.recv : nullptr;
+    part_.offset = scatters ? static_cast<std::uint64_t>(rank_) * desc.count : 0;
+    part_.count = desc.count;
+    desc.kind = OpKind::AllReduce;
+    desc.count = grid.block_elements;
+    desc.recv = nullptr;
+}
+
+void OpState::make_room() {
+    if (!is_part() || desc.count == 0 || (!room_.empty() && desc.recv == room_.data())) return;
+    const auto* from = input();
+    room_.assign(from, from + desc.count * size_of(desc.dtype));
+    desc.recv = room_.data();
+}
+
+void OpState::give() {
+    const auto size = size_of(desc.dtype);
+    if (part_.to != nullptr && part_.count > 0)
+        std::memcpy(part_.to, static_cast<const std::byte*>(desc.recv) + part_.offset * size, part_.count * size);
 }
 
 void OpState::set_final(std::uint32_t s, const RankSet& contributors) {
@@ -107,6 +133,11 @@ void OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch, Outco
     out.chunks.clear();
     out.contributors = {};
     out.epoch = epoch;
+    if (is_part()) {
+        out.contributors = labels_.empty() ? alive : contributors(0);
+        if (part_.to != nullptr && part_.count > 0) out.chunks.push_back({0, part_.count, out.contributors});
+        return;
+    }
     bool first = true;
     const bool own_block = shape.kind == OpKind::ReduceScatter;
     if constexpr (!kFaultTolerant) out.chunks.push_back({0, grid.block_elements * (own_block ? 1 : grid.blocks), alive});
@@ -132,21 +163,17 @@ void OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch, Outco
     if (first) out.contributors = alive;
 }
 
-const std::byte* OpState::input(std::uint32_t s) const {
-    const auto at = grid.offset(s) * size_of(desc.dtype);
-    const void* base = nullptr;
-    switch (shape.kind) {
-        case OpKind::Reduce:
-        case OpKind::ReduceScatter: base = desc.send; break;
-        default: base = desc.recv; break;
-    }
-    return static_cast<const std::byte*>(base) + at;
+const std::byte* OpState::input() const {
+    const bool apart = !shape.shares_finals() || desc.recv == nullptr;
+    return static_cast<const std::byte*>(apart ? desc.send : desc.recv);
 }
+
+const std::byte* OpState::input(std::uint32_t s) const { return input() + grid.offset(s) * size_of(desc.dtype); }
 
 std::byte* OpState::result(std::uint32_t s) const {
     const auto size = size_of(desc.dtype);
     auto* base = static_cast<std::byte*>(desc.recv);
-    switch (shape.kind) {
+    switch (shape.runs_as()) {
         case OpKind::Reduce: return rank_ == shape.root ? base + grid.offset(s) * size : nullptr;
         case OpKind::ReduceScatter:
             if (grid.block_of(s) != static_cast<std::uint32_t>(rank_)) return nullptr;

@@ -28,7 +28,7 @@ public:
                RequestPtr request);
 
     std::uint64_t seq = 0;         // fixed once started; an admission renumbers those that wait for it
-    // From begin() on they stay as they are.
+    // From begin() on they stay as they are (but for desc.recv of a part).
     OpDesc desc;
     Shape shape;
     std::uint64_t signature = 0;
@@ -42,6 +42,12 @@ public:
     RankSet team;                  // the living of the attempt that it last ran in
     std::uint32_t repairs = 0;     // how many repair plans it went through
     std::shared_ptr<Bytes> kept;   // helper: the kept result that desc points into
+
+    // Of a sum that all make, and of which this rank's caller has asked for a part (Shape::runs_as): desc is that of the all-reduce, and
+    // desc.recv where its result is: in the run's memory, or in its own (null: it has not begun). The caller's is only read until the end.
+    bool is_part() const { return shape.runs_as() != shape.kind && request != nullptr; }
+    void make_room();  // for what is not made in one step
+    void give();
 
     // Invariant B: segment s of the result buffer is wholly what its label says.
     LabelKind label(std::uint32_t s) const {
@@ -60,11 +66,19 @@ public:
 
     // Where segment s is read from (this rank's input) and written to (its final); nullptr where this rank has none.
     const std::byte* input(std::uint32_t s) const;
+    const std::byte* input() const;  // of the first one, also where there is none
     std::byte* result(std::uint32_t s) const;
     std::uint32_t segment_bytes(std::uint32_t s) const { return static_cast<std::uint32_t>(grid.count(s) * size_of(desc.dtype)); }
 
 private:
+    struct Part {
+        void* to = nullptr;  // null: this rank asked for nothing
+        std::uint64_t offset = 0, count = 0;  // elements
+    };
+    void run_as_sum();
     int rank_ = 0;
+    Part part_;
+    Bytes room_;
     std::vector<std::uint16_t> labels_;  // 0 empty, 1 input, 2 + index into sets_
     std::vector<RankSet> sets_;
 };

@@ -20,7 +20,7 @@ DefaultPlan default_plan(const Shape& shape, int size, const RankSet& alive, con
     const std::uint32_t n = shape.blocks * shape.per_block;
     for (std::uint32_t b = 0; b < (n == 0 ? 0 : shape.blocks); ++b) {
         const int block = static_cast<int>(b);
-        switch (shape.kind) {
+        switch (shape.runs_as()) {
             case OpKind::AllReduce:
                 for (std::uint32_t g = 0; g < shape.per_block; ++g)
                     append_run(out.runs, SegmentMode::Reduce, owner_of(g, n, living), alive);

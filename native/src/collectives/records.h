@@ -32,9 +32,12 @@ struct Shape {
     std::string text() const;    // "all_reduce(float32[1024], sum)"
     void encode(ByteWriter& w) const;
     static Shape decode(ByteReader& r);
+    // What its ranks do. A small sum is made by all of them, whoever of them has called for what of it (OpState::Part): so each can hand it to
+    // one that lacks it, as of an all-reduce (C6).
+    OpKind runs_as() const { return algorithm == Algorithm::Flat && reduces(kind) ? OpKind::AllReduce : kind; }
     bool is_direct() const { return kind == OpKind::Gather || kind == OpKind::Scatter || kind == OpKind::AllToAll; }
     // Whether finals go to all; else each stays where it was reduced.
-    bool shares_finals() const { return kind != OpKind::Reduce && kind != OpKind::ReduceScatter; }
+    bool shares_finals() const { return runs_as() != OpKind::Reduce && runs_as() != OpKind::ReduceScatter; }
     bool has_root() const {
         return kind == OpKind::Broadcast || kind == OpKind::Reduce || kind == OpKind::Gather || kind == OpKind::Scatter;
     }

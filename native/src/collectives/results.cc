@@ -14,7 +14,7 @@ std::vector<std::span<std::byte>> result_pieces(const OpState& op, int rank, int
     const auto add = [&](std::uint64_t offset, std::uint64_t count) {
         if (base != nullptr && count > 0) pieces.emplace_back(base + offset * element, count * element);
     };
-    switch (op.shape.kind) {
+    switch (op.shape.runs_as()) {
         case OpKind::AllReduce:
         case OpKind::Broadcast:
         case OpKind::ReduceScatter: add(0, d.count); break;
@@ -48,12 +48,16 @@ std::uint64_t shared_elements(const OpDesc& desc, std::size_t size) {
 
 std::uint64_t shared_bytes(const OpDesc& desc, std::size_t size) { return shared_elements(desc, size) * size_of(desc.dtype); }
 
+Elements equal_part(std::uint64_t count, const std::vector<int>& among, int rank) {
+    const auto at = static_cast<std::uint64_t>(std::lower_bound(among.begin(), among.end(), rank) - among.begin());
+    const auto from = count * at / among.size(), to = count * (at + 1) / among.size();
+    return {from, to - from};
+}
+
 std::span<std::byte> equal_share(const OpState& op, const std::vector<int>& among, int rank) {
     const auto element = size_of(op.desc.dtype);
-    const auto at = static_cast<std::uint64_t>(std::lower_bound(among.begin(), among.end(), rank) - among.begin());
-    const auto count = shared_elements(op.desc, op.shape.blocks);
-    const auto from = count * at / among.size(), to = count * (at + 1) / among.size();
-    return {static_cast<std::byte*>(op.desc.recv) + from * element, (to - from) * element};
+    const auto part = equal_part(shared_elements(op.desc, op.shape.blocks), among, rank);
+    return {static_cast<std::byte*>(op.desc.recv) + part.from * element, part.count * element};
 }
 
 std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::vector<int>& among, int rank, int size) {

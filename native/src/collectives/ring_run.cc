@@ -98,7 +98,7 @@ private:
     static int window_of(const RunEnv& env, const OpState& op) {
         for (int r : env.living)
             if (r != env.rank && !env.memory->is_near(env.slot_of(r))) return kFar;
-        return op.shape.kind == OpKind::AllReduce ? kNearSums : kNear;
+        return op.shape.runs_as() == OpKind::AllReduce ? kNearSums : kNear;
     }
 
     void inject() {

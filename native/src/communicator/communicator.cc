@@ -70,22 +70,32 @@ std::uint64_t equal_segments(std::uint64_t count, std::uint64_t segment, std::ui
     return segments == 0 ? segment : std::min(segment, ((count + segments - 1) / segments + 15) & ~std::uint64_t{15});
 }
 
+// Bytes of what all have at the end.
+std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
+    switch (kind) {
+        case OpKind::Reduce: return ranks <= 2 ? 16384 : 4096;
+        case OpKind::ReduceScatter: return ranks <= 4 ? 8192 : 4096;
+        case OpKind::AllReduce: return ranks <= 2 ? 65536 : ranks == 3 ? 32768 : 16384;
+        default: return ranks <= 4 ? 65536 : 16384;
+    }
+}
+
 }  // namespace
 
 // Each rank sends to all others what it has, n(n-1) messages: where it is little, and, where nothing is summed and every rank only says that it
 // is there, not by many. C8: the same table on all ranks; what it says is part of the signature.
 bool Communicator::is_flat(const OpDesc& d) const {
     const auto n = spec_.members.size();
-    const bool can_be = d.kind == OpKind::AllReduce || (gathers(d.kind) && n > 1);
-    if (!can_be || d.algorithm == Algorithm::Ring || d.count * size_of(d.dtype) > core_.sender.max_payload()) return false;
+    const bool can_be = d.kind == OpKind::AllReduce || ((gathers(d.kind) || reduces(d.kind)) && n > 1);
+    const auto message = d.count * size_of(d.dtype) * (d.kind == OpKind::ReduceScatter ? n : 1);
+    if (!can_be || d.algorithm == Algorithm::Ring || message > core_.sender.max_payload()) return false;
     if (d.algorithm == Algorithm::Flat) return true;
     if (gathers(d.kind) && n > 8) return false;
-    const auto limit = core_.config.flat_limit > 0 ? core_.config.flat_limit
-                       : gathers(d.kind)           ? (n <= 4 ? 65536u : 16384u)
-                                                   : (n <= 2   ? 65536u
-                                                      : n == 3 ? 32768u
-                                                               : 16384u);
-    return shared_bytes(d, n) <= limit;
+    auto limit = flat_limit_of(d.kind, n);
+    // A limit that was tuned is that of an all-reduce.
+    if (const auto given = core_.config.flat_limit; given > 0)
+        limit = d.kind == OpKind::Reduce || d.kind == OpKind::ReduceScatter ? std::min(limit, given) : given;
+    return (d.kind == OpKind::AllGather ? n * message : message) <= limit;
 }
 
 Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
@@ -107,9 +117,12 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
                                                    : Algorithm::Auto;
     auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
     if (d.kind == OpKind::AllReduce && segment > 0) segment = equal_segments(d.count, segment, n);
-    const bool blocked = d.kind == OpKind::AllGather || d.kind == OpKind::ReduceScatter;
+    const bool blocked = s.runs_as() == OpKind::AllGather || s.runs_as() == OpKind::ReduceScatter;
+    const auto all = s.is_direct()                                 ? 0
+                     : d.kind == OpKind::ReduceScatter && !blocked ? d.count * n
+                                                                   : d.count;  // elements of a block
     // A block of a flat one is one segment: a rank has all of its input, or all of the result, so it can be run again as it was (L7).
-    *grid = Grid::make(blocked ? n : 1, s.is_direct() ? 0 : d.count, s.algorithm == Algorithm::Flat ? d.count : segment);
+    *grid = Grid::make(blocked ? n : 1, all, s.algorithm == Algorithm::Flat ? all : segment);
     s.blocks = grid->blocks;
     s.per_block = grid->per_block;
     return s;
@@ -168,8 +181,10 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         if (bytes > 0 && own != desc.send) std::memmove(own, desc.send, bytes);
     }
     if (alone) {
+        op->make_room();
         run_alone(*op, rank_, {}, true);
         op->outcome(rank_, RankSet::only(rank_), core_.view.epoch, &request->outcome);
+        op->give();
         core_.finish(request, core_.dead_end());
         return request;
     }

@@ -140,7 +140,7 @@ void Communicator::apply(const Decision& d) {
     decision_ = d;
     frozen_ = false;
     freeze_sent_ = false;
-    run_.reset();
+    drop_run();
     helpers_.clear();
     std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
     std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt < attempt_; });
@@ -188,8 +188,7 @@ void Communicator::apply_plans() {
                                                              : "plan.hand_out");
         }
         if (p.verdict == OpPlan::Verdict::Complete && !open_.empty() && open_.front()->seq == p.seq) {
-            const auto kind = open_.front()->shape.kind;
-            FT_CHECK(kind == OpKind::Reduce || kind == OpKind::ReduceScatter || open_.front()->all_final(),
+            FT_CHECK(!open_.front()->shape.shares_finals() || open_.front()->all_final(),
                      "operation %llu is complete elsewhere but not here", static_cast<unsigned long long>(p.seq));
             // One without data is all final from the start, and may not have come to its fence here. (If it cannot be logged, the next
             // operation says so: this one is complete elsewhere.)

@@ -136,7 +136,7 @@ RunEnv Communicator::env() {
 // Replay: nobody has returned from it, and it runs as it did the first time. (Where everyone puts its own in, a ring would log the result before
 // all have begun it; and of a flat one that is taken for a sign that they have: OpPlanner::may_have_been_returned.)
 bool Communicator::is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const {
-    if (op.shape.kind != OpKind::AllReduce) return !is_settled(op.seq);
+    if (op.shape.runs_as() != OpKind::AllReduce) return !is_settled(op.seq);
     return std::all_of(plan.begin(), plan.end(), [](const SegmentRun& r) { return r.mode == SegmentMode::Reduce; });
 }
 
@@ -177,6 +177,10 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         FT_POINT("repair.start");
     }
     const bool whole = all_alive();
+    const bool flat = op.shape.algorithm == Algorithm::Flat && living_.size() > 1 &&
+                      (op.shape.runs_as() == OpKind::AllReduce || whole) &&
+                      (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)));
+    if (!flat) op.make_room();
     if (living_.size() == 1) {
         run_alone(op, rank_, plan, false);
         if (put_on_record(op)) finish_current({});
@@ -193,8 +197,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         const DirectLimits limits{show_limit(op.shape.kind), core_.config.read_bytes, core_.config.piece_bytes};
         run_ = make_direct_run(env(), op, limits, core_.fresh_ticket());
         core_.host.trace("run.direct");
-    } else if (op.shape.algorithm == Algorithm::Flat && (op.shape.kind == OpKind::AllReduce || whole) &&
-               (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)))) {
+    } else if (flat) {
         run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
     } else if (reads_memory(op, kPullFrom) && all_share_memory()) {
@@ -236,6 +239,8 @@ void Communicator::halt() {
 }
 
 void Communicator::drop_run() {
+    // The result of one that is over, and could not be logged, may lie in the memory of flat runs.
+    if (run_ != nullptr && run_->done()) current()->make_room();
     run_.reset();
     core_.sender.drop_collectives(spec_.id);
 }
@@ -329,6 +334,7 @@ void Communicator::finish_current(Status status) {
     if (status.ok()) {
         // Not of those alive now: who returned before saw the same.
         op->outcome(rank_, op->team, core_.view.epoch, &op->request->outcome);
+        op->give();
         keep_result(*op, kept);
         if (op->repairs > 0) {
             NodeEvent e;

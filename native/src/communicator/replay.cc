@@ -148,12 +148,14 @@ void Communicator::serve_logged() {
         auto& op = *open_.front();
         FT_POINT("replay.serve");
         const auto* cause = failure_of(op.seq);  // also where its result is in the log
+        if (cause == nullptr) op.make_room();
         auto status = cause != nullptr ? cause->status(name_of(op)) : results_->read(op);
         if (status.code == Code::ReplayDiverged) status.operation = name_of(op);
         if (status) {
             ++replayed_;
             mark_complete(op, rank_, static_cast<int>(spec_.members.size()));
             op.outcome(rank_, RankSet::first(static_cast<int>(spec_.members.size())), core_.view.epoch, &op.request->outcome);
+            op.give();
         }
         done_seq_ = op.seq;
         const auto request = op.request;
@@ -182,10 +184,12 @@ Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
     last.desc.algorithm = last.shape.algorithm;
     const auto size = static_cast<int>(spec_.members.size());
     if (last.shape.is_direct()) return last;
-    shape_of(last.desc, &last.grid);
+    // Run by other limits than now: nothing here can say what it left. Whoever calls it is told so (ResultStream::read).
+    if (!(shape_of(last.desc, &last.grid) == last.shape)) return {};
     OpState op(seq, last.desc, last.shape, last.grid, rank_, signature_of(last.shape), nullptr);
     mark_complete(op, rank_, size);
     last.labels = op.label_runs();
+    last.desc = op.desc;
     return last;
 }
 

@@ -24,6 +24,10 @@ std::int64_t tag_of_share(const std::vector<int>& ranks) {
     const auto list = w.take();
     return kShare | static_cast<std::int64_t>(crc32c(list.data(), list.size())) << kAmong;
 }
+ByteView bytes_of(const OpState& op, Elements part) {
+    const auto element = size_of(op.desc.dtype);
+    return {static_cast<const std::byte*>(op.desc.recv) + part.from * element, part.count * element};
+}
 bool is_share(const LogRecord& record) { return record.tag >= kShare; }
 
 // No record may be missing between two.
@@ -61,27 +65,23 @@ const std::array<std::byte, kHead>& ResultStream::head_of(const OpState& op) {
     return head_;
 }
 
-std::span<std::byte> ResultStream::share_of(const OpState& op) {
-    const auto element = size_of(op.desc.dtype);
-    auto* all = static_cast<std::byte*>(op.desc.recv);
+Elements ResultStream::share_of(const OpState& op) {
     const auto count = shared_elements(op.desc, op.shape.blocks);
-    if (count == 0) return {};
     if (count != shared_count_) {
-        const auto share = equal_share(op, fellows_, rank_);
         shared_count_ = count;
-        share_from_ = static_cast<std::uint64_t>(share.data() - all) / element;
-        share_count_ = share.size() / element;
+        share_ = equal_part(count, fellows_, rank_);
     }
-    return {all + share_from_ * element, share_count_ * element};
+    return share_;
 }
 
 void ResultStream::look_at_hosts() {
     abandon_share();
     shared_count_ = 0;
+    share_ = {};
     fellows_.clear();
     for (int rank = 0; rank < size(); ++rank)
         if (rank == rank_ || log_.readable(spec_.members[static_cast<std::size_t>(rank)])) fellows_.push_back(rank);
-    share_ = tag_of_share(fellows_);
+    share_tag_ = tag_of_share(fellows_);
 }
 
 bool ResultStream::shares(const OpState& op) const {
@@ -91,7 +91,8 @@ bool ResultStream::shares(const OpState& op) const {
 Status ResultStream::make_room(const OpState& op) {
     if (op.seq <= last_) return {};
     if (op.seq != last_ + 1) return was_full();
-    const auto bytes = shares(op) ? share_of(op).size() : shared_bytes(op.desc, static_cast<std::size_t>(size()));
+    const auto bytes =
+        shares(op) ? share_of(op).count * size_of(op.desc.dtype) : shared_bytes(op.desc, static_cast<std::size_t>(size()));
     return log_.make_room(key(rank_), kHead + bytes);
 }
 
@@ -103,7 +104,7 @@ bool ResultStream::is_whole(std::uint64_t seq) {
     return std::all_of(fellows_.begin(), fellows_.end(), [&](int rank) { return log_.last(key(rank)) >= seq; });
 }
 
-bool ResultStream::shared_here(const LogRecord& record) const { return record.tag >> kAmong == share_ >> kAmong; }
+bool ResultStream::shared_here(const LogRecord& record) const { return record.tag >> kAmong == share_tag_ >> kAmong; }
 
 std::vector<std::span<std::byte>> ResultStream::pieces(const OpState& op, int rank, bool share) const {
     return share ? shared_pieces(op, fellows_, rank, size()) : result_pieces(op, rank, size());
@@ -117,7 +118,7 @@ bool ResultStream::begin_share(const OpState& op) {
     begun_ = op.seq;
     bytes_ = kHead + parts[0].size();
     put_ = 0;
-    tag_ = static_cast<std::int64_t>(op.shape.kind) | share_;
+    tag_ = static_cast<std::int64_t>(op.shape.runs_as()) | share_tag_;
     aux_ = op.signature;
     return put_in_share(head_of(op));
 }
@@ -155,7 +156,7 @@ Status ResultStream::add(const OpState& op) {
     if (op.seq <= last_) return compare(op, head);
     if (op.seq != last_ + 1) return was_full();
     const bool share = shares(op);
-    const auto tag = static_cast<std::int64_t>(op.shape.kind) | (share ? share_ : 0);
+    const auto tag = static_cast<std::int64_t>(op.shape.runs_as()) | (share ? share_tag_ : 0);
     const auto append = [&](std::span<const ByteView> parts) { return log_.append(key(rank_), tag, op.signature, parts); };
     const auto append_pieces = [&] {
         const auto data = pieces(op, rank_, share);
@@ -167,7 +168,7 @@ Status ResultStream::add(const OpState& op) {
     };
     FT_POINT("result.before");
     auto s = share && op.shape.algorithm == Algorithm::Flat  // the small ones, in as little time as can be
-                 ? append(std::array<ByteView, 2>{head, share_of(op)})
+                 ? append(std::array<ByteView, 2>{head, bytes_of(op, share_of(op))})
                  : append_pieces();
     FT_POINT("result.after");
     if (s) last_ = op.seq;
@@ -222,10 +223,14 @@ Status ResultStream::read(OpState& op) {
     if (same && is_share(record)) return read_shares(op);
     if (same && fill(pieces(op, rank_, false), record)) return {};
     ByteReader r(record.payload);
+    const auto was = Shape::decode(r).text(), name = "operation #" + std::to_string(op.seq) + " of communicator " + spec_.name;
+    if (was == op.shape.text())
+        return Status::error(Code::ReplayDiverged, name + ", " + was +
+                                                       ", was done by another algorithm: start with the options that it had "
+                                                       "(FTCOMM_FLAT_LIMIT, FTCOMM_SEGMENT_BYTES), or with a fresh log");
     return Status::error(
         Code::ReplayDiverged,
-        "operation #" + std::to_string(op.seq) + " of communicator " + spec_.name + " was " + Shape::decode(r).text() +
-            ", and is now " + op.shape.text() +
+        name + " was " + was + ", and is now " + op.shape.text() +
             ": the program does not do the same again. Seed its generators, take no decision from time or thread "
             "order, and use ftcomm.recovery.deterministic()");
 }

@@ -14,14 +14,14 @@
 
 #include "channel/phased_log.h"
 #include "collectives/op_state.h"
-#include "collectives/records.h"
+#include "collectives/results.h"
 #include "communicator/node.h"
 
 namespace ftcomm {
 
 class ResultStream {
 public:
-    // The tag of a record: the operation's kind; with kShare, and above it a digest of the ranks that share, if it is only a part; or kFailed.
+    // The tag of a record: what the operation runs as; with kShare, and above it a digest of the ranks that share, if it is only a part; or kFailed.
     // (In answers about a lost log: kUndone, of which not all have logged their share, and nobody keeps the result.)
     static constexpr std::int64_t kFailed = -1, kUndone = -2, kShare = 256;
     static constexpr std::size_t kHead = 64;  // in front of the data: which operation it is of
@@ -64,7 +64,7 @@ private:
     bool shares(const OpState& op) const;
     bool shared_here(const LogRecord& record) const;
     const std::array<std::byte, kHead>& head_of(const OpState& op);
-    std::span<std::byte> share_of(const OpState& op);  // this rank's, of a flat one
+    Elements share_of(const OpState& op);  // this rank's, of a flat one
     std::vector<std::span<std::byte>> pieces(const OpState& op, int rank, bool share) const;  // that the rank's record has
     void abandon_share();
     Status compare(const OpState& op, ByteView head);
@@ -75,12 +75,13 @@ private:
     const int rank_;
     std::uint64_t last_;
     std::vector<int> fellows_;  // whose logs are on this host, this rank included; ascending
-    std::int64_t share_ = 0;  // in the tag of a share: among whom it is
+    std::int64_t share_tag_ = 0;  // in the tag of a share: among whom it is
     // The last head, and of which shape but for its number; and the last share: the next operation is often the same.
     std::array<std::byte, kHead> head_{};
     std::optional<Shape> headed_;
     std::uint64_t number_at_ = 0;
-    std::uint64_t shared_count_ = 0, share_from_ = 0, share_count_ = 0;
+    std::uint64_t shared_count_ = 0;
+    Elements share_;
     std::uint64_t begun_ = 0;  // the operation whose share is being written; 0: none
     std::uint64_t bytes_ = 0, put_ = 0;  // of its record, and so many of them are there
     std::int64_t tag_ = 0;

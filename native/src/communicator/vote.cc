@@ -120,7 +120,7 @@ Vote Communicator::build_vote() const {
         o.seq = op.seq;
         o.shape = op.shape;
         o.labels = op.label_runs();
-        if (!core_.rules.c4 && op.shape.kind == OpKind::AllReduce && o.labels.size() > 1) {
+        if (!core_.rules.c4 && op.shape.runs_as() == OpKind::AllReduce && o.labels.size() > 1) {
             // Rule C4 switched off: one label for all that the operation holds.
             for (const auto& l : o.labels)
                 if (l.kind == LabelKind::Final) {

@@ -8,7 +8,7 @@
 
 namespace ftcomm::pairlog {
 
-inline constexpr std::uint32_t kVersion = 1;                         // of all files; another one is refused
+inline constexpr std::uint32_t kVersion = 2;                         // of all files; another one is refused
 inline constexpr std::uint64_t kSegmentMagic = 0x314745535f435446;   // "FTC_SEG1"
 inline constexpr std::uint64_t kIndexMagic = 0x315844495f435446;     // "FTC_IDX1"
 inline constexpr std::uint32_t kRecordMagic = 0x43455246;            // "FREC"

@@ -128,6 +128,21 @@ FT_TEST(shm_ring_between_threads) {
 }
 
 // Whatever a mad writer leaves there, the reader stays within the ring and comes to an end.
+FT_TEST(shm_ring_that_starts_over_without_a_frame_is_broken) {
+    Memory m;
+    RingWriter writer(m.ring);
+    write(writer, 1, 100);
+    RingReader reader(m.ring);
+    FrameHeader h;
+    ByteView payload;
+    REQUIRE(reader.peek(&h, &payload) == RingReader::Next::Frame);
+    reader.take();
+    const auto place = m.ring->head.load();
+    std::memcpy(m.bytes + sizeof(Ring) + place, &kWrap, sizeof kWrap);
+    m.ring->head.store(kCapacity);
+    EXPECT(reader.peek(&h, &payload) == RingReader::Next::Broken);
+}
+
 FT_TEST(shm_ring_survives_garbage) {
     for (std::uint64_t seed = 1; seed < 3000; ++seed) {
         Memory m;

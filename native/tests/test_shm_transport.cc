@@ -3,11 +3,16 @@
 #include <linux/futex.h>
 #include <sys/stat.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cstring>
 #include <functional>
+#include <memory>
+#include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "runtime/runtime_transport.h"
 #include "tests/tcp_rig.h"
 #include "tests/unit.h"
@@ -177,6 +182,147 @@ FT_TEST(removal_of_a_rank_that_is_not_in_the_segment_keeps_its_successors_link) 
     other.say(0, 2);
     me.transport.poll(UINT64_MAX);
     EXPECT(me.events.heard == std::vector<std::uint64_t>({1, 2}));
+}
+
+FT_TEST(frames_in_watched_rings_leave_no_word_and_are_found) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 3, 3).ok());
+    Side one(segment, 0, 0), two(segment, 1, 0), late(segment, 2, 0);
+    for (auto* s : {&one, &two, &late})
+        for (int slot : {0, 1, 2})
+            if (static_cast<int>(s->instance->slot) != slot) s->transport.attach(slot, 0);
+    const auto word = [&] { return two.instance->mailbox.pending[0].load(); };
+    one.say(1, 1);
+    two.transport.watch(true);
+    EXPECT_EQ(word(), 1u);  // it did not look yet
+    EXPECT(two.transport.poll(UINT64_MAX));
+    one.say(1, 2);
+    EXPECT_EQ(word(), 0u);
+    EXPECT(two.transport.has_mail() && two.transport.poll(UINT64_MAX) && !two.transport.has_mail());
+    late.say(1, 3);  // of its ring nobody knows
+    EXPECT_EQ(word(), 4u);
+    EXPECT(two.transport.poll(UINT64_MAX));
+    late.say(1, 4);
+    EXPECT_EQ(word(), 0u);
+    two.transport.watch(false);
+    EXPECT_EQ(word(), 4u);
+    EXPECT(two.transport.has_mail() && two.transport.poll(UINT64_MAX) && !two.transport.has_mail());
+    one.say(1, 5);
+    EXPECT_EQ(word(), 1u);
+    EXPECT(two.transport.poll(UINT64_MAX));
+    EXPECT((two.events.heard == std::vector<std::uint64_t>{1, 2, 3, 4, 5}));
+}
+
+FT_TEST(a_ring_that_is_not_read_any_more_is_not_watched) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 2).ok());
+    Side one(segment, 0, 0), two(segment, 1, 0);
+    one.transport.attach(1, 0);
+    two.transport.attach(0, 0);
+    one.say(1, 1);
+    two.transport.watch(true);
+    two.transport.poll(UINT64_MAX);
+    one.say(1, 2);
+    two.transport.detach(0);
+    EXPECT(!two.transport.has_mail());
+    one.say(1, 3);
+    EXPECT(!two.transport.has_mail());
+    EXPECT_EQ(two.events.heard.size(), 1u);
+}
+
+FT_TEST(rings_of_many_peers_are_not_watched) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 10, 10).ok());
+    std::vector<std::unique_ptr<Side>> sides;
+    for (int slot = 0; slot < 10; ++slot) sides.push_back(std::make_unique<Side>(segment, slot, 0));
+    for (int slot = 1; slot < 10; ++slot) {
+        sides[0]->transport.attach(slot, 0);
+        sides[static_cast<std::size_t>(slot)]->transport.attach(0, 0);
+    }
+    auto& box = sides[0]->instance->mailbox;
+    for (int slot = 1; slot < 9; ++slot) sides[static_cast<std::size_t>(slot)]->say(0, 1);
+    sides[0]->transport.poll(UINT64_MAX);
+    sides[0]->transport.watch(true);
+    EXPECT_EQ(box.watching.load(), 1u);
+    sides[1]->say(0, 2);
+    sides[9]->say(0, 1);
+    sides[0]->transport.poll(UINT64_MAX);
+    EXPECT_EQ(box.watching.load(), 0u);
+    sides[0]->transport.poll(UINT64_MAX);
+    EXPECT_EQ(sides[0]->events.heard.size(), 10u);
+    sides[0]->transport.watch(true);
+    EXPECT_EQ(box.watching.load(), 0u);
+    sides[0]->transport.detach(9);
+    sides[0]->transport.watch(true);
+    EXPECT_EQ(box.watching.load(), 1u);
+}
+
+// What another process may have written there: nobody spins on a frame that is none, misses one, or goes without word.
+FT_TEST(scribbled_words_of_a_watched_ring_mend) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 2).ok());
+    Side one(segment, 0, 0), two(segment, 1, 0);
+    one.transport.attach(1, 0);
+    two.transport.attach(0, 0);
+    one.say(1, 1);
+    two.transport.watch(true);
+    two.transport.poll(UINT64_MAX);
+    auto* ring = segment.at<shm::Ring>(segment.inbound(two.instance, 0).load());
+    ring->tail.fetch_add(64);
+    EXPECT(two.transport.has_mail());
+    two.transport.poll(UINT64_MAX);
+    EXPECT(!two.transport.has_mail());
+    one.say(1, 2);
+    EXPECT(two.transport.has_mail() && two.transport.poll(UINT64_MAX));
+    one.say(1, 3);
+    ring->tail.store(ring->head.load());
+    EXPECT(!two.transport.has_mail());  // a look with the lock finds it
+    EXPECT(two.transport.poll(UINT64_MAX));
+    EXPECT_EQ(two.events.heard.size(), 3u);
+    two.transport.watch(false);
+    two.instance->mailbox.watching.store(1);
+    one.say(1, 4);
+    EXPECT(!two.transport.has_mail());
+    two.transport.watch(false);
+    EXPECT(two.transport.has_mail() && two.transport.poll(UINT64_MAX));
+    EXPECT_EQ(two.events.heard.size(), 4u);
+}
+
+// A frame comes while its reader ends its watch and lies down: either it finds the frame, or the sender finds it asleep.
+FT_TEST(nobody_sleeps_on_a_frame_in_a_ring_that_it_watched) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 2).ok());
+    Side one(segment, 0, 0), two(segment, 1, 0);
+    one.transport.attach(1, 0);
+    two.transport.attach(0, 0);
+    constexpr std::uint64_t kFrames = 20'000;
+    std::atomic<std::uint64_t> taken{0};
+    std::thread sender([&] {
+        std::uint64_t state = 1;
+        for (std::uint64_t i = 1; i <= kFrames; ++i) {
+            one.say(1, i);
+            while (taken.load(std::memory_order_acquire) < i) std::this_thread::yield();
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            for (auto n = state >> 56; n > 0; --n) std::atomic_signal_fence(std::memory_order_seq_cst);
+        }
+    });
+    auto& box = two.instance->mailbox;
+    auto& bell = box.bell[shm::kDriver - 1];
+    bool missed = false;
+    while (two.events.heard.size() < kFrames && !missed) {
+        const auto rung = bell.load(std::memory_order_acquire);
+        two.transport.watch(true);
+        two.transport.poll(UINT64_MAX);
+        taken.store(two.events.heard.size(), std::memory_order_release);
+        two.transport.watch(false);
+        box.sleeper.store(shm::kDriver, std::memory_order_seq_cst);
+        if (!two.transport.has_mail() && two.events.heard.size() < kFrames)
+            missed = futex_wait(bell, rung, monotonic_ns() + 10'000'000'000) == ETIMEDOUT;
+        box.sleeper.store(shm::kAwake, std::memory_order_seq_cst);
+    }
+    taken.store(kFrames, std::memory_order_release);
+    sender.join();
+    EXPECT(!missed);
 }
 
 }  // namespace ftcomm

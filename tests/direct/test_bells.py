@@ -104,3 +104,28 @@ def test_a_sender_beside_a_thread_that_waits(ranks: Ranks) -> None:
 
     for result in begin(ranks, 2, run).results():
         assert result.ok, result.text()
+
+
+def test_a_rank_that_falls_asleep_in_the_middle_of_a_burst(ranks: Ranks) -> None:
+    """In one a rank of two looks at the other's ring itself, and is left no word (ShmTransport::watch): until it sleeps."""
+
+    def run(comm: Comm, context: Context) -> None:
+        come_to_rest(comm)
+        data = np.zeros(1, np.float32)
+        for i in range(5):
+            for _ in range(300):
+                comm.all_reduce(data)
+            if comm.rank == 0:
+                time.sleep(0.02)
+                comm.send(np.full(1, i, np.float32), 1)
+            else:
+                comm.recv(data, 0)
+                assert data == i
+        context.mark("done")
+        context.hold()
+
+    group = ranks.start(2, run, **SLOW)
+    for rank in (0, 1):
+        group.wait_for(rank, "done")
+    for rank in (0, 1):
+        group.release(rank)

@@ -40,19 +40,20 @@ int finish(ft_job* job, double timeout, ft_now* out, const ft_op* op, F post) {
     thread_local RequestPtr spare;
     RequestPtr request;
     int size = 0;
-    bool open = false;
+    bool done = false;
     int rc = with_node(job, [&](Node& node) {
+        auto& engine = held->engine();
         node.reuse(std::move(spare));
-        held->engine().hold_bells();
+        engine.hold_bells();
         size = post(node, now, &request);
-        held->engine().will_wait(*request);
-        open = !request->done.load(std::memory_order_relaxed);
+        engine.will_wait(*request);
+        const auto limit = seconds_or_default(timeout);
+        // In one turn with the lock: with two, a fifth of a small operation would be the lock's.
+        done = engine.wait_locked(request, limit > 0 ? now + limit : 0, now) == Engine::Wait::Done;
         return int{FT_OK};
     });
     if (rc != FT_OK) return rc;
     return guarded([&] {
-        const auto limit = seconds_or_default(timeout);
-        const bool done = held->engine().wait(request, limit > 0 ? now + limit : 0, now, open) == Engine::Wait::Done;
         if (!done || !request->status || !is_plain(*request, size, op)) {
             out->request = new ft_request{held, std::move(request), generation, false};
             const int waited = ft_request_wait(out->request, 0);

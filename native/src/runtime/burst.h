@@ -7,6 +7,7 @@
 // processor is made to pause.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "communicator/request.h"
@@ -29,14 +30,16 @@ public:
         if (on_ || quick_ < (bells_are_held ? kMany : kQuick)) return false;
         on_ = true;
         seen_ = 0;
-        due_ = now + kLook;
+        apart_ = kLook;
+        due_ = now + apart_;
         return true;
     }
     // By the progress thread, at any time: whether it goes on. Decided when a look is due.
     bool look(Time now) {
         if (!on_ || now < due_) return on_;
         on_ = std::exchange(seen_, 0) > 0;
-        due_ = now + kLook;
+        apart_ = std::min(2 * apart_, kLongLook);
+        due_ = now + apart_;
         if (!on_) quick_ = 0;
         return on_;
     }
@@ -45,11 +48,12 @@ public:
 private:
     static constexpr Time kQuickly = 200'000;  // from one operation to the next
     static constexpr int kQuick = 8, kMany = 32;
-    static constexpr Time kLook = 500'000;  // what comes lies there so long at most
+    // What comes lies there so long at most; and in a burst that has lasted four times as long. A look costs both threads a switch.
+    static constexpr Time kLook = 500'000, kLongLook = 2'000'000;
 
     bool on_ = false;
     int quick_ = 0;  // operations in a row that were begun soon after the one before
-    Time left_at_ = 0, due_ = 0;
+    Time left_at_ = 0, due_ = 0, apart_ = kLook;
     int seen_ = 0;  // so many more such ones than others, since the last look
 };
 

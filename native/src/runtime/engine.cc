@@ -147,6 +147,7 @@ Time Engine::frame_time() {
 }
 
 bool Engine::sleep_as(shm::Sleeper who) {
+    if (shm_ != nullptr) shm_->watch(false);
     mailbox_->sleeper.store(who, std::memory_order_seq_cst);
     if (!has_mail() && !has_work() && !(who == shm::kDriver && has_idle_work())) return true;
     mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);

@@ -84,6 +84,7 @@ public:
     enum class Wait { Done, Timeout, Interrupted, Closed, Alarmed };  // Alarmed: see Request::alarmed; still pending
     // deadline 0: none. now: if the caller has just looked. held: bells may have been held back when it was posted.
     Wait wait(const RequestPtr& request, Time deadline, Time now = 0, bool held = false);
+    Wait wait_locked(const RequestPtr& request, Time deadline, Time now);  // locked at entry and exit
     // Sleeps until something has changed since `seen` = changes(): a link came up, a request completed, a stop.
     std::uint32_t changes() const { return changes_.load(std::memory_order_acquire); }
     Wait wait_change(std::uint32_t seen, Time deadline);
@@ -130,6 +131,7 @@ private:
     bool sleep_as(shm::Sleeper who);  // locked. False: there is mail, or work
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
     bool may_linger(Time now) const { return parts_.own_processor || now >= crowded_until_; }  // the driver
+    bool looks_on();  // locked, as the driver: there is mail
     void linger(const Request& request, std::uint32_t rung, Time now, Time deadline);  // not locked, as the driver
     void take_cell_replies();  // locked
     void unlock_as_driver();  // it holds bells back until it sleeps or goes

@@ -15,7 +15,7 @@ using Offset = std::uint64_t;  // from the start of the segment; 0: none
 
 inline constexpr std::uint64_t kMagic = 0x31534d4d4f435446ULL;      // "FTCOMMS1"
 inline constexpr std::uint64_t kRingMagic = 0x31474e49524d5446ULL;  // "FTMRING1"
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 3;
 inline constexpr int kWords = kMaxRanks / 64;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free,
@@ -44,14 +44,17 @@ static_assert(kNewestAt + 8ull * kMaxRanks <= kBucketsAt && kBucketsAt + 8ull * 
 // Who sleeps on a mailbox: a sender wakes exactly this one.
 enum Sleeper : std::uint32_t { kAwake = 0, kProgress = 1, kDriver = 2 };
 
-// Where others leave word for one process. Senders: set the bit, then look at `sleeper`; the owner: set `sleeper`, then
-// look at the bits. Both orders are sequentially consistent, so that one of the two sees the other.
+// Where others leave word for one process (unless it is `watching`). Senders: set the bit, then look at `sleeper`; the owner: set
+// `sleeper`, then look at the bits. Both orders are sequentially consistent, so that one of the two sees the other.
 struct alignas(128) Mailbox {
     std::atomic<std::uint32_t> sleeper;
     std::atomic<std::uint32_t> bell[2];  // futex words: of the progress thread, of a waiting user thread
     std::uint32_t unused;
     std::atomic<std::uint64_t> pending[kWords];   // by source slot: frames, or a new ring
     std::atomic<std::uint64_t> writable[kWords];  // by destination slot: its ring has room again
+    // The owner looks at the rings themselves: frames need no bit, which would be one more line to fetch for both sides. Senders: write
+    // the ring's head, then look at this; the owner: clear it, then look at the heads. Both orders are sequentially consistent.
+    alignas(128) std::atomic<std::uint32_t> watching;
 };
 
 // One incarnation of one slot. Followed by std::atomic<Offset> inbound[world_size]: newest ring from each slot.
@@ -61,8 +64,8 @@ struct Instance {
     std::int32_t pid;
     std::uint32_t memory_domain;  // processes with the same one may read each other's memory; 0: not this one (peer_memory.h)
     std::uint64_t pid_namespace;
-    Offset older;                                     // instance of the same slot, registered before
-    alignas(128) std::atomic<std::uint32_t> liveness; // robust futex of the progress thread, see runtime/liveness.h
+    Offset older;  // instance of the same slot, registered before
+    alignas(128) std::atomic<std::uint32_t> liveness;  // robust futex of the progress thread, see runtime/liveness.h
     alignas(128) std::atomic<std::uint64_t> ticks;
     Mailbox mailbox;
 };
@@ -74,11 +77,11 @@ struct Ring {
     std::uint64_t magic;
     std::uint32_t source, source_incarnation;
     std::uint32_t target, target_incarnation;
-    std::uint64_t capacity;                           // a power of two
-    Offset older;                                     // ring from the same slot, made before
-    alignas(128) std::atomic<std::uint64_t> head;     // the sender's
+    std::uint64_t capacity;  // a power of two
+    Offset older;  // ring from the same slot, made before
+    alignas(128) std::atomic<std::uint64_t> head;  // the sender's
     std::atomic<std::uint32_t> wants_room;
-    alignas(128) std::atomic<std::uint64_t> tail;     // the receiver's
+    alignas(128) std::atomic<std::uint64_t> tail;  // the receiver's
 };
 
 inline constexpr std::uint64_t kMinRing = 64u << 10;

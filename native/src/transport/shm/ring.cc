@@ -47,11 +47,13 @@ std::byte* RingWriter::reserve(std::uint32_t length) {
     return data() + ((place + skip_) & (capacity_ - 1)) + kHeader;
 }
 
-void RingWriter::commit(const FrameHeader& header) { write(header, header.length); }
+void RingWriter::commit(const FrameHeader& header) { write(header, header.length, std::memory_order_release); }
 
-void RingWriter::commit_corrupt(const FrameHeader& header) { write(header, kWrap - 1); }
+void RingWriter::commit_in_order(const FrameHeader& header) { write(header, header.length, std::memory_order_seq_cst); }
 
-void RingWriter::write(const FrameHeader& header, std::uint32_t length_word) {
+void RingWriter::commit_corrupt(const FrameHeader& header) { write(header, kWrap - 1, std::memory_order_seq_cst); }
+
+void RingWriter::write(const FrameHeader& header, std::uint32_t length_word, std::memory_order order) {
     FT_CHECK(reserved_ && header.length <= length_, "commit of %u bytes after reserve of %u", header.length, length_);
     reserved_ = false;
     auto place = head_ & (capacity_ - 1);
@@ -63,7 +65,7 @@ void RingWriter::write(const FrameHeader& header, std::uint32_t length_word) {
     std::memcpy(data() + place, &header, kHeader);
     std::memcpy(data() + place, &length_word, sizeof length_word);
     head_ += frame_bytes(header.length);
-    ring_->head.store(head_, std::memory_order_release);
+    ring_->head.store(head_, order);
 }
 
 RingReader::Next RingReader::peek(FrameHeader* header, ByteView* payload) {
@@ -76,7 +78,7 @@ RingReader::Next RingReader::peek(FrameHeader* header, ByteView* payload) {
         std::uint32_t length;
         std::memcpy(&length, data() + place, sizeof length);
         if (length == kWrap) {
-            if (place == 0 || capacity_ - place > available) return Next::Broken;
+            if (place == 0 || capacity_ - place >= available) return Next::Broken;  // a frame comes with it
             tail_ += capacity_ - place;
             continue;
         }

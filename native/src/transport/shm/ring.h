@@ -16,6 +16,8 @@ public:
     // Space for a payload in the ring itself, or nullptr: full; then the reader's next taken() returns true.
     std::byte* reserve(std::uint32_t length);
     void commit(const FrameHeader& header);
+    // The same, in the one sequentially consistent order, for a reader that may be looking at the ring (Mailbox::watching).
+    void commit_in_order(const FrameHeader& header);
     // Fault injection: the same frame with a length that cannot be.
     void commit_corrupt(const FrameHeader& header);
     void abandon() { reserved_ = false; }
@@ -24,7 +26,7 @@ public:
 private:
     std::byte* data() const { return reinterpret_cast<std::byte*>(ring_ + 1); }
     bool fits(std::uint64_t bytes);
-    void write(const FrameHeader& header, std::uint32_t length_word);
+    void write(const FrameHeader& header, std::uint32_t length_word, std::memory_order order);
 
     Ring* ring_;
     std::uint64_t capacity_;
@@ -34,6 +36,11 @@ private:
     std::uint32_t length_ = 0;
     bool reserved_ = false;
 };
+
+// Whether there is something that its reader has not taken, as far as the ring says. From any thread of the reader's process.
+inline bool has_frames(const Ring& ring) {
+    return ring.head.load(std::memory_order_acquire) != ring.tail.load(std::memory_order_relaxed);
+}
 
 class RingReader {
 public:
@@ -45,6 +52,10 @@ public:
     // and lengths that cannot be are Broken.
     Next peek(FrameHeader* header, ByteView* payload);
     void take();
+    // By its own count, whatever others have written. In the one sequentially consistent order (Mailbox::watching).
+    bool has_frames() const { return ring_->head.load(std::memory_order_seq_cst) != tail_; }
+    // Where has_frames() of the ring would go on saying that there is something.
+    void mend_tail() { ring_->tail.store(tail_, std::memory_order_release); }
     // After a batch of take()s: whether the writer asked to be told of the room.
     bool writer_waits();
 

@@ -38,9 +38,13 @@ void ShmTransport::commit(int slot, const FrameHeader& header) {
         writer.ring->abandon();  // lost on the way, as far as anybody can tell
         return;
     }
-    if (verdict.action == fault::Action::Corrupt) writer.ring->commit_corrupt(header);
-    else writer.ring->commit(header);
     auto& box = writer.instance->mailbox;
+    const bool watched = writer.found && box.watching.load(std::memory_order_relaxed) != 0;
+    if (verdict.action == fault::Action::Corrupt) writer.ring->commit_corrupt(header);
+    else if (watched) writer.ring->commit_in_order(header);
+    else writer.ring->commit(header);
+    if (watched && box.watching.load(std::memory_order_seq_cst) != 0) return;
+    writer.found = true;
     shm::leave(box.pending, static_cast<int>(self_.slot));
     if (!hold_bells_ || box.sleeper.load(std::memory_order_seq_cst) != shm::kProgress) {
         shm::wake(box);
@@ -147,11 +151,43 @@ void ShmTransport::find_rings(int slot, Peer& peer) {
             ring->capacity != shm::ring_capacity(segment_.world_size()) ||
             segment_.at<shm::Ring>(at, sizeof(shm::Ring) + ring->capacity) == nullptr)
             break;
-        found.push_back(std::unique_ptr<Reader>(new Reader{ring->source_incarnation, false, shm::RingReader(ring)}));
+        found.push_back(std::unique_ptr<Reader>(new Reader{slot, ring->source_incarnation, false, shm::RingReader(ring)}));
         at = ring->older;
     }
     peer.newest = newest;
+    if (peer.readers.empty() && !found.empty()) sources_.push_back(slot);
     for (auto it = found.rbegin(); it != found.rend(); ++it) peer.readers.push_back(std::move(*it));
+    if (watching_) watch_readers();
+}
+
+void ShmTransport::watch(bool on) {
+    if (on && !watching_ && sources_.size() <= kWatched) {
+        watching_ = true;
+        watch_readers();
+    }
+    // The word, too: nobody would leave any, if others could write there what they like.
+    if (on || (!watching_ && self_.mailbox.watching.load(std::memory_order_relaxed) == 0)) return;
+    watching_ = false;
+    self_.mailbox.watching.store(0, std::memory_order_seq_cst);
+    watched_[0].store(nullptr, std::memory_order_release);
+    for (int slot : sources_)
+        for (const auto& reader : peers_[static_cast<std::size_t>(slot)].readers) leave_word_of(*reader);
+}
+
+void ShmTransport::leave_word_of(const Reader& reader) {
+    if (!reader.closed && reader.ring.has_frames()) shm::leave(self_.mailbox.pending, reader.slot);
+}
+
+void ShmTransport::watch_readers() {
+    watched_readers_.clear();
+    for (int slot : sources_)
+        for (const auto& reader : peers_[static_cast<std::size_t>(slot)].readers)
+            if (!reader->closed) watched_readers_.push_back(reader.get());
+    const auto n = watched_readers_.size();
+    if (n > kWatched) return watch(false);
+    for (std::size_t i = 0; i < n; ++i) watched_[i].store(watched_readers_[i]->ring.ring(), std::memory_order_release);
+    watched_[n].store(nullptr, std::memory_order_release);
+    self_.mailbox.watching.store(1, std::memory_order_seq_cst);
 }
 
 bool ShmTransport::read(int slot, Reader& reader, std::uint64_t& budget) {
@@ -199,6 +235,11 @@ bool ShmTransport::poll(std::uint64_t budget) {
             did = true;
         }
     }
+    if (watching_)
+        for (auto* reader : watched_readers_) {
+            if (reader->ring.has_frames()) todo_.add(reader->slot);
+            else if (shm::has_frames(*reader->ring.ring())) reader->ring.mend_tail();  // somebody else has written it
+        }
     if (!todo_.empty()) {
         did = true;
         reading_ = true;
@@ -265,10 +306,13 @@ void ShmTransport::look_for_peers() {
 
 void ShmTransport::sweep(Peer& peer) {
     if (reading_) return;  // a reader may be in use further up the stack
-    std::erase_if(peer.readers, [this](const auto& reader) {
+    const auto gone = std::erase_if(peer.readers, [this](const auto& reader) {
         if (reader->closed) discard(reader->ring.ring());
         return reader->closed;
     });
+    if (gone == 0) return;
+    if (peer.readers.empty()) std::erase_if(sources_, [&](int slot) { return &peers_[static_cast<std::size_t>(slot)] == &peer; });
+    if (watching_) watch_readers();
 }
 
 }  // namespace ftcomm

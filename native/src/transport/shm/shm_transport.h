@@ -1,6 +1,7 @@
 // Transport over the rings of one host's segment.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
@@ -37,7 +38,11 @@ public:
     // Hands up what has arrived, at most about `budget` bytes. True: it did something, or there is more.
     bool poll(std::uint64_t budget);
     // Whether poll() would do something. From any thread.
-    bool has_mail() const { return shm::has_mail(self_.mailbox, segment_.world_size()); }
+    bool has_mail() const { return shm::has_mail(self_.mailbox, segment_.world_size()) || any_has_frames(); }
+    // Between the two calls poll() and has_mail() look at the rings themselves, and most senders leave no word. Nobody may sleep then
+    // until word is left (not with many peers: then it stays off). What nobody has read when it ends counts as word left.
+    void watch(bool on);
+    bool watches() const { return watching_ && !watched_readers_.empty(); }
     // Everything that this incarnation has written (M10: before its death is believed).
     void drain(int slot, std::uint32_t incarnation);
     void drain(int slot) override;
@@ -56,11 +61,13 @@ private:
     struct Writer {
         bool attached = false;
         bool waiting = false;      // reserve() said no
+        bool found = false;        // word of the ring itself has been left
         std::uint32_t incarnation = 0;
         shm::Instance* instance = nullptr;
         std::unique_ptr<shm::RingWriter> ring;
     };
     struct Reader {
+        int slot;
         std::uint32_t incarnation;
         bool closed = false;
         shm::RingReader ring;
@@ -79,6 +86,17 @@ private:
     // True: the ring is empty (or closed).
     bool read(int slot, Reader& reader, std::uint64_t& budget);
     void sweep(Peer& peer);
+    void watch_readers();
+    void leave_word_of(const Reader& reader);
+    bool any_has_frames() const {
+        for (const auto& ring : watched_) {
+            const auto* r = ring.load(std::memory_order_acquire);
+            if (r == nullptr) return false;
+            if (shm::has_frames(*r)) return true;
+        }
+        return false;
+    }
+    static constexpr std::size_t kWatched = 8;  // rings, at most: each look costs a line for each
     void discard(const shm::Ring* ring);
 
     shm::Segment& segment_;
@@ -90,6 +108,12 @@ private:
     bool reading_ = false;
     bool closed_some_ = false;
     bool hold_bells_ = false;
+    // Of all readers, while they are watched; then null. Rings stay mapped: whoever looks without the lock sees one that is not read any more
+    // at worst.
+    std::array<std::atomic<const shm::Ring*>, kWatched + 1> watched_{};
+    std::vector<Reader*> watched_readers_;  // the same
+    std::vector<int> sources_;  // slots with readers
+    bool watching_ = false;
     RankSet held_;  // those who have to be rung
 };
 

@@ -25,7 +25,7 @@ from ftcomm.recovery.engine.parallel import recovery  # noqa: E402
 from ftcomm.recovery.engine.parallel import service as service_module  # noqa: E402
 from ftcomm.recovery.engine.parallel.helpers import AT_ONCE, Helpers  # noqa: E402
 from ftcomm.recovery.engine.parallel.service import Service  # noqa: E402
-from ftcomm.recovery.engine.parallel.work import Done, Item, add, compute, parts  # noqa: E402
+from ftcomm.recovery.engine.parallel.work import Done, Item, add, compute, parts, settings  # noqa: E402
 
 
 def again(value: Any) -> Any:
@@ -297,7 +297,7 @@ def test_who_replays_alone_has_no_time(jobs: list[FakeJob], monkeypatch: pytest.
             helpers.close()
 
 
-def test_other_settings_are_refused(jobs: list[FakeJob]) -> None:
+def test_other_settings_are_refused(jobs: list[FakeJob], monkeypatch: pytest.MonkeyPatch) -> None:
     service = Service(jobs[1], lambda: False)  # type: ignore[arg-type]
     before = torch.get_default_dtype()
     helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
@@ -306,9 +306,12 @@ def test_other_settings_are_refused(jobs: list[FakeJob]) -> None:
     assert helpers.all[0].why == ""
     torch.set_default_dtype(torch.float64)
     try:
-        helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
+        other = settings()
     finally:
         torch.set_default_dtype(before)
+    # The service asks for its own in a thread of this process, whenever that comes to run.
+    monkeypatch.setattr("ftcomm.recovery.engine.parallel.helpers.settings", lambda: other)
+    helpers = Helpers(jobs[0], 4)  # type: ignore[arg-type]
     helpers.all[0].settled.wait()
     assert "default dtype" in helpers.all[0].why
     helpers.close()

@@ -80,6 +80,7 @@ class Worker(SubprocessHandler):  # type: ignore[misc]
         """SIGKILL to the worker and everything it forked."""
         if self.proc.returncode is None:
             self._kill_group()
+            os.kill(self.pid, signal.SIGKILL)  # not reaped, so the number is its own, whatever became of its group
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -50,18 +50,21 @@ void Engine::unlock() {
     unlock_as_driver();
 }
 
+bool Engine::tell_changes() {
+    if (!std::exchange(changed_, false)) return false;
+    changes_.fetch_add(1, std::memory_order_release);
+    if (passive_ > 0) futex_wake(changes_, INT_MAX);
+    return true;
+}
+
 void Engine::unlock_as_driver() {
     take_cell_replies();
     // Work that this input has made is the driver's, or that of a caller who is about to be it; else the progress thread's.
     const bool work = has_work();
     const bool waits = std::exchange(caller_waits_, false);
     if (work && !driving_ && !waits && progress_sleeps_) shm::ring_progress(*mailbox_);
-    bool changed = std::exchange(changed_, false);
-    bool wake_driver = (changed || work) && std::exchange(driver_sleeps_, false);
-    bool wake_passive = changed && passive_ > 0;
-    if (changed) changes_.fetch_add(1, std::memory_order_release);
-    if (wake_passive) futex_wake(changes_, INT_MAX);
-    if (wake_driver) {
+    const bool changed = tell_changes();
+    if ((changed || work) && std::exchange(driver_sleeps_, false)) {
         auto& bell = mailbox_->bell[shm::kDriver - 1];
         bell.fetch_add(1, std::memory_order_release);
         futex_wake(bell, 1);

@@ -134,6 +134,7 @@ private:
     bool looks_on();  // locked, as the driver: there is mail
     void linger(const Request& request, std::uint32_t rung, Time now, Time deadline);  // not locked, as the driver
     void take_cell_replies();  // locked
+    bool tell_changes();  // locked. To those who wait passively; false: there are none
     void unlock_as_driver();  // it holds bells back until it sleeps or goes
     bool may_hold_bells() const { return shm_ != nullptr && parts_.own_processor; }  // locked
     bool holds_bells() const { return shm_ != nullptr && shm_->holds_any(); }  // locked

@@ -90,6 +90,7 @@ Engine::Wait Engine::wait_locked(const RequestPtr& request, Time deadline, Time 
 Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
     auto done = [&] { return request->done.load(std::memory_order_acquire); };
     auto& bell = mailbox_->bell[shm::kDriver - 1];
+    tell_changes();  // of its own post: else it would wake itself
     if (mailbox_->sleeper.load(std::memory_order_relaxed) != shm::kAwake)  // only threads with the lock say that somebody sleeps
         mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
     bool lingered = false;

@@ -70,6 +70,19 @@ struct Side {
     ShmTransport transport;
 };
 
+struct Linked {
+    shm::Segment segment;
+    Side one, two;
+    Linked() : one(created(segment), 0, 0), two(segment, 1, 0) {
+        one.transport.attach(1, 0);
+        two.transport.attach(0, 0);
+    }
+    static shm::Segment& created(shm::Segment& segment) {
+        REQUIRE(segment.create(1, 2, 2).ok());
+        return segment;
+    }
+};
+
 std::int64_t kilobytes(const shm::Segment& segment) {
     struct stat info{};
     ::fstat(segment.fd(), &info);
@@ -102,11 +115,8 @@ FT_TEST(shm_rings_of_the_dead_take_no_memory) {
 }
 
 FT_TEST(shm_ring_of_a_removed_but_living_rank_keeps_its_content) {
-    shm::Segment segment;
-    REQUIRE(segment.create(1, 2, 2).ok());
-    Side one(segment, 0, 0), two(segment, 1, 0);
-    one.transport.attach(1, 0);
-    two.transport.attach(0, 0);
+    Linked linked;
+    auto& [segment, one, two] = linked;
     const auto length = one.transport.max_payload();
     auto* p = one.transport.reserve(1, length);
     std::memset(p, 7, length);
@@ -214,11 +224,8 @@ FT_TEST(frames_in_watched_rings_leave_no_word_and_are_found) {
 }
 
 FT_TEST(a_ring_that_is_not_read_any_more_is_not_watched) {
-    shm::Segment segment;
-    REQUIRE(segment.create(1, 2, 2).ok());
-    Side one(segment, 0, 0), two(segment, 1, 0);
-    one.transport.attach(1, 0);
-    two.transport.attach(0, 0);
+    Linked linked;
+    auto& [segment, one, two] = linked;
     one.say(1, 1);
     two.transport.watch(true);
     two.transport.poll(UINT64_MAX);
@@ -259,11 +266,8 @@ FT_TEST(rings_of_many_peers_are_not_watched) {
 
 // What another process may have written there: nobody spins on a frame that is none, misses one, or goes without word.
 FT_TEST(scribbled_words_of_a_watched_ring_mend) {
-    shm::Segment segment;
-    REQUIRE(segment.create(1, 2, 2).ok());
-    Side one(segment, 0, 0), two(segment, 1, 0);
-    one.transport.attach(1, 0);
-    two.transport.attach(0, 0);
+    Linked linked;
+    auto& [segment, one, two] = linked;
     one.say(1, 1);
     two.transport.watch(true);
     two.transport.poll(UINT64_MAX);
@@ -290,11 +294,8 @@ FT_TEST(scribbled_words_of_a_watched_ring_mend) {
 
 // A frame comes while its reader ends its watch and lies down: either it finds the frame, or the sender finds it asleep.
 FT_TEST(nobody_sleeps_on_a_frame_in_a_ring_that_it_watched) {
-    shm::Segment segment;
-    REQUIRE(segment.create(1, 2, 2).ok());
-    Side one(segment, 0, 0), two(segment, 1, 0);
-    one.transport.attach(1, 0);
-    two.transport.attach(0, 0);
+    Linked linked;
+    auto& [segment, one, two] = linked;
     constexpr std::uint64_t kFrames = 20'000;
     std::atomic<std::uint64_t> taken{0};
     std::thread sender([&] {

@@ -1,5 +1,5 @@
-// Small all-reduces (and what runs as one), all-gathers, broadcasts and barriers: everyone sends what it has to everyone, the others of a broadcast and all of a
-// barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the result is
+// Small all-reduces (and what runs as one), all-gathers, broadcasts and barriers: everyone sends what it has to everyone, the others of a
+// broadcast and all of a barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the result is
 // kept until the next operation shows that all have it (C6).
 #include <cstring>
 #include <memory>
@@ -15,15 +15,14 @@ namespace {
 
 class FlatRun final : public Run {
 public:
-    FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op) {
+    FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op), sums_(op.shape.runs_as() == OpKind::AllReduce) {
         bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
         const auto ranks = static_cast<std::size_t>(env_.size());
-        const bool sums = op_.shape.runs_as() == OpKind::AllReduce;
         auto& flat = *env_.flat;
         const auto size =
             op_.shape.kind == OpKind::Broadcast ? bytes_ : bytes_ * ranks;  // of a sum: the result, and all inputs but one
         if (flat.room.size() < size) flat.room.resize(size);
-        flat.parts.resize(sums ? ranks : 0);
+        flat.parts.resize(sums_ ? ranks : 0);
     }
 
     ~FlatRun() override {
@@ -47,7 +46,7 @@ public:
         FT_CHECK(at >= 0 && payload.size() == bytes_from(from), "flat input of %zu bytes from rank %d, expected %zu",
                  payload.size(), from, bytes_from(from));
         if (have_.has(at)) return;
-        if (op_.shape.runs_as() != OpKind::AllReduce) {
+        if (!sums_) {
             if (!payload.empty()) take(from, payload);
         } else if (count_ + 1 == env_.size()) {  // the last one, added up before this returns
             env_.flat->parts[static_cast<std::size_t>(at)] = payload.data();
@@ -82,7 +81,7 @@ private:
     ByteView own_input() {
         const auto bytes = bytes_from(env_.rank);
         if (bytes == 0) return {};
-        if (op_.shape.runs_as() != OpKind::AllReduce) {  // all members take part: a rank's position is the rank
+        if (!sums_) {  // all members take part: a rank's position is the rank
             const auto b = block_of(env_.rank);
             const ByteView here(op_.result(b), bytes);
             if (kFaultTolerant) std::memcpy(result(b), here.data(), bytes);
@@ -93,8 +92,8 @@ private:
             auto* scaled = next_room();
             scale(op_.desc.dtype, scaled, mine, op_.desc.count, op_.desc.factor);
             mine = scaled;
-        } else if (!kFaultTolerant && !op_.is_part() &&
-                   env_.position >= 2) {  // the sum goes over it at once, and does not begin with it
+        } else if (!kFaultTolerant && !op_.is_part() && env_.position >= 2) {
+            // The sum goes over it at once, and does not begin with it.
             keep_part(env_.position, mine);
             return {mine, bytes};
         }
@@ -118,7 +117,7 @@ private:
     }
     void finish_when_complete() {
         if (done_ || count_ != env_.size()) return;
-        if (op_.shape.runs_as() == OpKind::AllReduce) add_up();
+        if (sums_) add_up();
         done_ = true;
         FT_POINT("flat.done");
     }
@@ -138,6 +137,7 @@ private:
 
     RunEnv env_;
     OpState& op_;
+    const bool sums_;
     std::size_t bytes_ = 0;
     RankSet have_;  // positions
     int count_ = 0;  // of them

@@ -54,9 +54,8 @@ Elements equal_part(std::uint64_t count, const std::vector<int>& among, int rank
     return {from, to - from};
 }
 
-std::span<std::byte> equal_share(const OpState& op, const std::vector<int>& among, int rank) {
+std::span<std::byte> bytes_of(const OpState& op, Elements part) {
     const auto element = size_of(op.desc.dtype);
-    const auto part = equal_part(shared_elements(op.desc, op.shape.blocks), among, rank);
     return {static_cast<std::byte*>(op.desc.recv) + part.from * element, part.count * element};
 }
 
@@ -69,7 +68,8 @@ std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::ve
     auto* base = static_cast<std::byte*>(op.desc.recv);
     std::vector<std::span<std::byte>> pieces;
     if (op.shape.algorithm == Algorithm::Flat) {
-        if (const auto share = equal_share(op, among, rank); !share.empty()) pieces.push_back(share);
+        const auto part = equal_part(shared_elements(op.desc, op.shape.blocks), among, rank);
+        if (part.count > 0) pieces.push_back(bytes_of(op, part));
         return pieces;
     }
     std::uint32_t s = 0;

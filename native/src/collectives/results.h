@@ -19,13 +19,12 @@ std::vector<std::span<std::byte>> shared_pieces(const OpState& op, const std::ve
 std::uint64_t shared_elements(const OpDesc& desc, std::size_t size);
 std::uint64_t shared_bytes(const OpDesc& desc, std::size_t size);
 
+// The same of a result without a fence, which all of them have made: an equal part of it each, in one piece (maybe none).
 struct Elements {
     std::uint64_t from = 0, count = 0;
 };
 Elements equal_part(std::uint64_t count, const std::vector<int>& among, int rank);
-
-// The same of a result without a fence, which all of them have made: an equal part of it each, in one piece (maybe none).
-std::span<std::byte> equal_share(const OpState& op, const std::vector<int>& among, int rank);
+std::span<std::byte> bytes_of(const OpState& op, Elements part);
 
 // Labels of a result that was read from the log: as a healthy run among all ranks leaves them.
 void mark_complete(OpState& op, int rank, int size);

@@ -24,10 +24,6 @@ std::int64_t tag_of_share(const std::vector<int>& ranks) {
     const auto list = w.take();
     return kShare | static_cast<std::int64_t>(crc32c(list.data(), list.size())) << kAmong;
 }
-ByteView bytes_of(const OpState& op, Elements part) {
-    const auto element = size_of(op.desc.dtype);
-    return {static_cast<const std::byte*>(op.desc.recv) + part.from * element, part.count * element};
-}
 bool is_share(const LogRecord& record) { return record.tag >= kShare; }
 
 // No record may be missing between two.

@@ -161,21 +161,19 @@ void ShmTransport::find_rings(int slot, Peer& peer) {
 }
 
 void ShmTransport::watch(bool on) {
-    if (on && !watching_ && sources_.size() <= kWatched) {
+    if (on) {
+        if (watching_ || sources_.size() > kWatched) return;
         watching_ = true;
-        watch_readers();
+        return watch_readers();
     }
-    // The word, too: nobody would leave any, if others could write there what they like.
-    if (on || (!watching_ && self_.mailbox.watching.load(std::memory_order_relaxed) == 0)) return;
+    // The word, too, in which others may have written: nobody would leave any more.
+    if (!watching_ && self_.mailbox.watching.load(std::memory_order_relaxed) == 0) return;
     watching_ = false;
     self_.mailbox.watching.store(0, std::memory_order_seq_cst);
     watched_[0].store(nullptr, std::memory_order_release);
     for (int slot : sources_)
-        for (const auto& reader : peers_[static_cast<std::size_t>(slot)].readers) leave_word_of(*reader);
-}
-
-void ShmTransport::leave_word_of(const Reader& reader) {
-    if (!reader.closed && reader.ring.has_frames()) shm::leave(self_.mailbox.pending, reader.slot);
+        for (const auto& reader : peers_[static_cast<std::size_t>(slot)].readers)
+            if (!reader->closed && reader->ring.has_frames()) shm::leave(self_.mailbox.pending, slot);
 }
 
 void ShmTransport::watch_readers() {
@@ -311,7 +309,7 @@ void ShmTransport::sweep(Peer& peer) {
         return reader->closed;
     });
     if (gone == 0) return;
-    if (peer.readers.empty()) std::erase_if(sources_, [&](int slot) { return &peers_[static_cast<std::size_t>(slot)] == &peer; });
+    if (peer.readers.empty()) std::erase(sources_, static_cast<int>(&peer - peers_.data()));
     if (watching_) watch_readers();
 }
 

@@ -87,7 +87,6 @@ private:
     bool read(int slot, Reader& reader, std::uint64_t& budget);
     void sweep(Peer& peer);
     void watch_readers();
-    void leave_word_of(const Reader& reader);
     bool any_has_frames() const {
         for (const auto& ring : watched_) {
             const auto* r = ring.load(std::memory_order_acquire);

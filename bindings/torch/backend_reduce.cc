@@ -145,14 +145,13 @@ FtBackend::WorkPtr FtBackend::_reduce_scatter_base(at::Tensor& output, at::Tenso
 
 FtBackend::WorkPtr FtBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                               const c10d::ReduceScatterOptions& opts) {
-    return start(
-        c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "ftcomm:reduce_scatter_tensor_coalesced", inputs, [&](Operation& o) {
-            if (outputs.size() != inputs.size()) {
-                refuse(c10::str("reduce_scatter_tensor_coalesced: ", outputs.size(), " outputs for ", inputs.size(), " inputs"));
-            }
-            for (std::size_t i = 0; i < inputs.size(); ++i) add_reduce_scatter(o, outputs[i], inputs[i], opts);
-            o.result = outputs;
-        });
+    return start(c10d::OpType::COALESCED, "ftcomm:reduce_scatter_tensor_coalesced", inputs, [&](Operation& o) {
+        if (outputs.size() != inputs.size()) {
+            refuse(c10::str("reduce_scatter_tensor_coalesced: ", outputs.size(), " outputs for ", inputs.size(), " inputs"));
+        }
+        for (std::size_t i = 0; i < inputs.size(); ++i) add_reduce_scatter(o, outputs[i], inputs[i], opts);
+        o.result = outputs;
+    });
 }
 
 }  // namespace ftcomm_torch

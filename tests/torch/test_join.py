@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from contextlib import nullcontext
 from multiprocessing.connection import wait
@@ -43,7 +44,8 @@ def training(
     optimizer = torch.optim.Adam(model.parameters()) if optim == "adam" else torch.optim.SGD(model.parameters(), 0.01)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
     if pairs:  # every rank makes both, as torch wants it; a replacement makes them again
-        groups = {0: dist.new_group([0, victim]), 1: dist.new_group([1, victim], sort_ranks=False)}
+        unsorted = {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+        groups = {0: dist.new_group([0, victim]), 1: dist.new_group([1, victim], **unsorted)}
         mine = [groups[r] for r in (0, 1) if rank in (r, victim)]
     end = LAST
     came, history = [], []

@@ -99,7 +99,9 @@ class ShardedGradients:
             if part._get_fsdp_state()._is_root:
                 part.reset_iter_state()
             for parameter in (parameter for group in _groups(part) for parameter in group.fsdp_params):
-                parameter.unsharded_accumulated_grad = None  # of backward passes without synchronisation
+                # Of backward passes without synchronisation. From torch 2.15 on it is no more than the parameter's own.
+                if not isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property):
+                    parameter.unsharded_accumulated_grad = None
                 if hasattr(parameter, "_unsharded_param"):
                     parameter._unsharded_param.grad = None
 

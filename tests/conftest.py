@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import devices
 import harness
 import kill_table
 import pytest
@@ -54,10 +55,22 @@ def some_chains(request: pytest.FixtureRequest) -> None:
         request.getfixturevalue("chains")
 
 
+@pytest.fixture
+def gpu() -> str:
+    """Of tests that are about a GPU. Children may use it, the test itself may not."""
+    return "cuda" if devices.has_cuda() else pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(params=["shm", "tcp"])
 def transport(request: pytest.FixtureRequest) -> str:
     """Runs the test over shared memory and over sockets."""
     return str(request.param)
+
+
+def pytest_report_header() -> str:
+    return "CUDA: " + (
+        "tests of tensors run on the CPU and on it" if devices.has_cuda() else "none; tests run on the CPU only"
+    )
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

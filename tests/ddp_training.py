@@ -113,14 +113,18 @@ def train(
     hold: bool = False,
     enough: Path | None = None,
     scaled: str = "",
+    device: str = "cpu",
     **more: Any,
 ) -> dict[str, Any]:
     """``enough``: all stop after the same step, when it is there. ``scaled``: with a gradient scaler; "fused" or not."""
+    if device != "cpu":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
     torch.manual_seed(1)
-    net = Net()
+    net = Net().to(device)
     model = DistributedDataParallel(net, bucket_cap_mb=0.001)
     optimizer = torch.optim.Adam(model.parameters(), foreach=False, fused=scaled == "fused")
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3) if scaled else None
+    scaler = torch.amp.GradScaler(device, init_scale=1024.0, growth_interval=3) if scaled else None
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.9)
     data = digits(samples or BATCH * dist.get_world_size() * STEPS)
     loader = DataLoader(data, batch_size=BATCH, shuffle=True)
@@ -147,8 +151,8 @@ def train(
                 dist.all_reduce(stop, dist.ReduceOp.MAX)
             kill.at(step, "forward")
             kill.in_backward(step)
-            with torch.autocast("cpu", torch.bfloat16, enabled=scaler is not None):
-                loss = nn.functional.cross_entropy(model(images), labels)
+            with torch.autocast(device, torch.bfloat16, enabled=scaler is not None):
+                loss = nn.functional.cross_entropy(model(images.to(device)), labels.to(device))
             if scaler is not None:  # two updates are skipped: one in the step of the death, one before it
                 loss = scaler.scale(loss) * (
                     float("inf") if step == AT - 2 or (step == AT and scaled == "skipped") else 1.0
@@ -181,7 +185,7 @@ def train(
         "scale": None if scaler is None else scaler.get_scale(),
         "steps": engine.step_number,
         "progress": engine.progress.state_dict(),
-        "accuracy": accuracy(net),
+        "accuracy": accuracy(net.cpu()),
     }
 
 

@@ -43,5 +43,5 @@ def digest(net: Any, optimizer: Any) -> str:
     tensors = [*net.state_dict().values()]
     tensors += [value for values in optimizer.state_dict()["state"].values() for value in values.values()]
     for value in tensors:
-        state.update(torch.as_tensor(value).numpy().tobytes())
+        state.update(torch.as_tensor(value).cpu().numpy().tobytes())
     return state.hexdigest()

@@ -52,7 +52,14 @@ def cls(name: str) -> Any:
     """The optimizer's class; without timm its tests are skipped."""
     if name not in TIMM:
         return getattr(torch.optim, name)
-    return timm_optimizers.load(name) or pytest.skip("timm is not installed")
+    return timm_optimizers.load(name) or pytest.skip("timm 1.0.31 or later is not installed")
+
+
+def check(name: str, variant: dict[str, bool], device: str) -> None:
+    """Skips what there is not."""
+    cls(name)
+    if (name, variant, device) == ("Adagrad", {"fused": True}, "cuda"):
+        pytest.skip("torch has no fused Adagrad for CUDA")
 
 
 def settings(name: str, draw: random.Random, plain: bool) -> dict[str, Any]:
@@ -123,6 +130,7 @@ def make(
     seed: int,
     dtype: torch.dtype = torch.float32,
     plain: bool = False,
+    device: str = "cpu",
     **more: Any,
 ) -> Any:
     """An optimizer of ``cases`` parameters in groups with settings of their own, or of so many in each; no step was made."""
@@ -130,7 +138,10 @@ def make(
     sizes = cases if isinstance(cases, tuple) else (max(1, cases // GROUPS),) * min(cases, GROUPS)
     rows = iter((ordinary if plain else extreme)((sum(sizes), 3), dtype, gen))
     groups = [
-        {"params": [torch.nn.Parameter(next(rows).clone()) for _ in range(size)], **settings(name, draw, plain)}
+        {
+            "params": [torch.nn.Parameter(next(rows).clone().to(device)) for _ in range(size)],
+            **settings(name, draw, plain),
+        }
         for size in sizes
     ]
     return cls(name)(groups, **more)
@@ -156,7 +167,7 @@ def gradients(optimizer: Any, seed: int, plain: bool = False, missing: float = 0
     params = parameters(optimizer)
     drawn = values((len(params), 3), params[0].dtype, gen)
     for p, row in zip(params, drawn, strict=True):
-        p.grad = None if draw.random() < missing else row.clone()
+        p.grad = None if draw.random() < missing else row.clone().to(p.device)
 
 
 def steps(optimizer: Any, number: int, seed: int, plain: bool = False, missing: float = 0.4) -> None:

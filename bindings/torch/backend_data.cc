@@ -83,14 +83,14 @@ void FtBackend::add_all_gather_list(Operation& o, const Tensors& outputs, const 
         o.calls.push_back(std::move(call));
         return;
     }
-    // Uneven: a broadcast from each rank in turn.
+    // Uneven: a broadcast from each rank in turn. The copy comes first: the first tensor that is prepared fixes how much of the
+    // caller's stream the side stream waits for.
+    {
+        at::AutoDispatchBelowADInplaceOrView below;
+        outputs[static_cast<std::size_t>(getRank())].copy_(input);
+    }
     for (int root = 0; root < getSize(); ++root) {
-        const at::Tensor& output = outputs[static_cast<std::size_t>(root)];
-        if (root == getRank()) {
-            at::AutoDispatchBelowADInplaceOrView below;
-            output.copy_(input);
-        }
-        add_broadcast(o, collective(FT_BROADCAST, opts), output, root);
+        add_broadcast(o, collective(FT_BROADCAST, opts), outputs[static_cast<std::size_t>(root)], root);
     }
 }
 

@@ -57,8 +57,9 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
         // A barrier is this operation's own request: it is done when all have both parts, or fails on all.
         o.calls.push_back(collective(FT_BARRIER, opts));
         o.result = tensors;
+        o.on_device_of(input);
         const bool average = opts.reduceOp.op_ == c10d::ReduceOp::AVG;
-        const auto add_up = [works, counts, indices, values, input, target = tensors[0], average](Operation&) {
+        const auto add_up = [works, counts, indices, values, input, target = tensors[0], average](Operation& self) {
             for (const auto& work : works) work->wait();
             at::Tensor sum;
             std::int64_t contributors = 0;
@@ -74,6 +75,8 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
             if (!sum.defined()) return;
             if (average && contributors > 1) sum = sum / contributors;
             target.copy_(sum.coalesce());
+            self.made_at_end(target._indices());
+            self.made_at_end(target._values());
         };
         o.at_end(add_up);
     });

@@ -56,6 +56,10 @@ public:
     at::Tensor out_list(const std::vector<at::Tensor>& tensors, bool sparse);
     void at_end(std::function<void(Operation&)> fn) { finishers_.push_back(std::move(fn)); }
     void keep(const at::Tensor& tensor) { kept_.push_back(tensor); }
+    // What at_end() computes on this tensor's device is ordered with the caller's stream, as if the tensor were out().
+    void on_device_of(const at::Tensor& tensor) { use_device(tensor); }
+    // Of a result that at_end() has allocated, on the side stream: its memory is the caller's stream's, too.
+    void made_at_end(const at::Tensor& tensor) { made_.push_back(tensor); }
     bool needs_lane() const { return staging_.has_value(); }
     void prepared();  // after the last in()
 
@@ -73,9 +77,7 @@ public:
     void cancel(int why);
     void subscribe();  // completes by itself from now on, also when nobody holds the Work any more
     c10::intrusive_ptr<c10::ivalue::Future> future();
-    void join_stream() {
-        if (staging_) staging_->join();
-    }
+    void join_stream();
     bool done();
     std::exception_ptr error();
     int source();              // receives: who sent, and how much
@@ -101,7 +103,7 @@ private:
     static void request_done(void* context);
 
     const int size_;
-    std::vector<at::Tensor> kept_;
+    std::vector<at::Tensor> kept_, made_;
     std::optional<Staging> staging_;
     std::vector<std::function<void(Operation&)>> finishers_;
 

@@ -35,12 +35,21 @@ void Operation::use_device(const at::Tensor& tensor) {
     }
     if (!staging_) {
         if (!kept_.empty()) refuse(name + ": tensors are on different devices; move them to one device");
+        if (Staging::captured(tensor.device())) {
+            refuse(name + ": the current stream is being captured into a graph, and an operation can't be: call it outside");
+        }
         staging_.emplace(tensor.device());
     }
     if (staging_->device() != tensor.device()) {
         refuse(c10::str(name, ": tensors are on different devices, ", staging_->device(), " and ", tensor.device(),
                         "; move them to one device"));
     }
+}
+
+void Operation::join_stream() {
+    if (!staging_ || !done()) return;
+    staging_->join();
+    for (const auto& tensor : made_) staging_->lend_memory(tensor);
 }
 
 void Operation::prepared() {

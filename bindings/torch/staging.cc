@@ -4,6 +4,17 @@
 #include <c10/core/StreamGuard.h>
 
 namespace ftcomm_torch {
+namespace {
+
+template <class Stream>
+bool is_capturing(const Stream& stream) {
+    if constexpr (requires { stream.is_capturing(); }) return stream.is_capturing();
+    return false;
+}
+
+}  // namespace
+
+bool Staging::captured(at::Device device) { return is_capturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device)); }
 
 Staging::Staging(at::Device device)
     : device_(device),
@@ -52,6 +63,10 @@ at::Tensor Staging::host_empty(std::int64_t count, const at::Tensor& like) {
 
 void Staging::guard_memory(const at::Tensor& tensor) const {
     if (tensor.numel() > 0) tensor.record_stream(side_);
+}
+
+void Staging::lend_memory(const at::Tensor& tensor) const {
+    if (tensor.numel() > 0) tensor.record_stream(impl_.getStream(device_));
 }
 
 }  // namespace ftcomm_torch

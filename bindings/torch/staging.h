@@ -18,6 +18,9 @@ public:
     explicit Staging(at::Device device);
 
     at::Device device() const { return device_; }
+    // The caller's current stream is being recorded into a graph, whose replays would not come to the library. Before torch
+    // 2.13, which can say so, CUDA's own error comes, in other words.
+    static bool captured(at::Device device);
     // A host copy of the tensor, filled when wait_ready() has returned.
     void fill(const at::Tensor& host, const at::Tensor& tensor);
     // All fills were requested.
@@ -35,6 +38,8 @@ public:
     static at::Tensor host_empty(std::int64_t count, const at::Tensor& like);
     // The allocator must not hand the memory out again before the side stream is done with it.
     void guard_memory(const at::Tensor& tensor) const;
+    // The other way round: memory allocated on the side stream, which the caller's current stream goes on with.
+    void lend_memory(const at::Tensor& tensor) const;
 
 private:
     at::Device device_;

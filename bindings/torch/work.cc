@@ -136,7 +136,13 @@ void FtGroupWork::abort() {
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> FtGroupWork::getFuture() {
-    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    // Tensors on a device that the future does not know of would be refused by it.
+    std::vector<c10::Device> devices;
+    for (const auto& work : works_) {
+        const auto& own = work->getFuture()->devices();
+        devices.insert(devices.end(), own.begin(), own.end());
+    }
+    auto future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
     if (works_.empty()) {
         future->markCompleted(c10::IValue(std::vector<at::Tensor>{}));
         return future;

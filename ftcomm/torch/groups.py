@@ -20,6 +20,7 @@ from ftcomm.rendezvous import incarnation_from_environment, job_name, job_of_thi
 from ftcomm.request import Outcome
 from ftcomm.torch import rendezvous
 from ftcomm.torch._extension import load
+from ftcomm.torch.shrunk import DEVICES, serve_all_devices
 
 __all__ = ["backend_of", "communicator", "create", "job_of", "others_open", "outcome"]
 
@@ -44,6 +45,7 @@ _started = 0
 def create(dist_opts: Any, pg_options: Any) -> Any:
     """What torch calls for each device type of a new group; a group has one backend for all of them."""
     extension = load()
+    serve_all_devices(extension.FtBackend)
     if pg_options is not None and not isinstance(pg_options, Options):
         raise ConfigError(f"pg_options must be an ftcomm.Options, not {type(pg_options).__name__}.")
     name = str(dist_opts.group_id)
@@ -167,7 +169,7 @@ def _forget(entry: _Entry) -> None:
 def _own_backend(group: Any) -> Any:
     """The FtBackend of a process group for whichever device it serves, or None."""
     extension = load()
-    for device in ("cpu", "cuda"):
+    for device in DEVICES:
         try:
             backend = group._get_backend(torch.device(device))
         except RuntimeError:

@@ -456,9 +456,14 @@ def test_a_loader_that_iterates_in_its_own_way_is_not_dealt_out() -> None:
         of(DataLoader(Stream()), keep_batch=True)
 
 
-def test_pinned_memory_also_for_what_is_loaded_here(source: Any) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    one = source(cases.Noisy(20), keep_batch=True, pin_memory=True, **WORKERS[2])
-    assert all(part.is_pinned() for part in one.draw([0, 1]).batch)
-    assert all(part.is_pinned() for part in one.draw([0]).batch)
+def test_pinned_memory_also_for_what_is_loaded_here(on_gpu: Any) -> None:
+    def run(device: str) -> None:
+        loader = DataLoader(cases.Noisy(20), batch_size=3, shuffle=True, pin_memory=True, **WORKERS[2])
+        one = make_source(loader, 0, 2, keep_batch=True, seed=5)
+        try:
+            assert all(part.is_pinned() for part in one.draw([0, 1]).batch)
+            assert all(part.is_pinned() for part in one.draw([0]).batch)
+        finally:
+            one.close()
+
+    on_gpu(run)

@@ -286,12 +286,14 @@ def test_states_of_cuda_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert random.getstate() == moved != before
 
 
-def test_states_of_real_cuda_devices() -> None:
-    torch = pytest.importorskip("torch")
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    torch.rand(1, device="cuda")
-    state = capture_rng()
-    first = torch.rand(3, device="cuda").tolist()
-    restore_rng(state)
-    assert torch.rand(3, device="cuda").tolist() == first
+def test_states_of_real_cuda_devices(on_gpu: Any) -> None:
+    def run(device: str) -> None:
+        import torch
+
+        torch.rand(1, device=device)
+        state = capture_rng()
+        first = torch.rand(3, device=device).tolist()
+        restore_rng(state)
+        assert torch.rand(3, device=device).tolist() == first
+
+    on_gpu(run)

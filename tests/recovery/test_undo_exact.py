@@ -18,35 +18,85 @@ one_thread = cases.one_thread  # a fixture of every test here
 
 @pytest.mark.parametrize("history", [0, 3])
 @pytest.mark.parametrize(("name", "variant"), cases.variants(cases.ALL), ids=cases.case_id)
-def test_each_bit_is_as_before(name: str, variant: dict[str, Any], history: int) -> None:
-    for seed, optimizer in cases.batches(name, history + 1, **variant):
+def test_each_bit_is_as_before(place: Any, name: str, variant: dict[str, Any], history: int) -> None:
+    def run(device: str) -> None:
+        for seed, optimizer in cases.batches(
+            name, history + 1, 50 if device == "cpu" else 10, device=device, **variant
+        ):
+            undo = Undo(optimizer)
+            # torch's fused SGD takes all momentum buffers of a group or none: its first step makes all of them.
+            if history and (name, variant) == ("SGD", {"fused": True}):
+                cases.steps(optimizer, 1, seed=seed + 1, missing=0)
+            cases.steps(optimizer, history, seed=seed)
+            cases.gradients(optimizer, seed=seed + 77)
+            before = cases.picture(optimizer)
+            optimizer.step()
+            assert not cases.same(before, cases.picture(optimizer))
+            assert undo.updated == [p for p in cases.parameters(optimizer) if p.grad is not None]
+            undo.undo()
+            assert cases.same(before, cases.picture(optimizer))
+            assert undo.updated == []
+
+    cases.check(name, variant, place.device)
+    place(run)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adamax"])
+@pytest.mark.parametrize("foreach", [False, True])
+def test_capturable_steps_on_another_stream(on_gpu: Any, name: str, foreach: bool) -> None:
+    """Their numbers of steps are on the device. What one stream updates and undoes, the next one finds undone."""
+
+    def run(device: str) -> None:
+        for seed, optimizer in cases.batches(name, 7, 5, device=device, foreach=foreach, capturable=True):
+            undo = Undo(optimizer)
+            cases.steps(optimizer, 2, seed=seed)
+            cases.gradients(optimizer, seed=seed + 77)
+            before = cases.picture(optimizer)
+            other = torch.cuda.Stream()
+            other.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(other):
+                torch.cuda._sleep(20_000_000)
+                optimizer.step()
+                undo.undo()
+            torch.cuda.current_stream().wait_stream(other)
+            assert cases.same(before, cases.picture(optimizer))
+
+    on_gpu(run)
+
+
+def test_a_step_that_is_captured_is_refused(on_gpu: Any) -> None:
+    def run(device: str) -> None:
+        p = torch.nn.Parameter(torch.ones(4, device=device))
+        optimizer = torch.optim.Adam([p], capturable=True)
         undo = Undo(optimizer)
-        # torch's fused SGD takes all momentum buffers of a group or none: its first step makes all of them.
-        if history and (name, variant) == ("SGD", {"fused": True}):
-            cases.steps(optimizer, 1, seed=seed + 1, missing=0)
-        cases.steps(optimizer, history, seed=seed)
-        cases.gradients(optimizer, seed=seed + 77)
-        before = cases.picture(optimizer)
+        p.grad = torch.ones(4, device=device)
         optimizer.step()
-        assert not cases.same(before, cases.picture(optimizer))
-        assert undo.updated == [p for p in cases.parameters(optimizer) if p.grad is not None]
-        undo.undo()
-        assert cases.same(before, cases.picture(optimizer))
-        assert undo.updated == []
+        before = p.detach().clone()
+        with pytest.raises(Exception, match="CUDA graph"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            optimizer.step()
+        torch.cuda.synchronize()
+        assert torch.equal(p, before)
+        undo.forget()
+
+    on_gpu(run)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", cases.ALL)
-def test_each_type_of_number(name: str, dtype: Any) -> None:
-    optimizer = cases.make(name, 100, seed=3, dtype=dtype)
-    undo = Undo(optimizer)
-    for number in range(3):
-        cases.gradients(optimizer, seed=number)
-        before = cases.picture(optimizer)
-        optimizer.step()
-        undo.undo()
-        assert cases.same(before, cases.picture(optimizer))
-        optimizer.step()
+def test_each_type_of_number(place: Any, name: str, dtype: Any) -> None:
+    def run(device: str) -> None:
+        optimizer = cases.make(name, 100, seed=3, dtype=dtype, device=device)
+        undo = Undo(optimizer)
+        for number in range(3):
+            cases.gradients(optimizer, seed=number)
+            before = cases.picture(optimizer)
+            optimizer.step()
+            undo.undo()
+            assert cases.same(before, cases.picture(optimizer))
+            optimizer.step()
+
+    cases.check(name, {}, place.device)
+    place(run)
 
 
 @pytest.mark.parametrize("name", cases.ALL)

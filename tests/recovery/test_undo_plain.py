@@ -44,9 +44,14 @@ def far(before: Any, after: Any, now: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize(("name", "variant"), cases.variants(cases.PLAIN), ids=cases.case_id)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_error_is_of_rounding_only(name: str, variant: dict[str, Any], dtype: Any) -> None:
-    number = 50 if dtype == torch.float32 else 10
-    for seed, optimizer in cases.batches(name, 21, number, dtype=dtype, plain=True, **variant):
+def test_the_error_is_of_rounding_only(place: Any, name: str, variant: dict[str, Any], dtype: Any) -> None:
+    cases.check(name, variant, place.device)
+    place(lambda device: rounded(name, variant, dtype, device))
+
+
+def rounded(name: str, variant: dict[str, Any], dtype: Any, device: str) -> None:
+    number = 50 if dtype == torch.float32 and device == "cpu" else 10
+    for seed, optimizer in cases.batches(name, 21, number, dtype=dtype, plain=True, device=device, **variant):
         undo = Undo(optimizer, exact=False)
         cases.steps(optimizer, 2, seed=seed, plain=True, missing=0)
         cases.gradients(optimizer, seed=seed + 99, plain=True)

@@ -4,6 +4,7 @@ undisturbed run, bit for bit."""
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -65,22 +66,23 @@ def undisturbed(keep: Keep) -> Callable[[str, int], list[Result]]:
     return run
 
 
-def training(schedule: str, steps: int) -> Callable[[Any], Result]:
+def training(schedule: str, steps: int, device: str = "cpu") -> Callable[[Any], Result]:
     """What a user writes: nothing in it knows of failures, but for the mark that the test waits for."""
 
     def run(context: harness.Context) -> Result:
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         torch.use_deterministic_algorithms(True)
         rank, size = dist.get_rank(), dist.get_world_size()
         torch.manual_seed(rank)
-        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH))
-        stage = pipelining.PipelineStage(layers, rank, size, torch.device("cpu"))
+        layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Dropout(0.1), nn.Linear(WIDTH, WIDTH)).to(device)
+        stage = pipelining.PipelineStage(layers, rank, size, torch.device(device))
         pipeline = SCHEDULES[schedule](stage, 2 * size, loss_fn=nn.functional.mse_loss)
         optimizer = torch.optim.Adam(layers.parameters(), 1e-2)
         ends = dist.new_group([0, size - 1])  # as for tied embeddings
         told = []
         losses: list[float] = []
         for step in range(steps):
-            inputs = torch.randn(4 * size, WIDTH, generator=torch.Generator().manual_seed(step))
+            inputs = torch.randn(4 * size, WIDTH, generator=torch.Generator().manual_seed(step)).to(device)
             optimizer.zero_grad()
             parts: list[torch.Tensor] = []
             if rank == 0:
@@ -100,7 +102,7 @@ def training(schedule: str, steps: int) -> Callable[[Any], Result]:
                 dist.broadcast_object_list(box, src=size - 1)
                 told.append(box[0])
             context.mark("step", step)
-        weights = b"".join(p.detach().numpy().tobytes() for p in layers.parameters())
+        weights = b"".join(p.detach().cpu().numpy().tobytes() for p in layers.parameters())
         return losses, hashlib.sha256(weights).hexdigest(), told
 
     return run
@@ -253,6 +255,13 @@ def test_receives_of_two_stages_keep_their_order(keep: Keep, schedule: str) -> N
 def test_everything_sent_in_pairs(keep: Keep) -> None:
     wanted = keep(batches).values()
     assert killed(keep(batches), {1}) == wanted
+
+
+@pytest.mark.parametrize(("schedule", "who"), [("1F1B", "first"), ("1F1B", "neighbours"), ("GPipe", "last")])
+def test_stages_on_a_gpu(keep: Keep, gpu: str, schedule: str, who: str) -> None:
+    """What is logged, and what a replacement is fed with, are copies in memory of the host."""
+    wanted = keep(training(schedule, 8, gpu)).values()
+    assert killed(keep(training(schedule, 8, gpu)), VICTIMS[who]) == wanted
 
 
 # -- the longer ones

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -24,6 +25,7 @@ import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import torch.nn.parallel
 import torch_store as torch_store_process
+from devices import DEVICES
 
 import ftcomm.torch
 from ftcomm.torch import groups  # noqa: F401  loads what children would otherwise load one by one
@@ -51,9 +53,13 @@ class World:
         backend: str = "ftcomm",
         faults: str = "",
         store: Callable[[], Any] | None = None,
+        device: str = "cpu",
         **options: Any,
     ) -> Any:
-        """Starts the ranks and returns the harness's Group; ``replace(group, rank)`` adds a replacement."""
+        """Starts the ranks and returns the harness's Group; ``replace(group, rank)`` adds a replacement.
+
+        ``device``: where tensors are made that do not say where. Of CUDA all ranks use the first.
+        """
         group = self._ranks.start(size, None, direct=False, **options)
         address = self._store
 
@@ -73,7 +79,8 @@ class World:
                 # Of the start, which a busy machine may delay; operations have that of the options.
                 timeout=timedelta(seconds=max(60.0, group.options.operation_timeout)),
             )
-            value = fn(context)
+            with torch.device(device) if device != "cpu" else contextlib.nullcontext():
+                value = fn(context)
             dist.destroy_process_group()
             return value
 
@@ -93,6 +100,12 @@ class World:
 @pytest.fixture
 def world(ranks: harness.Ranks, torch_store: tuple[str, int]) -> World:
     return World(ranks, torch_store)
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """For World's ``device``: also a GPU, where there is one."""
+    return str(request.param)
 
 
 @pytest.fixture

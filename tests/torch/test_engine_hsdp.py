@@ -19,7 +19,7 @@ import torch.distributed as dist
 from kept import Kept
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm
@@ -28,6 +28,11 @@ from ftcomm.launch import preempt
 from ftcomm.recovery.engine import gathered
 from ftcomm.recovery.engine.restorable import reseed
 from ftcomm.torch import groups
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(FSDPModule, "reset_iter_state"),
+    reason=f"torch {torch.__version__} has no FSDPModule.reset_iter_state()",
+)
 
 STEPS = 6  # of an epoch
 AT = 3  # the step in which the victim dies
@@ -46,13 +51,13 @@ class Block(nn.Module):
         return x + self.drop(torch.relu(self.linear(self.norm(x))))
 
 
-def build(sharded: bool = True, shape: tuple[int, ...] = (2, 2)) -> Any:
+def build(sharded: bool = True, shape: tuple[int, ...] = (2, 2), device: str = "cpu") -> Any:
     """Some parameters have odd sizes, so that the ranks' shards differ in size; one rank has none of the last bias."""
     torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(12, 15), Block(15), Block(15), Block(15), nn.Linear(15, 3))
+    net = nn.Sequential(nn.Linear(12, 15), Block(15), Block(15), Block(15), nn.Linear(15, 3)).to(device)
     if sharded:
         names = ("replicate", "shard")[-len(shape) :]
-        mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
+        mesh = init_device_mesh(device, shape, mesh_dim_names=names)
         for block in net[1:4]:
             fully_shard(block, mesh=mesh)
         fully_shard(net, mesh=mesh)
@@ -103,9 +108,18 @@ def full(net: Any, optimizer: Any) -> Any:
 
 
 def train(
-    context: Any, phase: str = "", victims: tuple[int, ...] = (), epochs: int = 2, shape: Any = (2, 2), **more: Any
+    context: Any,
+    phase: str = "",
+    victims: tuple[int, ...] = (),
+    epochs: int = 2,
+    shape: Any = (2, 2),
+    device: str = "cpu",
+    **more: Any,
 ) -> Any:
-    net = build(shape=shape)
+    if device != "cpu":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+    net = build(shape=shape, device=device)
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01, foreach=False)
     engine = ftcomm.recovery.Engine(net, optimizer, **{"strategy": "replication", **more})
     kill = Kill(context, phase, victims, net)
@@ -121,7 +135,7 @@ def train(
         with engine.step():
             kill.at(step, "forward")
             kill.at(step, "backward")
-            nn.functional.cross_entropy(net(x), y).backward()
+            nn.functional.cross_entropy(net(x.to(device)), y.to(device)).backward()
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             kill.at(step, "before-update")
             kill.at(step, "update")
@@ -196,6 +210,14 @@ def test_a_kill_is_not_seen_in_the_result(world: Any, wanted: Any, phase: str, v
     dropped = [0] if phase in ("update", "end") else [0, 1] if phase == "between" else [1]
     assert values[0]["progress"] in [{"step": 2 * STEPS, "dropped": n, "joined": 1, "lossy": 0} for n in dropped]
     assert samples(job.group._marks, 0) == samples(job.group._marks, 1) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize(("phase", "victim"), [("backward", 1), ("update", 3)])
+def test_shards_on_a_gpu(world: Any, gpu: str, known: dict[str, Any], phase: str, victim: int) -> None:
+    if gpu not in known:
+        known[gpu] = ended(world, lambda context: train(context, device=gpu))[0][0]["full"]
+    values, _ = ended(world, lambda context: train(context, phase, (victim,), device=gpu))
+    assert [value["full"] == known[gpu] for value in values] == [True] * 4
 
 
 @pytest.mark.parametrize("phase", ["backward", pytest.param("update", marks=pytest.mark.table)])

@@ -12,6 +12,7 @@ from ddp_training import (
     ALL,
     AT,
     CHECKPOINT,
+    PHASES,
     STEPS,
     Run,
     diary,
@@ -66,6 +67,37 @@ def test_a_dropped_step_with_a_gradient_scaler(
     assert run.only("scale") == calm.only("scale")
     assert run.digests == calm.digests
     assert run.only("progress")["joined"] == 1
+
+
+@pytest.mark.parametrize("strategy", ["replication", "rollback", "lossy"])
+@pytest.mark.parametrize("phase", most(["backward-50", "update", "end"], PHASES))
+def test_on_a_gpu(world: Any, gpu: str, undisturbed: dict[Any, Any], strategy: str, phase: str) -> None:
+    """Generators, updates and copies of the state on a device."""
+    run = Run(world, phase, replace="at once" if strategy == "replication" else "later", strategy=strategy, device=gpu)
+    assert len(run.values) == 4
+    assert len(run.digests) == 1
+    assert run.only("progress")["joined"] == 1
+    if strategy == "replication":
+        if gpu not in undisturbed:
+            undisturbed[gpu] = Run(world, strategy=strategy, device=gpu)
+        assert run.digests == undisturbed[gpu].digests
+        assert run.samples(0) == run.samples(1) == ALL
+
+
+@pytest.mark.parametrize("scaled", ["plain", "fused"])
+def test_a_gradient_scaler_on_a_gpu(world: Any, gpu: str, scaled: str) -> None:
+    how = {"strategy": "replication", "scaled": scaled, "device": gpu}
+    calm, run = Run(world, **how), Run(world, "backward-50", **how)
+    assert len(run.values) == 4
+    assert run.only("scale") == calm.only("scale")
+    assert run.digests == calm.digests
+
+
+def test_a_checkpoint_from_a_gpu(world: Any, gpu: str, tmp_path: Path) -> None:
+    how = {"strategy": "replication", "checkpoint_dir": tmp_path, "checkpoint_every": AT, "device": gpu}
+    calm, run = Run(world, strategy="replication", device=gpu), Run(world, "checkpoint-before", 0, **how)
+    assert len(run.values) == 4
+    assert run.digests == calm.digests
 
 
 @pytest.mark.parametrize("strategy", ["replication", "rollback", "lossy"])

@@ -45,8 +45,8 @@ def mistakes(context):
     assert rank == backend.rank()
 
 
-def test_mistakes(world):
-    world(2, mistakes)
+def test_mistakes(world, device):
+    world(2, mistakes, device=device)
 
 
 def mismatch(context):
@@ -56,8 +56,8 @@ def mismatch(context):
     assert caught.value.__cause__.ranks == (1,)
 
 
-def test_mismatch(world):
-    world(2, mismatch)
+def test_mismatch(world, device):
+    world(2, mismatch, device=device)
 
 
 def late(context):
@@ -108,8 +108,8 @@ def killed_under_raise(context):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_raise_and_shrink(world, transport):
-    values = world(4, killed_under_raise, dies=(1,), transport=transport)
+def test_raise_and_shrink(world, device, transport):
+    values = world(4, killed_under_raise, dies=(1,), transport=transport, device=device)
     assert [values[r] for r in (0, 2, 3)] == [0, 1, 2]
 
 
@@ -171,8 +171,8 @@ def killed_in_backward(context):
         model(torch.ones(2, 64)).sum().backward()
 
 
-def test_ddp_backward_under_raise(world):
-    world(3, killed_in_backward, dies=(2,))
+def test_ddp_backward_under_raise(world, device):
+    world(3, killed_in_backward, dies=(2,), device=device)
 
 
 def killed_in_mid_all_reduce(context):
@@ -194,9 +194,10 @@ def killed_in_mid_all_reduce(context):
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
-def test_lossy_in_mid_all_reduce(world, transport):
+def test_lossy_in_mid_all_reduce(world, device, transport):
     faults = "rank=2,at=ring.rs.hop:10,do=kill"
-    values = world(4, killed_in_mid_all_reduce, dies=(2,), policy="lossy", faults=faults, transport=transport)
+    how = {"policy": "lossy", "faults": faults, "transport": transport, "device": device}
+    values = world(4, killed_in_mid_all_reduce, dies=(2,), **how)
     assert values[0] == values[1] == values[3]
 
 
@@ -220,8 +221,8 @@ def lossy_ddp(context):
     return [p.detach().flatten()[:5].tolist() for p in net.parameters()]
 
 
-def test_lossy_ddp_without_rank_0(world):
-    values = world(3, lossy_ddp, dies=(0,), policy="lossy")
+def test_lossy_ddp_without_rank_0(world, device):
+    values = world(3, lossy_ddp, dies=(0,), policy="lossy", device=device)
     assert values[1] == values[2]
 
 
@@ -239,8 +240,8 @@ def aborted(context):
     assert isinstance(caught.value.__cause__, ftcomm.Revoked)
 
 
-def test_abort_revokes(world):
-    world(2, aborted)
+def test_abort_revokes(world, device):
+    world(2, aborted, device=device)
 
 
 def closed(context):

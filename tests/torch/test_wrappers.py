@@ -50,8 +50,8 @@ def ddp_like_gloo(context):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ddp_trains_as_on_gloo(world, size):
-    world(size, ddp_like_gloo)
+def test_ddp_trains_as_on_gloo(world, device, size):
+    world(size, ddp_like_gloo, device=device)
 
 
 def no_sync(context):
@@ -68,8 +68,8 @@ def no_sync(context):
     same(*results, exact=True)
 
 
-def test_no_sync(world):
-    world(2, no_sync)
+def test_no_sync(world, device):
+    world(2, no_sync, device=device)
 
 
 def hooks(context):
@@ -90,26 +90,27 @@ def hooks(context):
     train(model, 2)
 
 
-def test_comm_hooks(world):
-    world(2, hooks)
+def test_comm_hooks(world, device):
+    world(2, hooks, device=device)
 
 
 def sync_batch_norm(context):
     model = nn.SyncBatchNorm.convert_sync_batchnorm(net())
     batch_norm = model[2]
-    x = torch.randn(6, 32, generator=torch.Generator().manual_seed(dist.get_rank()))
-    whole = torch.cat([torch.randn(6, 32, generator=torch.Generator().manual_seed(r)) for r in range(2)])
+    parts = [torch.arange(192.0).add(77 * r).sin().view(6, 32) for r in range(2)]
+    x, whole = parts[dist.get_rank()], torch.cat(parts)
     wanted = nn.BatchNorm1d(32)(whole)[6 * dist.get_rank() : 6 * dist.get_rank() + 6]
     try:
         got = batch_norm(x)
     except ValueError as error:  # torch refuses CPU tensors for any backend
+        assert x.is_cpu
         assert "GPU" in str(error) or "cuda" in str(error).lower()
         return
     torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_sync_batch_norm(world):
-    world(2, sync_batch_norm)
+def test_sync_batch_norm(world, device):
+    world(2, sync_batch_norm, device=device)
 
 
 def fsdp2(context):
@@ -129,8 +130,8 @@ def fsdp2(context):
     same([p.full_tensor() for p in ours], theirs, exact=False)
 
 
-def test_fsdp2(world):
-    world(2, fsdp2)
+def test_fsdp2(world, device):
+    world(2, fsdp2, device=device)
 
 
 def dtensor(context):
@@ -138,7 +139,7 @@ def dtensor(context):
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     size = dist.get_world_size()
-    mesh = dist.init_device_mesh("cpu", (size,))
+    mesh = dist.init_device_mesh(torch.get_default_device().type, (size,))
     torch.manual_seed(0)
     whole = torch.randn(8, 12)
     sharded = distribute_tensor(whole, mesh, [Shard(0)])
@@ -153,8 +154,8 @@ def dtensor(context):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_dtensor_and_tensor_parallel(world, size):
-    world(size, dtensor)
+def test_dtensor_and_tensor_parallel(world, device, size):
+    world(size, dtensor, device=device)
 
 
 def functional(context):
@@ -176,8 +177,8 @@ def functional(context):
     assert [t.tolist() for t in several] == [[rank * size]] * 2
 
 
-def test_functional_collectives(world):
-    world(3, functional)
+def test_functional_collectives(world, device):
+    world(3, functional, device=device)
 
 
 def checkpoint(folder):
@@ -198,8 +199,8 @@ def checkpoint(folder):
     return run
 
 
-def test_distributed_checkpoint(world, tmp_path):
-    world(2, checkpoint(tmp_path / "dcp"))
+def test_distributed_checkpoint(world, device, tmp_path):
+    world(2, checkpoint(tmp_path / "dcp"), device=device)
 
 
 def pipeline(context):
@@ -209,7 +210,7 @@ def pipeline(context):
     torch.manual_seed(0)
     layers = [nn.Linear(8, 8) for _ in range(size)]
     x, y = torch.randn(8, 8), torch.randn(8, 8)
-    stage = PipelineStage(copy.deepcopy(layers[rank]), rank, size, torch.device("cpu"))
+    stage = PipelineStage(copy.deepcopy(layers[rank]), rank, size, torch.get_default_device())
     schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=F.mse_loss)
     losses: list[torch.Tensor] = []
     if rank == 0:
@@ -226,8 +227,8 @@ def pipeline(context):
         torch.testing.assert_close(torch.stack(losses), torch.stack(parts))
 
 
-def test_pipeline_1f1b(world):
-    world(3, pipeline)
+def test_pipeline_1f1b(world, device):
+    world(3, pipeline, device=device)
 
 
 def zero(context):
@@ -240,8 +241,8 @@ def zero(context):
     same(*results, exact=True)
 
 
-def test_zero_redundancy_optimizer(world):
-    world(2, zero)
+def test_zero_redundancy_optimizer(world, device):
+    world(2, zero, device=device)
 
 
 def compiled(context):
@@ -252,5 +253,5 @@ def compiled(context):
     same(ours, theirs, exact=False)
 
 
-def test_compile(world):
-    world(2, compiled)
+def test_compile(world, device):
+    world(2, compiled, device=device)

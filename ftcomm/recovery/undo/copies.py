@@ -179,8 +179,18 @@ def lists_of(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[list[Any], list[Any
     return list(lists.values())
 
 
+# As floats a GPU would take them through float32, where a NaN loses its payload.
+_SHORT = (torch.float16, torch.bfloat16)
+
+
 def copy_lists(lists: Iterable[tuple[list[Any], list[Any]]]) -> None:
     # State that a step in inference mode made can be written to in that mode only.
     with torch.inference_mode():
         for tos, sources in lists:
-            torch._foreach_copy_(tos, sources)
+            torch._foreach_copy_(_as_bits(tos), _as_bits(sources))
+
+
+def _as_bits(values: list[Any]) -> list[Any]:
+    if values[0].device.type == "cpu" or values[0].dtype not in _SHORT:
+        return values
+    return [value.view(torch.int16) for value in values]

@@ -1,0 +1,38 @@
+"""Groups made by ``torch.distributed.shrink_group``."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.distributed import ProcessGroup, distributed_c10d
+
+__all__ = ["DEVICES", "serve_all_devices"]
+
+DEVICES = ("cpu", "cuda")
+
+
+def serve_all_devices(backend_class: type) -> None:
+    """From now on a shrunk group's backend serves the tensors of each device, as that of the group before it did.
+
+    torch registers it for one device only: that which the group was bound to, or the CPU. On the others the first operation after
+    the recovery would fail.
+    """
+    made = getattr(distributed_c10d, "_create_shrunk_process_group", None)
+    if made is None or hasattr(made, "_ftcomm"):
+        return
+
+    @functools.wraps(made)
+    def create(new_backend: Any, *args: Any, **more: Any) -> Any:
+        group = made(new_backend, *args, **more)
+        if isinstance(new_backend, backend_class):
+            for device in map(torch.device, DEVICES):
+                try:
+                    group._get_backend(device)
+                except RuntimeError:
+                    group._register_backend(device, ProcessGroup.BackendType.CUSTOM, new_backend)
+        return group
+
+    create._ftcomm = True  # type: ignore[attr-defined]
+    distributed_c10d._create_shrunk_process_group = create

@@ -15,6 +15,7 @@ def described(args: argparse.Namespace, ranks: int | list[int]) -> dict[str, Any
     return {
         "processor": _processor(),
         "processors": len(os.sched_getaffinity(0)),
+        "gpu": _gpu(args),
         "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "kernel": platform.release(),
         "load_before": round(os.getloadavg()[0], 2),
@@ -51,9 +52,18 @@ def heading(machine: dict[str, Any]) -> str:
     names = " ".join(f"{name} {version}" for name, version in machine["versions"].items())
     return (
         f"# {_plain(machine['ranks'])} ranks on {machine['processors']} processors ({machine['processor']}), "
-        f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, load before {machine['load_before']}\n# {names}\n# "
+        + f"one {machine['gpu']} for all, " * bool(machine["gpu"])
+        + f"{machine['memory_gib']} GiB, Linux {machine['kernel']}, load before {machine['load_before']}\n# {names}\n# "
         + " ".join(f"{name}={_plain(value)}" for name, value in machine["settings"].items())
     )
+
+
+def _gpu(args: argparse.Namespace) -> str:
+    if getattr(args, "device", "cpu") == "cpu":
+        return ""
+    import torch
+
+    return str(torch.cuda.get_device_name())
 
 
 def _plain(value: Any) -> str:

@@ -62,11 +62,11 @@ def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespa
     """Collective: every rank goes through the same cells."""
     for nbytes in args.sizes:
         count = elements(kind, nbytes, itemsize(args.dtype), comm.size)
-        b = buffers(kind, count, comm.size, args.dtype)
+        b = buffers(kind, count, comm.size, args.dtype, args.device)
         cell = Cell(count * itemsize(args.dtype) if kind != "barrier" else 0)
         calls: dict[str, tuple[Call, int]] = {}
         for name, peer in peers.items():
-            call = peer.call(kind, b)
+            call = _until_there(peer.call(kind, b), args.device)
             if reason := _checked(kind, name, call, b, comm, args):
                 cell.refused[name] = reason
                 continue
@@ -88,6 +88,19 @@ def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespa
         yield cell
 
 
+def _until_there(call: Call, device: str) -> Call:
+    """On a GPU a call returns before its result is there."""
+    if device == "cpu":
+        return call
+    import torch
+
+    def whole() -> None:
+        call()
+        torch.cuda.current_stream().synchronize()
+
+    return whole
+
+
 def _checked(kind: str, name: str, call: Call, b: Any, comm: Any, args: argparse.Namespace) -> str:
     """Why this peer can't do it, or ''."""
     import torch
@@ -101,7 +114,7 @@ def _checked(kind: str, name: str, call: Call, b: Any, comm: Any, args: argparse
     if _any(bool(reason), comm):
         return reason or "refused by another rank"
     want = expected(kind, b, comm.rank, comm.size, args.op) if kind != "barrier" else None
-    wrong = want is not None and not torch.equal(want[0].to(torch.float64), want[1].to(torch.float64))
+    wrong = want is not None and not torch.equal(want[0].cpu().to(torch.float64), want[1].to(torch.float64))
     if _any(wrong, comm):
         where = "this" if wrong else "another"
         raise WrongResult(f"{name}'s {kind} of {len(b.big)} x {args.dtype} has given wrong values on {where} rank")

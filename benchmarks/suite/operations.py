@@ -48,15 +48,17 @@ def elements(kind: str, nbytes: int, itemsize: int, ranks: int) -> int:
     return max(1, nbytes // itemsize)
 
 
-def buffers(kind: str, count: int, ranks: int, dtype: str) -> Buffers:
+def buffers(kind: str, count: int, ranks: int, dtype: str, device: str = "cpu") -> Buffers:
     import torch
 
-    empty = torch.zeros(0, dtype=getattr(torch, dtype))
+    def zeros(number: int) -> Any:
+        return torch.zeros(number, dtype=getattr(torch, dtype), device=device)
+
     parts = kind in ("all_gather", "reduce_scatter", "all_to_all")
     made = Buffers(
-        torch.zeros(count, dtype=empty.dtype),
-        torch.zeros(count // ranks, dtype=empty.dtype) if parts else empty,
-        torch.zeros(count, dtype=empty.dtype) if kind in ("all_to_all", "send_recv") else empty,
+        zeros(count),
+        zeros(count // ranks if parts else 0),
+        zeros(count if kind in ("all_to_all", "send_recv") else 0),
     )
     for tensor in (made.big, made.small, made.other):
         tensor.fill_(0)  # pages of its own, and no shared page of zeros

@@ -10,6 +10,7 @@ from suite.operations import DTYPES
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 PEERS = ("ftcomm", "torch", "mpi", "gloo")
+ON_A_GPU = ("torch", "gloo")  # the others take tensors of the CPU
 
 
 def parse(doc: str | None, sizes: str, argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -19,8 +20,18 @@ def parse(doc: str | None, sizes: str, argv: Sequence[str] | None = None) -> arg
         "--ranks", type=int, default=4, help="without a launcher: how many to start, under mpirun (default 4)"
     )
     p.add_argument("--transport", choices=["auto", "shm", "tcp"], default="auto", help="ftcomm's and Open MPI's")
+    p.add_argument(
+        "--device",
+        choices=["cpu", "cuda"],
+        default="cpu",
+        help="cuda: tensors of the first GPU for all ranks, each call with the wait for it, of torch's process groups",
+    )
     p.add_argument("--no-limit", action="store_true", help="do not measure the memory's speed for the limit")
-    return p.parse_args(argv)
+    args = p.parse_args(argv)
+    if args.device == "cuda":
+        args.peers = [name for name in args.peers if name in ON_A_GPU] or p.error(f"on a GPU there are {ON_A_GPU} only")
+        args.no_limit = True
+    return args
 
 
 def parser(doc: str | None, sizes: str, epilog: str, peers: Sequence[str]) -> argparse.ArgumentParser:
@@ -34,6 +45,7 @@ def parser(doc: str | None, sizes: str, epilog: str, peers: Sequence[str]) -> ar
     p.add_argument(
         "--peers", nargs="+", choices=PEERS, default=list(peers), help=f"whom to measure (default: {' '.join(peers)})"
     )
+    p.set_defaults(device="cpu")
     p.add_argument("--dtype", choices=DTYPES, default="float32")
     p.add_argument("--op", choices=["sum", "max", "min", "prod"], default="sum", help="of reductions")
     p.add_argument("--algorithm", default="auto", help="ftcomm's, of all_reduce (default auto)")

@@ -460,3 +460,19 @@ def test_replacement(ranks: Ranks, transport: str) -> None:
     good = [r for r in results if (r.rank, r.incarnation) != (1, 0)]
     assert all(r.ok for r in good), "\n".join(r.text() for r in results)
     assert [r.value for r in good] == [((0, 1, 2), 6.0)] * 3
+
+
+def test_what_the_last_survivor_gets_of_the_dead(ranks: Ranks) -> None:
+    """Zeros in their places, as with more survivors: also where an input lay in the output."""
+
+    def run(comm: Comm, context: Context) -> list[list[float]]:
+        if comm.rank != 1:
+            context.die()
+        while comm.all_reduce(np.ones(10)).contributors != (1,):
+            pass
+        got, out = np.full(6, 7.0), np.full(6, 7.0)
+        comm.all_to_all(got, np.arange(6.0))
+        comm.gather(out[2:4], out, root=1)
+        return [got.tolist(), out.tolist()]
+
+    assert ranks(3, run, dies={0, 2}, policy="lossy")[1] == [[0, 0, 2, 3, 0, 0], [0, 0, 7, 7, 0, 0]]

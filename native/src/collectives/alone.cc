@@ -23,7 +23,21 @@ void finish_reduction(OpState& op, std::uint32_t s, const RankSet& self) {
     op.set_final(s, self);
 }
 
-void direct_alone(OpState& op, int rank) {
+// Who is dead has nothing to give: zeros, as with more survivors.
+void clear_others(const OpDesc& d, int ranks, int rank) {
+    const auto& per = d.per_rank();
+    const auto size = size_of(d.dtype);
+    std::uint64_t at = 0;
+    for (int r = 0; r < ranks; ++r) {
+        const auto i = static_cast<std::size_t>(r);
+        const auto count = per.recv_counts.empty() ? d.count : per.recv_counts[i];
+        if (!per.recv_offsets.empty()) at = per.recv_offsets[i];
+        if (r != rank && count > 0) std::memset(static_cast<std::byte*>(d.recv) + at * size, 0, count * size);
+        at += count;
+    }
+}
+
+void direct_alone(OpState& op, int ranks, int rank, bool solo) {
     const auto& d = op.desc;
     const auto& per = d.per_rank();
     const auto size = size_of(d.dtype);
@@ -33,7 +47,7 @@ void direct_alone(OpState& op, int rank) {
         for (int i = 0; i < rank; ++i) sum += counts.empty() ? d.count : counts[static_cast<std::size_t>(i)];
         return sum;
     };
-    if (d.send == nullptr || d.recv == nullptr) return;
+    if (d.recv == nullptr) return;
     if (rank != d.root && op.shape.kind != OpKind::AllToAll) return;
     std::uint64_t from = 0, to = 0, count = d.count;
     if (op.shape.kind == OpKind::Scatter || op.shape.kind == OpKind::AllToAll) {
@@ -44,17 +58,18 @@ void direct_alone(OpState& op, int rank) {
         to = at(per.recv_counts, per.recv_offsets);
         if (!per.recv_counts.empty()) count = std::min(count, per.recv_counts[static_cast<std::size_t>(rank)]);
     }
-    if (count > 0)
+    if (count > 0 && d.send != nullptr)
         std::memmove(static_cast<std::byte*>(d.recv) + to * size, static_cast<const std::byte*>(d.send) + from * size,
                      count * size);
+    if (!solo && op.shape.kind != OpKind::Scatter) clear_others(d, ranks, rank);  // it may lie where its input was
 }
 
 }  // namespace
 
-void run_alone(OpState& op, int rank, const std::vector<SegmentRun>& plan, bool solo) {
+void run_alone(OpState& op, int ranks, int rank, const std::vector<SegmentRun>& plan, bool solo) {
     const auto self = RankSet::only(rank);
     if (op.shape.is_direct()) {
-        direct_alone(op, rank);
+        direct_alone(op, ranks, rank, solo);
         return;
     }
     if (solo) {

@@ -126,6 +126,6 @@ struct DirectLimits {  // bytes of what goes from one rank to another
 std::unique_ptr<Run> make_direct_run(RunEnv env, OpState& op, DirectLimits limits, std::uint64_t ticket);
 
 // An operation of a communicator with one living rank, or of a replacement that is not admitted yet (`solo`).
-void run_alone(OpState& op, int rank, const std::vector<SegmentRun>& plan, bool solo);
+void run_alone(OpState& op, int ranks, int rank, const std::vector<SegmentRun>& plan, bool solo);
 
 }  // namespace ftcomm

@@ -182,7 +182,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     }
     if (alone) {
         op->make_room();
-        run_alone(*op, rank_, {}, true);
+        run_alone(*op, static_cast<int>(spec_.members.size()), rank_, {}, true);
         op->outcome(rank_, RankSet::only(rank_), core_.view.epoch, &request->outcome);
         op->give();
         core_.finish(request, core_.dead_end());

@@ -182,7 +182,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
                       (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)));
     if (!flat) op.make_room();
     if (living_.size() == 1) {
-        run_alone(op, rank_, plan, false);
+        run_alone(op, static_cast<int>(spec_.members.size()), rank_, plan, false);
         if (put_on_record(op)) finish_current({});
         return;
     }

@@ -21,8 +21,10 @@ from ftcomm.launch.folder import Event, RunFolder
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.signals import Signals
-from ftcomm.launch.worker import describe_exit
+from ftcomm.launch.worker import describe_exit, describe_state
 from ftcomm.launch.workers import Exit, Slot, SlotState, WorkerContext, start_workers
+
+KILLS = 3  # of a worker, before ftrun ends without it
 
 
 @dataclass
@@ -66,6 +68,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._interrupt: signal.Signals | None = None
         self._kill_at: float | None = None
         self._killed = False
+        # --shutdown-timeout, which torch has had since 2.12 or 2.13; before it ended workers within 30 s.
+        self._patience = getattr(self, "_shutdown_timeout", 30)
 
     # -- start ---------------------------------------------------------------------------------------------------
 
@@ -151,6 +155,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 selector.select(self._time_left())
                 if self._kill_at is not None and time.monotonic() >= self._kill_at:
                     self._kill("did not end in time")
+                self._kill_again()
         self._context.standbys.end()
         self._read_events()
 
@@ -264,8 +269,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if ending:
             self._kill(f"got {sig.name}")
             return
-        self._kill_at = time.monotonic() + self._shutdown_timeout
-        self._log("interrupted", signal=sig.name, patience=self._shutdown_timeout)
+        self._kill_at = time.monotonic() + self._patience
+        self._log("interrupted", signal=sig.name, patience=self._patience)
         if sig == signal.SIGTERM:
             self._setting.folder.preempted()
         self._context.signal_all(sig)
@@ -277,8 +282,25 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._log("killing", why=why, ranks=[slot.rank for slot in self._context.running()])
         self._context.kill_all()
 
+    def _kill_again(self) -> None:
+        """No kill is the last word: who is still there after a while is killed again, and in the end ftrun goes without it."""
+        for slot in self._context.running():
+            worker = self._context.worker(slot)
+            again_at = worker.again_at()
+            if again_at is None or time.monotonic() < again_at or worker.has_ended():
+                continue
+            facts = {"rank": slot.rank, "pid": worker.pid, "kills": worker.kills, "state": describe_state(worker.pid)}
+            if self._killed and worker.kills >= KILLS:
+                self._log("abandoned", **facts)
+                slot.state = SlotState.FAILED
+            else:
+                self._log("kill-again", **facts)
+                worker.kill_again()
+
     def _time_left(self) -> float | None:
-        return None if self._kill_at is None else max(0.0, self._kill_at - time.monotonic())
+        times = [self._context.worker(slot).again_at() for slot in self._context.running()]
+        due = [at for at in (self._kill_at, *times) if at is not None]
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     # -- end -----------------------------------------------------------------------------------------------------
 

@@ -116,24 +116,34 @@ class RunFolder:
         except BlockingIOError:
             pass
         events: list[Event] = []
-        for name in sorted(os.listdir(self.path)):
+        for name in self._names():
             worker = _WORKER_FILE.match(name)
             if worker is not None and int(worker[1]) in self._ranks:
                 events += self._tail(name)
         return sorted(events, key=lambda e: e["time"])
 
+    def _names(self) -> list[str]:
+        """Of what is in it. Who has removed the folder takes the events away, not the run."""
+        try:
+            return sorted(os.listdir(self.path))
+        except FileNotFoundError:
+            return []
+
     def _tail(self, name: str) -> list[Event]:
         start = self._read.get(name, 0)
-        with open(self.path / name, "rb") as file:
-            file.seek(start)
-            data = file.read()
+        try:
+            with open(self.path / name, "rb") as file:
+                file.seek(start)
+                data = file.read()
+        except FileNotFoundError:
+            return []
         whole = data.rfind(b"\n") + 1  # the rest of a line is still being written
         self._read[name] = start + whole
         return [event for line in data[:whole].splitlines() if (event := parse_line(line)) is not None]
 
     def merge(self) -> Path | None:
         """Writes ``events.jsonl``, all events of this node in the order of time; None for a temporary folder."""
-        if self._temporary or self._own is None:
+        if self._temporary or self._own is None or not self.path.is_dir():
             return None
         files = [self.path / self._own_name]
         for entry in self.path.iterdir():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -38,6 +39,8 @@ class Narrator:
             "generation": self._generation,
             "interrupted": self._interrupted,
             "killing": self._killing,
+            "kill-again": self._kill_again,
+            "abandoned": self._abandoned,
             "fault": self._fault,
             "fault-missed": self._fault_missed,
             "suspected": self._suspected,
@@ -70,8 +73,9 @@ class Narrator:
             self._once(("malformed", event["event"]), f"an event that can't be read: {event!r:.200}")
 
     def say(self, text: str, at: float | None = None) -> None:
-        self._out.write(f"ftrun {(at or time.time()) - self._start:7.2f} s | {text}\n")
-        self._out.flush()
+        with contextlib.suppress(OSError):  # nobody reads any more, or the terminal is gone: the run goes on
+            self._out.write(f"ftrun {(at or time.time()) - self._start:7.2f} s | {text}\n")
+            self._out.flush()
 
     def _once(self, key: Key, text: str, at: float | None = None) -> None:
         if key not in self._told:
@@ -149,6 +153,18 @@ class Narrator:
 
     def _killing(self, event: Event) -> None:
         self.say(f"ranks {_list(event['ranks'])} are killed: {event['why']}", event["time"])
+
+    def _kill_again(self, event: Event) -> None:
+        self.say(
+            f"rank {event['rank']}: pid {event['pid']} is still there after SIGKILL ({event['state']}); killed again",
+            event["time"],
+        )
+
+    def _abandoned(self, event: Event) -> None:
+        self.say(
+            f"rank {event['rank']}: pid {event['pid']} does not die of SIGKILL ({event['state']}); ftrun ends without it",
+            event["time"],
+        )
 
     # -- the workers' events -------------------------------------------------------------------------------------
 

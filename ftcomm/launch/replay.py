@@ -208,5 +208,5 @@ class ReplayAgent(FtAgent):
             ended=[slot.rank for slot in others],
         )
         self._hopeless = True
-        self._kill_at = time.monotonic() + self._shutdown_timeout
+        self._kill_at = time.monotonic() + self._patience
         self._context.signal_all(signal.SIGTERM)

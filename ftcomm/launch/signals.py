@@ -23,6 +23,8 @@ class Signals:
         self._before = {sig: signal.signal(sig, self._on_signal) for sig in handled}
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
+        # Whoever has started ftrun may have blocked them: no worker's death would be heard of, and nothing would end it.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD, *handled})
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         sig = signal.Signals(signum)

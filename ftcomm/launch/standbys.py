@@ -19,7 +19,7 @@ from pathlib import Path
 from ftcomm.errors import ConfigError
 from ftcomm.launch.parent import die_with_launcher
 from ftcomm.launch.standby import leave_idle
-from ftcomm.launch.worker import describe_exit
+from ftcomm.launch.worker import AGAIN, describe_exit, describe_state
 
 MAX_DEATHS = 2
 # Of one worker, not of all of a node, also where a node has only one.
@@ -154,7 +154,10 @@ class Standby:
         leave_idle(self.proc.pid)  # ftrun waits for its end
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.proc.pid, signal.SIGKILL)  # not reaped yet: the number is still its own
-        how = describe_exit(self.proc.wait())
+        try:
+            how = describe_exit(self.proc.wait(AGAIN))
+        except subprocess.TimeoutExpired:  # ftrun must not wait for a process that sleeps in the kernel
+            how = f"does not die: {describe_state(self.proc.pid)}"
         self._said.seek(0)
         lines = self._said.read().decode(errors="replace").split("\n")
         self.close()

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +18,17 @@ from ftcomm.launch.parent import die_with_launcher
 Take = Callable[[Sequence[str], dict[str, str], int, int], "subprocess.Popen[bytes] | None"]
 
 
+AGAIN = 5.0  # seconds
+
+
 class Worker(SubprocessHandler):  # type: ignore[misc]
     """A worker that dies with ftrun and whose log files survive its replacement."""
 
     def __init__(self, *, stdout: str | None, stderr: str | None, take: Take, **rest: Any) -> None:
         self._take = take
         self.was_standby = False
+        self.kills = 0
+        self._killed_at = 0.0
         # The base class would open the logs with "w", which wipes what the previous incarnation wrote.
         self._log_paths = (stdout, stderr)
         super().__init__(stdout=None, stderr=None, **rest)
@@ -79,12 +85,40 @@ class Worker(SubprocessHandler):  # type: ignore[misc]
     def kill(self) -> None:
         """SIGKILL to the worker and everything it forked."""
         if self.proc.returncode is None:
-            self._kill_group()
-            os.kill(self.pid, signal.SIGKILL)  # not reaped, so the number is its own, whatever became of its group
+            if self.kills == 0:
+                self.kills, self._killed_at = 1, time.monotonic()
+            self._strike()
+
+    def kill_again(self) -> None:
+        """At :meth:`again_at`."""
+        self.kills += 1
+        self._killed_at = time.monotonic()
+        self._strike()
+
+    def again_at(self) -> float | None:
+        """When to look again whether it has died of its kill: one that sleeps in the kernel (a driver) does not."""
+        return self._killed_at + AGAIN if self.kills and self.proc.returncode is None else None
+
+    def _strike(self) -> None:
+        self._kill_group()
+        os.kill(self.pid, signal.SIGKILL)  # not reaped, so the number is its own, whatever became of its group
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
+
+
+def describe_state(pid: int) -> str:
+    """What the kernel says of a process that should be dead."""
+    wanted = ("State", "PPid", "NSpgid", "NSsid", "SigPnd", "ShdPnd")
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            found = dict(line.rstrip("\n").split(":\t", 1) for line in file if line.startswith(wanted))
+        with open(f"/proc/{pid}/wchan", encoding="utf-8") as file:
+            found["wchan"] = file.read()
+    except OSError as error:
+        return f"/proc says nothing: {error}"
+    return ", ".join(f"{name} {value}" for name, value in found.items())
 
 
 def describe_exit(code: int) -> str:

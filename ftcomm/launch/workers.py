@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
+import time
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,7 +14,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import ProcessFailure, RunProcsResult, SubprocessContext
 
 from ftcomm.launch.standbys import Standbys, common_environment
-from ftcomm.launch.worker import Worker
+from ftcomm.launch.worker import AGAIN, Worker
 
 
 class SlotState(Enum):
@@ -147,10 +150,14 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
     def _close(self, death_sig: signal.Signals, timeout: int = 30) -> None:
         """The last resort on any way out of the agent: whatever still runs is killed."""
         self.standbys.end()
-        for handler in self.subprocess_handlers.values():
-            if isinstance(handler, Worker) and handler.proc.returncode is None:
+        left = [h for h in self.subprocess_handlers.values() if isinstance(h, Worker) and h.proc.returncode is None]
+        for handler in left:
+            with contextlib.suppress(OSError):  # of one that has become another user's; it dies with ftrun all the same
                 handler.kill()
-                handler.proc.wait()
+        until = time.monotonic() + AGAIN
+        for handler in left:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # it sleeps in the kernel: nothing more can be done
+                handler.proc.wait(max(0.0, until - time.monotonic()))
 
 
 def start_workers(*, name: str, entrypoint: Any, args: Any, envs: Any, start_method: str, **rest: Any) -> WorkerContext:

@@ -19,12 +19,14 @@ import warnings
 from typing import Any, NoReturn
 
 import ftcomm.launch.cli as cli
+from ftcomm.launch.parent import die_with_launcher
 
 
 def popen(args: list[str], env: dict[str, str], **how: Any) -> subprocess.Popen[str]:
     """What ``python -m ftcomm.launch.cli ARGS`` would be, with this interpreter's flags."""
     # The child of a Popen runs this where it would exec; what is open there but for its three descriptors closes with it.
-    return subprocess.Popen([sys.executable], text=True, preexec_fn=lambda: _ftrun(args, env), **how)  # noqa: PLW1509
+    dies = die_with_launcher()  # else it would outlive a test that is killed, and its workers with it
+    return subprocess.Popen([sys.executable], text=True, preexec_fn=lambda: (dies(), _ftrun(args, env)), **how)  # noqa: PLW1509
 
 
 def _ftrun(args: list[str], env: dict[str, str]) -> NoReturn:

@@ -8,7 +8,7 @@ import signal
 import pytest
 from launch.running import Start, wait_gone
 
-from ftcomm.launch import preempt
+from ftcomm.launch import preempt, worker, workers
 
 NOTICED = """
 import os, signal
@@ -29,6 +29,13 @@ for name in ("SIGTERM", "SIGINT"):
     signal.signal(signal.Signals[name], signal.SIG_IGN)
 os.write(1, b"%d\\n" % os.getpid())
 while True: signal.pause()
+"""
+
+ONCE = """
+import os, signal
+first = os.environ["FTCOMM_INCARNATION"] == "0"
+os.write(1, b"%d\\n" % (os.getpid() if first else 1))
+if first: signal.pause()
 """
 
 PATIENT = """
@@ -110,3 +117,54 @@ def test_under_torchrun_a_notice_is_one_for_all(monkeypatch: pytest.MonkeyPatch)
     assert preempt.told(3) == {3}
     monkeypatch.setattr(preempt, "_requested", False)
     assert preempt.told(3) == set()
+
+
+@pytest.mark.parametrize("missed", [1, 99])
+def test_a_kill_that_is_not_heard_is_not_the_last(start: Start, monkeypatch: pytest.MonkeyPatch, missed: int) -> None:
+    """The process of rank 1 is as one that sleeps in the kernel. Whoever does not die in the end, ftrun ends without it."""
+    whole = worker.Worker._strike
+    strikes = []
+
+    def strike(self: worker.Worker) -> None:
+        if self.local_rank_id == 1:
+            strikes.append(0)
+            if len(strikes) <= missed:
+                return
+        whole(self)
+
+    monkeypatch.setattr(worker.Worker, "_strike", strike)  # ftrun is forked from here
+    for module in (worker, workers):
+        monkeypatch.setattr(module, "AGAIN", 0.2)
+    run = start(STUBBORN, "--nproc-per-node", "2")
+    pids = [int(line) for line in run.read_lines(2)]
+    pidfds = [os.pidfd_open(pid) for pid in pids]
+    for _ in range(2):
+        run.send(signal.SIGINT)
+    code, _, err = run.finish()
+    assert code != 0
+    assert "is still there after SIGKILL (State S" in err
+    assert ("ftrun ends without it" in err) == (missed == 99)
+    wait_gone(pidfds)  # by PDEATHSIG at the latest
+
+
+def test_ftrun_hears_of_deaths_when_its_parent_has_blocked_the_signal(start: Start) -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        run = start(ONCE, "--nproc-per-node", "1", "--max-restarts", "1")
+        os.kill(int(run.read_lines(1)[0]), signal.SIGKILL)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    code, _, err = run.finish()
+    assert code == 0, err
+
+
+def test_nobody_reads_what_ftrun_says(start: Start) -> None:
+    """Its narration ends; the run does not."""
+    read, write = os.pipe()
+    run = start(ONCE, "--nproc-per-node", "1", "--max-restarts", "1", stderr=write)
+    os.close(write)
+    pid = int(run.read_lines(1)[0])
+    os.close(read)
+    os.kill(pid, signal.SIGKILL)
+    assert run.read_lines(1) == ["1"]
+    assert run.finish()[0] == 0

@@ -31,6 +31,7 @@ class Checkpoints:
     rank: int
     size: int
     _native: tuple[Any, int]
+    _ordered: tuple[Any, int]
 
     def commit_checkpoint(self, tag: str | int) -> None:
         """Says that this rank's state at this point is saved as ``tag``. Collective, all or none, also when a rank dies in it.
@@ -46,7 +47,7 @@ class Checkpoints:
         """
         ffi, C = lib()
         out = ffi.new("ft_request**")
-        check(C.ft_comm_commit(*self._native, _text_of(tag).encode(), out))
+        check(C.ft_comm_commit(*self._ordered, _text_of(tag).encode(), out))
         Request(self._job, out[0], self.size, None, f"commit_checkpoint({tag!r}) on {self.name}").wait()
         self._job.emit("checkpoint", tag=tag, comm=self.name)
 
@@ -61,7 +62,7 @@ class Checkpoints:
         if not 0 <= iteration < 1 << 63 or not (micro_batch is None or 0 <= micro_batch < 1 << 32):
             raise ConfigError(f"log_position({iteration!r}, {micro_batch!r}): give two numbers that are not negative.")
         micro = -1 if micro_batch is None else micro_batch
-        check(lib()[1].ft_comm_log_position(*self._native, iteration, micro))
+        check(lib()[1].ft_comm_log_position(*self._ordered, iteration, micro))
 
     def log_flush(self) -> None:
         """Writes to the log what is logged asynchronously (``log_mode="async"``): if this rank dies now, its replacement sends
@@ -91,7 +92,7 @@ class Checkpoints:
                 are not logged.
             LogFull: the log has reached its limit.
         """
-        check(lib()[1].ft_comm_note(*self._native, _text_of(tag).encode()))
+        check(lib()[1].ft_comm_note(*self._ordered, _text_of(tag).encode()))
 
     def notes(self) -> list[str | int]:
         """Tags of the :meth:`note` s that this rank can go on from, the newest first: since its newest checkpoint, and with all
@@ -124,7 +125,7 @@ class Checkpoints:
         ffi, C = lib()
         out = ffi.new("ft_request**")
         text = ffi.NULL if tag is None else _text_of(tag).encode()
-        check((C.ft_comm_resume_noted if noted else C.ft_comm_resume)(*self._native, text, out))
+        check((C.ft_comm_resume_noted if noted else C.ft_comm_resume)(*self._ordered, text, out))
         Request(self._job, out[0], self.size, None, f"resume on {self.name}").wait()
 
     def resume_from(self, load: Callable[[str | int], T]) -> tuple[str | int | None, T | None]:

@@ -34,7 +34,7 @@ class Collectives:
     name: str
     rank: int
     size: int
-    _native: tuple[Any, int]  # job and id; raises Closed after close()
+    _ordered: tuple[Any, int]  # job and id; raises Closed after close()
     _calls: Any  # compiled; None from one of them: the long way, by a request
 
     # -- asynchronous --------------------------------------------------------------------------------------------
@@ -308,7 +308,7 @@ class Collectives:
         if timeout is not None:
             described.timeout = _positive(timeout)
         out = ffi.new("ft_request**")
-        check(C.ft_collective(*self._native, described, out))
+        check(C.ft_collective(*self._ordered, described, out))
         return Request(self._job, out[0], self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
 
     def _check_rank(self, what: str, rank: int) -> None:

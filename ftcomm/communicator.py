@@ -60,6 +60,10 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         self._closed = False
         self._calls = calls(job, id, name, self.rank, self.size)
 
+    def _no_short_way(self) -> None:
+        """From now on every call takes the long way, by a request."""
+        self._calls = calls(self._job, self.id, self.name, self.rank, self.size, closed=True)
+
     @classmethod
     def create(
         cls,
@@ -97,6 +101,11 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         if self._closed:
             raise Closed(f"Communicator {self.name!r} was closed.")
         return self._job.handle, self.id
+
+    @property
+    def _ordered(self) -> tuple[Any, int]:  # type: ignore[override]
+        """For what has its place among this rank's operations."""
+        return self._native
 
     # -- who is there --------------------------------------------------------------------------------------------
 
@@ -182,7 +191,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
 
         A rank with color None gets None. Raises what an all_gather raises.
         """
-        number = int(lib()[1].ft_comm_seq(*self._native))
+        number = int(lib()[1].ft_comm_seq(*self._ordered))
         mine = array("q", (color is not None, color or 0, key))
         everybody = array("q", bytes(24 * self.size))
         present = self.all_gather(everybody, mine).contributors
@@ -196,7 +205,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
 
     def dup(self, policy: str | None = None) -> Communicator:
         """A communicator of the same ranks with operations of its own. Collective. ``policy`` may be another one."""
-        number = int(lib()[1].ft_comm_seq(*self._native))
+        number = int(lib()[1].ft_comm_seq(*self._ordered))
         self.barrier()
         id = communicator_id(self._job.name, self.id, number, "dup")
         return Communicator.create(self._job, f"{self.name}.dup", self.slots, id=id, policy=policy or self.policy)
@@ -221,7 +230,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         if not self._closed and not self._job.closed:
             check(lib()[1].ft_comm_close(*self._native))
             self._closed = True
-            self._calls = calls(self._job, self.id, self.name, self.rank, self.size, closed=True)
+            self._no_short_way()
             self._job.made.pop(self.id, None)
 
     def leave(self, timeout: float | None = None) -> None:

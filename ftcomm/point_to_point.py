@@ -27,7 +27,7 @@ class PointToPoint:
     rank: int
     size: int
     policy: str
-    _native: tuple[Any, int]  # job and id; raises Closed after close()
+    _ordered: tuple[Any, int]  # job and id; raises Closed after close()
     _calls: Any  # as in Collectives
 
     def isend(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> Request:
@@ -36,7 +36,7 @@ class PointToPoint:
         data = buffer_of(buf, writable=False, dtype=dtype)
         ffi, C = lib()
         out = ffi.new("ft_request**")
-        check(C.ft_send(*self._native, data.pointer, data.nbytes, dst, tag, out))
+        check(C.ft_send(*self._ordered, data.pointer, data.nbytes, dst, tag, out))
         return Request(self._job, out[0], self.size, data, f"send to rank {dst} on {self.name}")
 
     def irecv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> Request:
@@ -115,7 +115,7 @@ class PointToPoint:
         data = buffer_of(buf, writable=True, dtype=dtype)
         ffi, C = lib()
         out = ffi.new("ft_request**")
-        check(C.ft_recv(*self._native, data.pointer, data.nbytes, src, tag, out))
+        check(C.ft_recv(*self._ordered, data.pointer, data.nbytes, src, tag, out))
         source = "any rank" if src < 0 else f"rank {src}"
         return Request(self._job, out[0], self.size, data, f"recv from {source} on {self.name}")
 

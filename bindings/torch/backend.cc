@@ -3,7 +3,10 @@
 
 #include <signal.h>
 
+#include <chrono>
 #include <utility>
+
+#include "pool.h"
 
 namespace ftcomm_torch {
 namespace {
@@ -63,6 +66,7 @@ FtBackend::WorkPtr FtBackend::launch(std::shared_ptr<Operation> operation, c10d:
     auto work = c10::make_intrusive<FtWork>(operation, getRank(), type, title,
                                             std::optional<std::vector<at::Tensor>>(defined_ones(inputs)));
     operation->on_error = [last_error = last_error_](int code) { *last_error = code; };
+    if (operation->needs_lane() && !used_lane_.exchange(true) && on_lane_) on_lane_();
     if (!operation->done()) submit(operation);
     std::lock_guard<std::mutex> lock(order_);
     if (coalesced_) coalesced_->push_back(work);
@@ -76,20 +80,28 @@ void FtBackend::post(Operation& operation, bool by_caller) {
         operation.post(job, id_, by_caller);
         return static_cast<int>(FT_OK);
     });
-    if (code != FT_OK) {
-        operation.fail(own_error(FT_CLOSED, operation.name + ": process group " + name_ +
-                                                " is closed (destroy_process_group was called, or the job ended)"));
-    }
+    if (code != FT_OK) { operation.fail(closed_error(operation)); }
+}
+
+std::exception_ptr FtBackend::closed_error(const Operation& operation) const {
+    return own_error(FT_CLOSED, operation.name + ": process group " + name_ +
+                                    " is closed (destroy_process_group was called, or the job ended)");
 }
 
 void FtBackend::submit(const std::shared_ptr<Operation>& operation) {
     std::lock_guard<std::mutex> lock(order_);
-    if (!operation->needs_lane() && !lane_busy_) {
+    if (broken_) {
+        operation->fail(broken_);
+        return;
+    }
+    if (lane_stop_ ||
+        (!operation->needs_lane() && !lane_busy_)) {  // stopped: nobody would serve it, and post() says that it is closed
         post(*operation, true);
         return;
     }
     lane_queue_.push_back(operation);
     lane_busy_ = true;
+    if (!lane_self_) lane_self_ = c10::intrusive_ptr<FtBackend>::reclaim_copy(this);
     if (!lane_thread_.joinable()) {
         sigset_t all, before;
         sigfillset(&all);
@@ -100,24 +112,67 @@ void FtBackend::submit(const std::shared_ptr<Operation>& operation) {
     lane_wake_.notify_one();
 }
 
-// Only the wait for the device is outside the lock; nobody else posts while the lane is busy.
+void FtBackend::break_order(const std::exception_ptr& why) {
+    std::string text;
+    try {
+        std::rethrow_exception(why);
+    } catch (const std::exception& e) { text = e.what(); }
+    std::lock_guard<std::mutex> lock(order_);
+    if (broken_) return;
+    broken_ =
+        own_error(FT_SYSTEM, "process group " + name_ + ": an operation failed on this rank before the others could meet it (" +
+                                 text + "), and those after it would meet the wrong ones. End this process, or make a new group");
+}
+
+FtBackend::Drained FtBackend::drain() {
+    using Clock = std::chrono::steady_clock;
+    const auto start = Clock::now();
+    std::unique_lock<std::mutex> lock(order_);
+    const bool itself = std::this_thread::get_id() == lane_thread_.get_id();  // a callback of an operation that failed
+    while (!itself && !lane_idle_.wait_for(lock, std::chrono::duration<double>(kPiece), [this] { return !lane_busy_; })) {
+        lock.unlock();
+        if (const std::exception_ptr interrupt = python_interrupt()) std::rethrow_exception(interrupt);
+        const double limit = timeout_.load();
+        if (limit > 0 && std::chrono::duration<double>(Clock::now() - start).count() >= limit) return Drained::TimedOut;
+        lock.lock();
+    }
+    return broken_ ? Drained::Broken : Drained::Yes;
+}
+
+// Only the wait for the device is outside the lock; nobody else posts while the lane is busy. Who blocks on a device can't be told to
+// stop: if it hangs (behind a kernel whose peers are dead), close_comm() leaves this thread where it is, and what it uses with it.
 void FtBackend::lane() {
+    std::exception_ptr error;  // of one that failed: those after it do, too
     std::unique_lock<std::mutex> lock(order_);
     while (true) {
         while (lane_queue_.empty()) {
             lane_busy_ = false;
-            if (lane_stop_) return;
-            lane_wake_.wait(lock);
+            lane_idle_.notify_all();
+            auto self = std::move(lane_self_);
+            const bool stop = lane_stop_;
+            if (!stop && !self) {
+                lane_wake_.wait(lock);
+                continue;
+            }
+            lock.unlock();
+            // If it is the last reference its end joins this thread, or finds it left: so it is another one's to let go.
+            if (self) Pool::get().run([self = std::move(self)] {});
+            if (stop) return;
+            lock.lock();
         }
         auto operation = lane_queue_.front();
         lane_queue_.pop_front();
+        lane_waits_ = true;
         lock.unlock();
-        std::exception_ptr error;
         try {
-            operation->await_inputs();
+            if (!error) operation->await_inputs();
         } catch (const std::exception& e) {
             error = own_error(FT_SYSTEM, operation->name + ": copying from the device failed: " + e.what());
+            break_order(error);
         }
+        lock.lock();
+        lane_waits_ = false;
+        lock.unlock();
         if (error) {
             operation->fail(error);
         } else {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include <pybind11/pybind11.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "errors.h"
@@ -98,6 +100,13 @@ public:
     void set_stand_in(bool on) { stand_in_ = on; }
     bool stand_in() const { return stand_in_; }
 
+    // Until what waits for a device, and what was called after it, is posted: the direct API's calls come after it.
+    enum class Drained { Yes, TimedOut, Broken };
+    Drained drain();
+    bool used_lane() const { return used_lane_; }
+    // Called once, by whoever makes the first operation that waits for a device, before it.
+    void set_on_lane(std::function<void()> fn) { on_lane_ = std::move(fn); }
+
 private:
     // Runs `prepare(operation)`, which fills in the calls, and starts the operation; what it throws fails the Work.
     template <class F>
@@ -105,7 +114,9 @@ private:
     WorkPtr launch(std::shared_ptr<Operation> operation, c10d::OpType type, const char* title, const Tensors& inputs);
     void submit(const std::shared_ptr<Operation>& operation);
     void post(Operation& operation, bool by_caller);
+    std::exception_ptr closed_error(const Operation& operation) const;
     void lane();
+    void break_order(const std::exception_ptr& why);
     Call collective(std::int32_t kind, std::chrono::milliseconds timeout) const;
     template <class Options>
     Call collective(std::int32_t kind, const Options& opts) const {
@@ -134,8 +145,12 @@ private:
     std::mutex order_;  // operations reach the library one at a time, in the order of the calls
     std::optional<std::vector<c10::intrusive_ptr<FtWork>>> coalesced_;
     std::deque<std::shared_ptr<Operation>> lane_queue_;  // operations that wait for a device, and those called after them
-    bool lane_busy_ = false, lane_stop_ = false;
-    std::condition_variable lane_wake_;
+    bool lane_busy_ = false, lane_stop_ = false, lane_waits_ = false;
+    c10::intrusive_ptr<FtBackend> lane_self_;  // while it is busy
+    std::exception_ptr broken_;  // an operation failed here before it was posted: those after it would meet others of their peers
+    std::condition_variable lane_wake_, lane_idle_;
+    std::atomic<bool> used_lane_{false};
+    std::function<void()> on_lane_;
     std::thread lane_thread_;
 };
 
@@ -143,14 +158,19 @@ template <class F>
 FtBackend::WorkPtr FtBackend::start(c10d::OpType type, const char* name, const Tensors& inputs, F&& prepare) {
     auto operation = std::make_shared<Operation>(getSize());
     operation->name = name;
+    operation->device_limit = timeout_.load();
     try {
         prepare(*operation);
         operation->prepared();
     } catch (const FtError&) {
         operation->calls.clear();
         operation->fail(std::current_exception());
+    } catch (const pybind11::error_already_set&) {  // KeyboardInterrupt, in an operation that waits for others
+        operation->calls.clear();
+        operation->fail(std::current_exception());
     } catch (const std::exception& e) {
         operation->calls.clear();
+        if (operation->needs_lane()) break_order(own_error(FT_SYSTEM, std::string(name) + ": " + e.what()));
         operation->fail(own_error(FT_INVALID, std::string(name) + ": " + e.what()));
     }
     return launch(std::move(operation), type, name, inputs);

@@ -83,11 +83,11 @@ void FtBackend::add_all_gather_list(Operation& o, const Tensors& outputs, const 
         o.calls.push_back(std::move(call));
         return;
     }
-    // Uneven: a broadcast from each rank in turn. The copy comes first: the first tensor that is prepared fixes how much of the
-    // caller's stream the side stream waits for.
+    // Uneven: a broadcast from each rank in turn, which the copy comes before.
     {
         at::AutoDispatchBelowADInplaceOrView below;
-        outputs[static_cast<std::size_t>(getRank())].copy_(input);
+        outputs[static_cast<std::size_t>(getRank())].view({-1}).copy_(input.view({-1}));
+        o.follow_caller();
     }
     for (int root = 0; root < getSize(); ++root) {
         add_broadcast(o, collective(FT_BROADCAST, opts), outputs[static_cast<std::size_t>(root)], root);
@@ -204,7 +204,7 @@ FtBackend::WorkPtr FtBackend::scatter(Tensors& outputs, std::vector<Tensors>& in
         } else if (!inputs.empty() && !inputs[0].empty()) {
             refuse("scatter: only the source takes input tensors");
         }
-        call.op.recv = o.out(output).data_ptr();
+        call.op.recv = o.out(output, /*sparse=*/policy_ != FT_RAISE).data_ptr();
         o.calls.push_back(std::move(call));
         o.result = outputs;
     });

@@ -56,7 +56,7 @@ FtBackend::WorkPtr FtBackend::alltoall_base(at::Tensor& output, at::Tensor& inpu
         set_pairs(call.send_counts, call.send_offsets, rows(input, input_splits, getSize(), element.per_item, "input"));
         set_pairs(call.recv_counts, call.recv_offsets, rows(output, output_splits, getSize(), element.per_item, "output"));
         call.op.send = o.in(input).data_ptr();
-        call.op.recv = o.out(output).data_ptr();
+        call.op.recv = o.out(output, /*sparse=*/policy_ != FT_RAISE).data_ptr();
         o.calls.push_back(std::move(call));
         o.result = {output};
     });
@@ -97,10 +97,9 @@ FtBackend::WorkPtr FtBackend::pairwise(bool sending, Tensors& tensors, int peer,
         Call call;
         call.kind = sending ? Call::Kind::Send : Call::Kind::Recv;
         call.bytes = tensor.nbytes();
-        call.data = (sending ? o.in(tensor) : o.out(tensor)).data_ptr();
         call.peer = peer;
         call.tag = tag;
-        if (!sending) {
+        if (!sending) {  // before the copy to a device, if there is one
             o.at_end([bytes = call.bytes](Operation& self) {
                 if (self.received() == bytes) return;
                 refuse(c10::str("recv: the tensor has ", bytes, " bytes, but rank ", self.source(), " sent ", self.received(),
@@ -108,6 +107,7 @@ FtBackend::WorkPtr FtBackend::pairwise(bool sending, Tensors& tensors, int peer,
                        FT_MISMATCH);
             });
         }
+        call.data = (sending ? o.in(tensor) : o.out(tensor)).data_ptr();
         o.calls.push_back(std::move(call));
         o.result = tensors;
     });

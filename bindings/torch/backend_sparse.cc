@@ -27,6 +27,7 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
     at::AutoDispatchBelowADInplaceOrView below;
     const at::NoGradGuard no_grad;
     std::exception_ptr error;
+    bool begun = false;  // the others are in the first all-gather, and go on to the second
     at::Tensor input;
     std::vector<std::vector<at::Tensor>> indices(1), values(1), counts(1);
     std::vector<WorkPtr> works;
@@ -43,6 +44,7 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
         at::Tensor own = at::tensor({input._nnz()}, at::kLong).to(input.device());
         counts[0] = like(own, getSize());
         std::vector<at::Tensor> send{own};
+        begun = true;
         allgather(counts, send, gather)->wait();
         std::int64_t most = 0;
         for (const auto& count : counts[0]) most = std::max(most, count.item<std::int64_t>());
@@ -51,7 +53,12 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
         indices[0] = like(own_indices[0], getSize());
         values[0] = like(own_values[0], getSize());
         works = {allgather(indices, own_indices, gather), allgather(values, own_values, gather)};
-    } catch (...) { error = std::current_exception(); }
+    } catch (const FtError&) {  // a mistake, or what all of them learn
+        error = std::current_exception();
+    } catch (const std::exception&) {
+        error = std::current_exception();
+        if (begun) break_order(error);
+    }
     return start(c10d::OpType::_ALLREDUCE_SPARSE, "ftcomm:all_reduce_sparse", {}, [&](Operation& o) {
         if (error) std::rethrow_exception(error);
         // A barrier is this operation's own request: it is done when all have both parts, or fails on all.

@@ -118,6 +118,22 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         .def_property_readonly("solo", &FtBackend::solo)
         .def_property_readonly("closed", &FtBackend::closed)
         .def_property_readonly("job", &FtBackend::job)
+        .def_property_readonly("used_lane", &FtBackend::used_lane)
+        .def(
+            "drain", [](FtBackend& self) { return static_cast<int>(self.drain()); }, py::call_guard<py::gil_scoped_release>())
+        .def("set_on_lane",
+             [](FtBackend& self, py::function fn) {
+                 auto holder = std::shared_ptr<py::function>(new py::function(std::move(fn)), [](py::function* f) {
+                     py::gil_scoped_acquire gil;
+                     delete f;
+                 });
+                 self.set_on_lane([holder] {
+                     py::gil_scoped_acquire gil;
+                     try {
+                         (*holder)();
+                     } catch (py::error_already_set& e) { e.discard_as_unraisable("ftcomm: the first operation on a device"); }
+                 });
+             })
         .def_property("stand_in", &FtBackend::stand_in, &FtBackend::set_stand_in)
         .def_property_readonly("alive", [](FtBackend& self) { return py::tuple(py::cast(set_bits(self.alive()))); })
         // torch calls it on ranks outside a new group when the default group is bound to a device; nothing to do here.

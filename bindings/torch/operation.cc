@@ -1,7 +1,5 @@
 #include "operation.h"
 
-#include <Python.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -9,27 +7,13 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/util/Logging.h>
-#include <pybind11/pybind11.h>
 
 #include "errors.h"
 #include "pool.h"
 
 namespace ftcomm_torch {
-namespace {
-
-// Seconds: a signal that comes after this thread has last looked for one, and before it sleeps, wakes nobody.
-constexpr double kPiece = 0.5;
-
-// What a Python signal handler raised (KeyboardInterrupt), if a signal came and this is the thread that handles it.
-std::exception_ptr python_interrupt() {
-    if (Py_IsInitialized() == 0) return nullptr;
-    pybind11::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() == 0) return nullptr;
-    return std::make_exception_ptr(pybind11::error_already_set());
-}
-
-}  // namespace
 
 int Call::post(ft_job* job, ft_comm comm, ft_request** out) {
     switch (kind) {
@@ -47,6 +31,13 @@ int Call::post(ft_job* job, ft_comm comm, ft_request** out) {
 
 Operation::~Operation() {
     for (ft_request* request : requests_) ft_request_free(request);
+    if (!staging_) return;
+    try {
+        // The end of an event makes its device current, and then the one before: for a thread that has used none that would be the
+        // first, with a context on it that nobody wants.
+        const c10::DeviceGuard guard(staging_->device());
+        staging_.reset();
+    } catch (const std::exception&) { return; }  // of a device that has failed
 }
 
 void Operation::post(ft_job* job, ft_comm comm, bool by_caller) {
@@ -65,15 +56,21 @@ void Operation::post(ft_job* job, ft_comm comm, bool by_caller) {
         requests.push_back(request);
     }
     bool callbacks = false;
+    int cancelled = FT_OK;
     {
         std::lock_guard<std::mutex> lock(mutex_);
         requests_ = std::move(requests);
         error_ = error;
         stage_ = Stage::Posted;
         callbacks = subscribed_;
+        cancelled = cancelled_;
         if (callbacks) undone_ = requests_.size();
     }
     changed_.notify_all();
+    // It was posted all the same: the ranks' operations stay in one order.
+    if (cancelled != FT_OK) {
+        for (ft_request* request : requests_) ft_request_fail(request, cancelled);
+    }
     if (callbacks) register_callbacks();
 }
 
@@ -103,16 +100,37 @@ bool Operation::test() {
 }
 
 void Operation::wait(double timeout) {
-    {
-        std::unique_lock<std::mutex> lock(mutex_);
-        // The lane is at most as far behind as the device: no limit of its own is needed here.
-        changed_.wait(lock, [this] { return stage_ != Stage::Unposted; });
-    }
+    wait_posted(timeout > 0 ? timeout : device_limit);
     for (ft_request* request : requests_) wait_request(request, timeout);
     complete();
     const std::exception_ptr error = this->error();
     if (error) std::rethrow_exception(error);
     join_stream();
+}
+
+// For the lane, which waits for the device: that may hang, behind a kernel whose peers are dead.
+void Operation::wait_posted(double timeout) {
+    using Clock = std::chrono::steady_clock;
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (stage_ != Stage::Unposted) return;
+    const auto start = Clock::now();
+    while (!changed_.wait_for(lock, std::chrono::duration<double>(kPiece), [this] { return stage_ != Stage::Unposted; })) {
+        lock.unlock();
+        if (const std::exception_ptr interrupt = python_interrupt()) {
+            cancel(FT_INTERRUPTED);
+            subscribe();
+            std::rethrow_exception(interrupt);
+        }
+        if (timeout > 0 && std::chrono::duration<double>(Clock::now() - start).count() >= timeout) {
+            cancel(FT_TIMEOUT);
+            subscribe();
+            std::rethrow_exception(own_error(
+                FT_TIMEOUT,
+                c10::str("Timed out in ", name, ": after ", timeout,
+                         " s this rank's device has not come to it. What was given to the device before it has not ended.")));
+        }
+        lock.lock();
+    }
 }
 
 void Operation::wait_request(ft_request* request, double timeout) {
@@ -144,6 +162,7 @@ void Operation::wait_request(ft_request* request, double timeout) {
 void Operation::cancel(int why) {
     {
         std::lock_guard<std::mutex> lock(mutex_);
+        if (stage_ == Stage::Unposted && cancelled_ == FT_OK) cancelled_ = why;  // for post()
         if (stage_ != Stage::Posted) return;
     }
     for (ft_request* request : requests_) ft_request_fail(request, why);
@@ -204,11 +223,13 @@ void Operation::mark(const c10::intrusive_ptr<c10::ivalue::Future>& future, cons
             LOG(WARNING) << "ftcomm: a callback of " << name << "'s future failed: " << e.what();
         }
     };
-    if (staging_) {
-        staging_->on_side_stream(run);
-    } else {
-        run();
-    }
+    try {
+        if (staging_ && !error) {
+            staging_->on_side_stream(run);
+        } else {
+            run();
+        }
+    } catch (const std::exception&) { future->setErrorIfNeeded(std::current_exception()); }  // a device that has failed
 }
 
 void Operation::subscribe() {

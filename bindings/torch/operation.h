@@ -46,12 +46,13 @@ public:
     std::vector<at::Tensor> result;     // the value of the future
     std::function<void()> on_end;       // profiler
     std::function<void(int code)> on_error;
+    double device_limit = 0;  // seconds that wait() gives the device to come to it, where it has no limit of its own; 0: all
 
     // The host memory that the library may read (in), write (out) or both, for a tensor on any device.
     at::Tensor in(const at::Tensor& tensor);
-    at::Tensor out(const at::Tensor& tensor);
+    at::Tensor out(const at::Tensor& tensor, bool sparse = false);
     at::Tensor inout(const at::Tensor& tensor);
-    // One flat buffer for a list. `sparse`: the library may leave pieces untouched (those of dead ranks): they become zero.
+    // One flat buffer for a list. `sparse`, here and above: the library may leave parts untouched (of dead ranks): they are zero then.
     at::Tensor in_list(const std::vector<at::Tensor>& tensors);
     at::Tensor out_list(const std::vector<at::Tensor>& tensors, bool sparse);
     void at_end(std::function<void(Operation&)> fn) { finishers_.push_back(std::move(fn)); }
@@ -60,6 +61,10 @@ public:
     void on_device_of(const at::Tensor& tensor) { use_device(tensor); }
     // Of a result that at_end() has allocated, on the side stream: its memory is the caller's stream's, too.
     void made_at_end(const at::Tensor& tensor) { made_.push_back(tensor); }
+    // The caller's stream has been given more since the first tensor, for what is prepared from now on.
+    void follow_caller() {
+        if (staging_) staging_->follow();
+    }
     bool needs_lane() const { return staging_.has_value(); }
     void prepared();  // after the last in()
 
@@ -96,6 +101,7 @@ public:
 private:
     enum class Stage { Unposted, Posted, Claimed, Done };
     void complete();
+    void wait_posted(double timeout);
     void wait_request(ft_request* request, double timeout);
     void register_callbacks();
     void mark(const c10::intrusive_ptr<c10::ivalue::Future>& future, const std::exception_ptr& error);
@@ -111,6 +117,7 @@ private:
     std::condition_variable changed_;
     Stage stage_ = Stage::Unposted;
     bool subscribed_ = false;
+    int cancelled_ = 0;  // before it was posted: why
     std::size_t undone_ = 0;  // requests whose callback has not run
     std::vector<ft_request*> requests_;  // fixed once posted; freed with the operation
     std::exception_ptr error_;

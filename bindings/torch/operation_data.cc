@@ -66,11 +66,12 @@ at::Tensor Operation::in(const at::Tensor& tensor) {
     return host;
 }
 
-at::Tensor Operation::out(const at::Tensor& tensor) {
+at::Tensor Operation::out(const at::Tensor& tensor, bool sparse) {
     use_device(tensor);
     kept_.push_back(tensor);
     if (!staging_) return tensor;
     at::Tensor host = Staging::host_like(tensor);
+    if (sparse) host.zero_();
     kept_.push_back(host);
     staging_->guard_memory(tensor);
     at_end([host, tensor](Operation&) { tensor.copy_(host, /*non_blocking=*/true); });

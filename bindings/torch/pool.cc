@@ -3,8 +3,11 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <exception>
 #include <thread>
 #include <utility>
+
+#include <c10/util/Logging.h>
 
 namespace ftcomm_torch {
 namespace {
@@ -53,7 +56,9 @@ void Pool::work() {
         auto task = std::move(tasks_.front());
         tasks_.pop_front();
         lock.unlock();
-        task();
+        try {
+            task();
+        } catch (const std::exception& e) { LOG(ERROR) << "ftcomm: the end of an operation failed: " << e.what(); }
         task = nullptr;  // what it holds goes without the lock
         lock.lock();
     }

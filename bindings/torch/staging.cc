@@ -1,5 +1,6 @@
 #include "staging.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 
@@ -22,8 +23,12 @@ Staging::Staging(at::Device device)
       side_(impl_.getStreamFromGlobalPool(device)),
       ready_(device.type()),
       end_(device.type()) {
-    c10::Event start(device.type());
-    start.record(impl_.getStream(device));
+    follow();
+}
+
+void Staging::follow() {
+    c10::Event start(device_.type());
+    start.record(impl_.getStream(device_));
     start.block(side_);
 }
 
@@ -34,6 +39,7 @@ void Staging::on_side_stream(const std::function<void()>& fn) const {
 
 void Staging::fill(const at::Tensor& host, const at::Tensor& tensor) {
     guard_memory(tensor);
+    at::AutoDispatchBelowADInplaceOrView below;  // no operation of the user's graph
     on_side_stream([&] { host.copy_(tensor, /*non_blocking=*/true); });
 }
 

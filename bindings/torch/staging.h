@@ -25,8 +25,11 @@ public:
     void fill(const at::Tensor& host, const at::Tensor& tensor);
     // All fills were requested.
     void close_inputs();
-    // Blocks the calling thread (a lane's, never the user's) until the fills are done.
+    // Blocks the calling thread (a lane's, never the user's) until the fills are done. Not by looking again and again: a query from
+    // another thread would spoil a graph that the user's thread captures.
     void wait_ready();
+    // The side stream goes on after all that the caller's current stream holds now, again.
+    void follow();
     // Runs fn, which copies host to device, with the side stream current; then records the end. Leaves it current for
     // `after`, where a Future is marked: it records its own events on the current streams.
     void finish(const std::function<void()>& fn);

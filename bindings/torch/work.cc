@@ -36,9 +36,12 @@ FtWork::~FtWork() {
     if (!operation_->done()) operation_->subscribe();
 }
 
+// Who polls may use the result on its current stream then, without a word more.
 bool FtWork::isCompleted() {
     WithoutGil without;
-    return operation_->test();
+    if (!operation_->test()) return false;
+    operation_->join_stream();
+    return true;
 }
 
 bool FtWork::isSuccess() const { return operation_->done() && !operation_->error(); }
@@ -157,12 +160,21 @@ c10::intrusive_ptr<c10::ivalue::Future> FtGroupWork::getFuture() {
     for (const auto& work : works_) {
         work->getFuture()->addCallback([future, shared](c10::ivalue::Future&) {
             if (--shared->left > 0) return;
-            std::vector<at::Tensor> all;
             for (const auto& work : shared->works) {
                 if (auto error = work->exception()) {
                     future->setError(error);
                     return;
                 }
+            }
+            std::vector<at::Tensor> all;
+            try {
+                // This future's events stand for the copies of all, not of the last one alone.
+                for (const auto& work : shared->works) work->synchronize();
+            } catch (const std::exception&) {
+                future->setErrorIfNeeded(std::current_exception());
+                return;
+            }
+            for (const auto& work : shared->works) {
                 const auto part = work->result();
                 all.insert(all.end(), part.begin(), part.end());
             }

@@ -23,6 +23,7 @@ public:
     std::vector<at::Tensor> result() override;
     void synchronize() override;
     bool wait(std::chrono::milliseconds timeout) override;
+    void blockCurrentStream() override { wait(kNoTimeout); }  // torch's own would not wait for the copy back
     void abort() override;
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
     c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
@@ -47,6 +48,7 @@ public:
     std::vector<at::Tensor> result() override;
     void synchronize() override;
     bool wait(std::chrono::milliseconds timeout) override;
+    void blockCurrentStream() override { wait(kNoTimeout); }
     void abort() override;
     c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import os
 import threading
+import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ftcomm.communicator import Communicator, communicator_id
-from ftcomm.errors import ConfigError
+from ftcomm.errors import ConfigError, SystemFailure, Timeout
 from ftcomm.job import Job
 from ftcomm.options import Options
 from ftcomm.rendezvous import incarnation_from_environment, job_name, job_of_this_start, start_job
@@ -22,7 +24,7 @@ from ftcomm.torch import rendezvous
 from ftcomm.torch._extension import load
 from ftcomm.torch.shrunk import DEVICES, serve_all_devices
 
-__all__ = ["backend_of", "communicator", "create", "job_of", "others_open", "outcome"]
+__all__ = ["backend_of", "communicator", "communicator_of", "create", "job_of", "others_open", "outcome"]
 
 _POLICIES = {"raise": 0, "lossy": 1, "replay": 2}
 
@@ -69,6 +71,7 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
             policy=_POLICIES[options.policy],
             timeout=timeout,
         )
+        backend.set_on_lane(functools.partial(_uses_a_device, backend.comm_id))
         _groups[name] = backend
         return backend
 
@@ -204,17 +207,66 @@ def job_of(backend: Any) -> Job:
     return entry.job
 
 
+class _GroupCommunicator(Communicator):
+    """Its operations come after those of the group that still wait for a device, as they were called."""
+
+    def __init__(self, backend: Any) -> None:
+        policy = next(name for name, code in _POLICIES.items() if code == backend.policy)
+        super().__init__(job_of(backend), backend.comm_id, backend.comm_name, backend.slots, policy)
+        self._waits = False
+        with _made_lock:
+            _made.add(self)
+        if backend.used_lane:
+            self._uses_a_device()
+
+    def _uses_a_device(self) -> None:
+        """The compiled calls would not wait for it."""
+        self._waits = True
+        self._no_short_way()
+
+    @property
+    def _ordered(self) -> tuple[Any, int]:  # type: ignore[override]
+        if self._waits:
+            # Not held by this: a join point's communicator is held by its job, and that by the backend.
+            backend = next((one for one in list(_groups.values()) if one.comm_id == self.id), None)
+            found = _YES if backend is None else backend.drain()
+            if found == _TIMED_OUT:
+                raise Timeout(
+                    f"Operations of {self.name} still wait for this rank's device after the group's timeout, and this one comes "
+                    "after them. What was given to the device before them has not ended.",
+                    operation=f"a call on {self.name}",
+                )
+            if found == _BROKEN:
+                raise SystemFailure(
+                    f"An operation of {self.name} failed on this rank before the others could meet it: this one would meet the "
+                    "wrong ones. End this process, or make a new group."
+                )
+        return self._native
+
+
+_YES, _TIMED_OUT, _BROKEN = range(3)  # of drain()
+_made_lock = threading.Lock()
+_made: weakref.WeakSet[_GroupCommunicator] = weakref.WeakSet()
+
+
+def _uses_a_device(comm_id: int) -> None:
+    """The group's first operation that waits for a device is about to be made."""
+    with _made_lock:
+        for one in _made:
+            if one.id == comm_id:
+                one._uses_a_device()
+
+
 def communicator(group: Any = None) -> Communicator:
     """The :class:`ftcomm.Communicator` under a process group: agree, alive, failed, revoke, direct operations.
 
     Its operations and the group's are numbered together: call both in the same order on all ranks, from one thread.
     """
-    return _of(backend_of(group))
+    return communicator_of(backend_of(group))
 
 
-def _of(backend: Any) -> Communicator:
-    policy = next(name for name, code in _POLICIES.items() if code == backend.policy)
-    return Communicator(job_of(backend), backend.comm_id, backend.comm_name, backend.slots, policy)
+def communicator_of(backend: Any) -> Communicator:
+    return _GroupCommunicator(backend)
 
 
 def others_open() -> list[Communicator]:
@@ -222,7 +274,7 @@ def others_open() -> list[Communicator]:
     default = backend_of()
     with _lock:
         found = [backend for backend in _groups.values() if backend is not default and not backend.closed]
-    return [_of(backend) for backend in found]
+    return [communicator_of(backend) for backend in found]
 
 
 def outcome(work: Any) -> Outcome:

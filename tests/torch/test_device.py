@@ -262,3 +262,127 @@ def kept_for_a_second_try(context):
 
 def test_input_of_a_failed_operation(world, device):
     world(3, kept_for_a_second_try, dies=(1,), device=device)
+
+
+def polled(context):
+    """Who has seen that it is completed uses the result without a word more."""
+    size = dist.get_world_size()
+    with side_stream():
+        for _ in range(3):
+            slowly()
+            work = dist.all_reduce(t := torch.ones(1 << 20), async_op=True)
+            while not work.is_completed():
+                pass
+            assert bool((t == size).all())
+
+
+def test_polling(world, device):
+    world(2, polled, device=device)
+
+
+def several_kinds(context):
+    """In one coalesced block: the future of the block is that of all of them."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with side_stream():
+        slowly()
+        big, own, other = torch.full((1 << 20,), float(rank)), torch.full((9,), float(rank)), torch.zeros(9)
+        parts = [torch.zeros(5) for _ in range(size)]
+        backend = dist.group.WORLD._get_backend(torch.get_default_device())
+        backend._start_coalescing()
+        backend.broadcast([big], dist.BroadcastOptions())
+        backend.allgather([parts], [torch.full((5,), float(rank))])
+        backend.send([own], 1 - rank, 0)
+        backend.recv([other], 1 - rank, 0)
+        found = backend._end_coalescing().get_future().then(lambda f: [t.clone() for t in f.value()])
+        found.wait()
+        assert bool((big == 0).all())
+        assert [part[0].item() for part in parts] == [float(r) for r in range(size)]
+        assert bool((other == 1 - rank).all())
+
+
+def test_a_block_of_several_kinds(world, device):
+    world(2, several_kinds, device=device)
+
+
+def with_direct_calls(context):
+    """The group's communicator waits for its turn, also where the group's operations wait for a device."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    comm = ftcomm.torch.communicator()
+    for number in range(6):
+        if rank == number % size:
+            slowly()
+        work = dist.all_reduce(t := torch.full((1000,), float(number)), async_op=True)
+        mine = torch.full((1000,), 100.0 + number, device="cpu")
+        comm.all_reduce(mine)
+        assert bool((mine == size * (100 + number)).all())
+        work.wait()
+        assert bool((t == size * number).all())
+
+
+def test_direct_calls_in_between(world, device):
+    world(3, with_direct_calls, device=device)
+
+
+def after_the_end(context):
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3), group=group)
+    backend = group._get_backend(torch.get_default_device())
+    dist.destroy_process_group(group)
+    for _ in range(3):
+        with pytest.raises(dist.DistBackendError, match="closed"):
+            backend.allreduce([torch.ones(3)]).wait()
+    del backend
+    dist.all_reduce(t := torch.ones(3))
+    assert t.tolist() == [2.0] * 3
+
+
+def test_a_group_that_is_closed(world, device):
+    world(2, after_the_end, device=device)
+
+
+def closed_meanwhile(context):
+    """The device has not come to it, and may never come: the group can be left all the same, and the wait ends."""
+    group = dist.new_group()
+    dist.all_reduce(torch.ones(3), group=group)
+    if not on_gpu():
+        return
+    torch.cuda._sleep(40 * SLOW)
+    work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+    dist.destroy_process_group(group)
+    with pytest.raises(dist.DistBackendError, match="closed"):
+        work.wait()
+
+
+def test_closed_before_the_device_comes_to_it(world, device):
+    world(2, closed_meanwhile, device=device)
+
+
+def too_short(context):
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(2), 1)
+    else:
+        t = torch.full((5,), 7.0)
+        with pytest.raises(dist.DistBackendError, match="sizes and types"):
+            dist.recv(t, 0)
+        if on_gpu():
+            assert t.tolist() == [7.0] * 5
+
+
+def test_nothing_is_copied_of_what_failed(world, device):
+    world(2, too_short, device=device)
+
+
+def uneven_columns(context):
+    """As in uneven(), of several tensors at once."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with side_stream():
+        slowly()
+        inputs = [torch.full((4,), float(rank)), torch.full((1000 * (rank + 1),), 10.0 + rank)]
+        outputs = [[torch.zeros(4), torch.full((1000 * (r + 1),), -1.0)] for r in range(size)]
+        backend = dist.group.WORLD._get_backend(torch.get_default_device())
+        backend.allgather_coalesced(outputs, inputs).wait()
+        assert [[t.unique().tolist() for t in row] for row in outputs] == [[[r], [10.0 + r]] for r in range(size)]
+
+
+def test_uneven_columns(world, device):
+    world(3, uneven_columns, device=device)

@@ -187,10 +187,11 @@ def copy_lists(lists: Iterable[tuple[list[Any], list[Any]]]) -> None:
     # State that a step in inference mode made can be written to in that mode only.
     with torch.inference_mode():
         for tos, sources in lists:
-            torch._foreach_copy_(_as_bits(tos), _as_bits(sources))
+            if tos[0].dtype in _SHORT and any(value.device.type != "cpu" for value in (*tos, *sources)):
+                torch._foreach_copy_(_as_bits(tos), _as_bits(sources))
+            else:
+                torch._foreach_copy_(tos, sources)
 
 
 def _as_bits(values: list[Any]) -> list[Any]:
-    if values[0].device.type == "cpu" or values[0].dtype not in _SHORT:
-        return values
     return [value.view(torch.int16) for value in values]

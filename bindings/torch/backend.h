@@ -106,6 +106,8 @@ public:
     bool used_lane() const { return used_lane_; }
     // Called once, by whoever makes the first operation that waits for a device, before it.
     void set_on_lane(std::function<void()> fn) { on_lane_ = std::move(fn); }
+    // For tests of the lane where there is no device: every operation from now on waits for this.
+    void set_device(std::function<void()> fn) { device_ = std::move(fn); }
 
 private:
     // Runs `prepare(operation)`, which fills in the calls, and starts the operation; what it throws fails the Work.
@@ -150,7 +152,7 @@ private:
     std::exception_ptr broken_;  // an operation failed here before it was posted: those after it would meet others of their peers
     std::condition_variable lane_wake_, lane_idle_;
     std::atomic<bool> used_lane_{false};
-    std::function<void()> on_lane_;
+    std::function<void()> on_lane_, device_;
     std::thread lane_thread_;
 };
 
@@ -159,6 +161,7 @@ FtBackend::WorkPtr FtBackend::start(c10d::OpType type, const char* name, const T
     auto operation = std::make_shared<Operation>(getSize());
     operation->name = name;
     operation->device_limit = timeout_.load();
+    operation->device = device_;
     try {
         prepare(*operation);
         operation->prepared();

@@ -57,6 +57,14 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> tensor_future(const c10::intrus
         c10::PyObjectType::get()));
 }
 
+// Which any thread may let go.
+std::shared_ptr<py::function> held(py::function fn) {
+    return {new py::function(std::move(fn)), [](py::function* f) {
+                py::gil_scoped_acquire gil;
+                delete f;
+            }};
+}
+
 // For the direct API's calls: an ordinary dense tensor in this process's memory.
 bool view_tensor(PyObject* object, ftcomm_python::View* view) {
     if (!THPVariable_CheckExact(object)) return false;
@@ -82,14 +90,10 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
     py::class_<JobRef, std::shared_ptr<JobRef>>(m, "JobRef")
         .def(py::init([](std::uintptr_t job, py::function on_unused) {
-                 auto holder = std::shared_ptr<py::function>(new py::function(std::move(on_unused)), [](py::function* f) {
-                     py::gil_scoped_acquire gil;
-                     delete f;
-                 });
-                 return std::make_shared<JobRef>(reinterpret_cast<ft_job*>(job), [holder] {
+                 return std::make_shared<JobRef>(reinterpret_cast<ft_job*>(job), [fn = held(std::move(on_unused))] {
                      py::gil_scoped_acquire gil;
                      try {
-                         (*holder)();
+                         (*fn)();
                      } catch (py::error_already_set& e) { e.discard_as_unraisable("ftcomm: leaving the job"); }
                  });
              }),
@@ -123,15 +127,18 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
             "drain", [](FtBackend& self) { return static_cast<int>(self.drain()); }, py::call_guard<py::gil_scoped_release>())
         .def("set_on_lane",
              [](FtBackend& self, py::function fn) {
-                 auto holder = std::shared_ptr<py::function>(new py::function(std::move(fn)), [](py::function* f) {
-                     py::gil_scoped_acquire gil;
-                     delete f;
-                 });
-                 self.set_on_lane([holder] {
+                 self.set_on_lane([fn = held(std::move(fn))] {
                      py::gil_scoped_acquire gil;
                      try {
-                         (*holder)();
+                         (*fn)();
                      } catch (py::error_already_set& e) { e.discard_as_unraisable("ftcomm: the first operation on a device"); }
+                 });
+             })
+        .def("set_device",
+             [](FtBackend& self, py::function fn) {
+                 self.set_device([fn = held(std::move(fn))] {
+                     py::gil_scoped_acquire gil;
+                     (*fn)();
                  });
              })
         .def_property("stand_in", &FtBackend::stand_in, &FtBackend::set_stand_in)

@@ -46,6 +46,7 @@ public:
     std::vector<at::Tensor> result;     // the value of the future
     std::function<void()> on_end;       // profiler
     std::function<void(int code)> on_error;
+    std::function<void()> device;  // for tests: blocks until a device that is not there has come to it
     double device_limit = 0;  // seconds that wait() gives the device to come to it, where it has no limit of its own; 0: all
 
     // The host memory that the library may read (in), write (out) or both, for a tensor on any device.
@@ -65,13 +66,14 @@ public:
     void follow_caller() {
         if (staging_) staging_->follow();
     }
-    bool needs_lane() const { return staging_.has_value(); }
+    bool needs_lane() const { return staging_.has_value() || device; }
     void prepared();  // after the last in()
 
     // -- posting: by the same thread, or by the group's lane --
     void post(ft_job* job, ft_comm comm, bool by_caller);
     void fail(std::exception_ptr error);  // instead of post()
     void await_inputs() {
+        if (device) device();
         if (staging_) staging_->wait_ready();
     }
 

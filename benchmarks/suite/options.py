@@ -23,7 +23,6 @@ def parse(doc: str | None, sizes: str, argv: Sequence[str] | None = None) -> arg
     p.add_argument(
         "--device",
         choices=["cpu", "cuda"],
-        default="cpu",
         help="cuda: tensors of the first GPU for all ranks, each call with the wait for it, of torch's process groups",
     )
     p.add_argument("--no-limit", action="store_true", help="do not measure the memory's speed for the limit")

@@ -3,9 +3,9 @@
 
 #include <signal.h>
 
-#include <chrono>
 #include <utility>
 
+#include "pieces.h"
 #include "pool.h"
 
 namespace ftcomm_torch {
@@ -80,12 +80,10 @@ void FtBackend::post(Operation& operation, bool by_caller) {
         operation.post(job, id_, by_caller);
         return static_cast<int>(FT_OK);
     });
-    if (code != FT_OK) { operation.fail(closed_error(operation)); }
-}
-
-std::exception_ptr FtBackend::closed_error(const Operation& operation) const {
-    return own_error(FT_CLOSED, operation.name + ": process group " + name_ +
-                                    " is closed (destroy_process_group was called, or the job ended)");
+    if (code != FT_OK) {
+        operation.fail(own_error(FT_CLOSED, operation.name + ": process group " + name_ +
+                                                " is closed (destroy_process_group was called, or the job ended)"));
+    }
 }
 
 void FtBackend::submit(const std::shared_ptr<Operation>& operation) {
@@ -125,16 +123,11 @@ void FtBackend::break_order(const std::exception_ptr& why) {
 }
 
 FtBackend::Drained FtBackend::drain() {
-    using Clock = std::chrono::steady_clock;
-    const auto start = Clock::now();
     std::unique_lock<std::mutex> lock(order_);
-    const bool itself = std::this_thread::get_id() == lane_thread_.get_id();  // a callback of an operation that failed
-    while (!itself && !lane_idle_.wait_for(lock, std::chrono::duration<double>(kPiece), [this] { return !lane_busy_; })) {
-        lock.unlock();
-        if (const std::exception_ptr interrupt = python_interrupt()) std::rethrow_exception(interrupt);
-        const double limit = timeout_.load();
-        if (limit > 0 && std::chrono::duration<double>(Clock::now() - start).count() >= limit) return Drained::TimedOut;
-        lock.lock();
+    if (!in_lane()) {  // else it is a callback of an operation that failed
+        const auto waited = wait_in_pieces(lane_idle_, lock, timeout_.load(), [this] { return !lane_busy_; });
+        if (waited.interrupt) std::rethrow_exception(waited.interrupt);
+        if (!waited.ready) return Drained::TimedOut;
     }
     return broken_ ? Drained::Broken : Drained::Yes;
 }

@@ -116,8 +116,8 @@ private:
     WorkPtr launch(std::shared_ptr<Operation> operation, c10d::OpType type, const char* title, const Tensors& inputs);
     void submit(const std::shared_ptr<Operation>& operation);
     void post(Operation& operation, bool by_caller);
-    std::exception_ptr closed_error(const Operation& operation) const;
     void lane();
+    bool in_lane() const { return std::this_thread::get_id() == lane_thread_.get_id(); }  // with order_
     void break_order(const std::exception_ptr& why);
     Call collective(std::int32_t kind, std::chrono::milliseconds timeout) const;
     template <class Options>

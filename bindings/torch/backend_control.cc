@@ -156,8 +156,7 @@ void FtBackend::close_comm(bool tell) {
         lane_stop_ = true;
         lane_wake_.notify_one();
         // It waits for a device, which may hang: it ends by itself when that comes. Or it is this thread, in a callback.
-        const bool itself = std::this_thread::get_id() == lane_thread_.get_id();
-        if ((lane_waits_ || itself) && lane_thread_.joinable()) lane_thread_.detach();
+        if ((lane_waits_ || in_lane()) && lane_thread_.joinable()) lane_thread_.detach();
     }
     if (lane_thread_.joinable()) lane_thread_.join();
     job_->with([&](ft_job* job) { return ft_comm_close(job, id_); });

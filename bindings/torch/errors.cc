@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <utility>
 
-#include <pybind11/pybind11.h>
-
 #include "ftcomm/ftcomm.h"
 
 namespace ftcomm_torch {
@@ -110,13 +108,6 @@ int code_of(const std::exception_ptr& error) {
     } catch (const FtError& e) { return e.code; } catch (...) {
         return FT_INTERNAL;
     }
-}
-
-std::exception_ptr python_interrupt() {
-    if (Py_IsInitialized() == 0) return nullptr;
-    pybind11::gil_scoped_acquire gil;
-    if (PyErr_CheckSignals() == 0) return nullptr;
-    return std::make_exception_ptr(pybind11::error_already_set());
 }
 
 void set_error_class(PyObject* cls) {

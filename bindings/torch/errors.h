@@ -31,11 +31,6 @@ int code_of(const std::exception_ptr& error);
 void set_error_class(PyObject* cls);
 bool take_detail(int* code, std::string* detail);
 
-// What a Python signal handler raised (KeyboardInterrupt), if a signal came and this is the thread that handles it. A wait that can't be
-// woken by a signal asks from time to time: one that comes after this thread has last looked, and before it sleeps, wakes nobody.
-std::exception_ptr python_interrupt();
-constexpr double kPiece = 0.5;  // seconds
-
 // Thrown while a call is being prepared; becomes a failed Work, never an exception of the call.
 [[noreturn]] void refuse(const std::string& message, int code = 7 /* FT_INVALID */);
 

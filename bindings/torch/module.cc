@@ -65,6 +65,16 @@ std::shared_ptr<py::function> held(py::function fn) {
             }};
 }
 
+// Told to Python, which has no say in what comes of it.
+std::function<void()> notice(py::function fn, const char* what) {
+    return [fn = held(std::move(fn)), what] {
+        py::gil_scoped_acquire gil;
+        try {
+            (*fn)();
+        } catch (py::error_already_set& e) { e.discard_as_unraisable(what); }
+    };
+}
+
 // For the direct API's calls: an ordinary dense tensor in this process's memory.
 bool view_tensor(PyObject* object, ftcomm_python::View* view) {
     if (!THPVariable_CheckExact(object)) return false;
@@ -90,12 +100,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
     py::class_<JobRef, std::shared_ptr<JobRef>>(m, "JobRef")
         .def(py::init([](std::uintptr_t job, py::function on_unused) {
-                 return std::make_shared<JobRef>(reinterpret_cast<ft_job*>(job), [fn = held(std::move(on_unused))] {
-                     py::gil_scoped_acquire gil;
-                     try {
-                         (*fn)();
-                     } catch (py::error_already_set& e) { e.discard_as_unraisable("ftcomm: leaving the job"); }
-                 });
+                 return std::make_shared<JobRef>(reinterpret_cast<ft_job*>(job),
+                                                 notice(std::move(on_unused), "ftcomm: leaving the job"));
              }),
              py::arg("job"), py::arg("on_unused"))
         .def("retire", &JobRef::retire, py::call_guard<py::gil_scoped_release>())
@@ -127,12 +133,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
             "drain", [](FtBackend& self) { return static_cast<int>(self.drain()); }, py::call_guard<py::gil_scoped_release>())
         .def("set_on_lane",
              [](FtBackend& self, py::function fn) {
-                 self.set_on_lane([fn = held(std::move(fn))] {
-                     py::gil_scoped_acquire gil;
-                     try {
-                         (*fn)();
-                     } catch (py::error_already_set& e) { e.discard_as_unraisable("ftcomm: the first operation on a device"); }
-                 });
+                 self.set_on_lane(notice(std::move(fn), "ftcomm: the first operation on a device"));
              })
         .def("set_device",
              [](FtBackend& self, py::function fn) {

@@ -11,6 +11,7 @@
 #include <c10/util/Logging.h>
 
 #include "errors.h"
+#include "pieces.h"
 #include "pool.h"
 
 namespace ftcomm_torch {
@@ -110,27 +111,16 @@ void Operation::wait(double timeout) {
 
 // For the lane, which waits for the device: that may hang, behind a kernel whose peers are dead.
 void Operation::wait_posted(double timeout) {
-    using Clock = std::chrono::steady_clock;
     std::unique_lock<std::mutex> lock(mutex_);
     if (stage_ != Stage::Unposted) return;
-    const auto start = Clock::now();
-    while (!changed_.wait_for(lock, std::chrono::duration<double>(kPiece), [this] { return stage_ != Stage::Unposted; })) {
-        lock.unlock();
-        if (const std::exception_ptr interrupt = python_interrupt()) {
-            cancel(FT_INTERRUPTED);
-            subscribe();
-            std::rethrow_exception(interrupt);
-        }
-        if (timeout > 0 && std::chrono::duration<double>(Clock::now() - start).count() >= timeout) {
-            cancel(FT_TIMEOUT);
-            subscribe();
-            std::rethrow_exception(own_error(
-                FT_TIMEOUT,
-                c10::str("Timed out in ", name, ": after ", timeout,
-                         " s this rank's device has not come to it. What was given to the device before it has not ended.")));
-        }
-        lock.lock();
-    }
+    const auto waited = wait_in_pieces(changed_, lock, timeout, [this] { return stage_ != Stage::Unposted; });
+    if (waited.ready) return;
+    cancel(waited.interrupt ? FT_INTERRUPTED : FT_TIMEOUT);
+    subscribe();
+    if (waited.interrupt) std::rethrow_exception(waited.interrupt);
+    std::rethrow_exception(own_error(
+        FT_TIMEOUT, c10::str("Timed out in ", name, ": after ", timeout,
+                             " s this rank's device has not come to it. What was given to the device before it has not ended.")));
 }
 
 void Operation::wait_request(ft_request* request, double timeout) {

@@ -150,35 +150,21 @@ c10::intrusive_ptr<c10::ivalue::Future> FtGroupWork::getFuture() {
         future->markCompleted(c10::IValue(std::vector<at::Tensor>{}));
         return future;
     }
-    struct Shared {
-        std::atomic<std::size_t> left;
-        std::vector<c10::intrusive_ptr<FtWork>> works;
-    };
-    auto shared = std::make_shared<Shared>();
-    shared->left = works_.size();
-    shared->works = works_;
+    auto left = std::make_shared<std::atomic<std::size_t>>(works_.size());
     for (const auto& work : works_) {
-        work->getFuture()->addCallback([future, shared](c10::ivalue::Future&) {
-            if (--shared->left > 0) return;
-            for (const auto& work : shared->works) {
-                if (auto error = work->exception()) {
-                    future->setError(error);
-                    return;
-                }
+        work->getFuture()->addCallback([future, left, self = c10::intrusive_ptr<FtGroupWork>::reclaim_copy(this)](auto&) {
+            if (--*left > 0) return;
+            if (auto error = self->exception()) {
+                future->setError(error);
+                return;
             }
-            std::vector<at::Tensor> all;
             try {
-                // This future's events stand for the copies of all, not of the last one alone.
-                for (const auto& work : shared->works) work->synchronize();
+                self->synchronize();  // this future's events stand for the copies of all, not of the last one alone
             } catch (const std::exception&) {
                 future->setErrorIfNeeded(std::current_exception());
                 return;
             }
-            for (const auto& work : shared->works) {
-                const auto part = work->result();
-                all.insert(all.end(), part.begin(), part.end());
-            }
-            future->markCompleted(c10::IValue(std::move(all)));
+            future->markCompleted(c10::IValue(self->result()));
         });
     }
     return future;

@@ -22,7 +22,8 @@ from ftcomm.rendezvous import incarnation_from_environment, job_name, job_of_thi
 from ftcomm.request import Outcome
 from ftcomm.torch import rendezvous
 from ftcomm.torch._extension import load
-from ftcomm.torch.shrunk import DEVICES, serve_all_devices
+from ftcomm.torch.register import DEVICES
+from ftcomm.torch.shrunk import serve_all_devices
 
 __all__ = ["backend_of", "communicator", "communicator_of", "create", "job_of", "others_open", "outcome"]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["register_backend"]
+__all__ = ["DEVICES", "register_backend"]
+
+DEVICES = ("cpu", "cuda")
 
 
 def register_backend() -> None:
@@ -18,7 +20,7 @@ def register_backend() -> None:
 
     if not dist.is_available() or "FTCOMM" in dist.Backend._plugins:
         return
-    dist.Backend.register_backend("ftcomm", _create, extended_api=True, devices=["cpu", "cuda"])
+    dist.Backend.register_backend("ftcomm", _create, extended_api=True, devices=[*DEVICES])
     rendezvous.register()
 
 

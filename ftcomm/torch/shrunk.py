@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch.distributed import ProcessGroup, distributed_c10d
 
-__all__ = ["DEVICES", "serve_all_devices"]
+from ftcomm.torch.register import DEVICES
 
-DEVICES = ("cpu", "cuda")
+__all__ = ["serve_all_devices"]
 
 
 def serve_all_devices(backend_class: type) -> None:

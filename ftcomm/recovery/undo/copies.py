@@ -170,10 +170,10 @@ def _copy(value: Any) -> Any:
 
 
 def lists_of(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[list[Any], list[Any]]]:
-    """Where to copy and what, for each type and device: one call for all of them, which is one kernel on a GPU."""
-    lists: dict[tuple[Any, Any], tuple[list[Any], list[Any]]] = {}
+    """Where to copy and what, for each type and pair of devices: one call for all of them, which is one kernel on a GPU."""
+    lists: dict[tuple[Any, Any, Any], tuple[list[Any], list[Any]]] = {}
     for to, source in pairs:
-        tos, sources = lists.setdefault((to.dtype, to.device), ([], []))
+        tos, sources = lists.setdefault((to.dtype, to.device, source.device), ([], []))
         tos.append(to)
         sources.append(source)
     return list(lists.values())
@@ -187,7 +187,8 @@ def copy_lists(lists: Iterable[tuple[list[Any], list[Any]]]) -> None:
     # State that a step in inference mode made can be written to in that mode only.
     with torch.inference_mode():
         for tos, sources in lists:
-            if tos[0].dtype in _SHORT and any(value.device.type != "cpu" for value in (*tos, *sources)):
+            on_cpu = tos[0].device.type == sources[0].device.type == "cpu"
+            if tos[0].dtype in _SHORT and not on_cpu:
                 torch._foreach_copy_(_as_bits(tos), _as_bits(sources))
             else:
                 torch._foreach_copy_(tos, sources)

@@ -100,6 +100,9 @@ class Job:
         out = ffi.new("ft_job**")
         check(C.ft_job_create(config, out))
         self._handle = out[0]
+        if self._events is None:
+            # Nobody listens yet, and each event would be read under the interpreter lock while this rank recovers.
+            C.ft_job_tell(self._handle, 0)
         self.gate = gate(self.pointer)
         self._users.append(self.gate.close)
         with _registry_lock:
@@ -228,6 +231,8 @@ class Job:
     def add_listener(self, listener: Callable[[dict[str, Any]], None]) -> None:
         """``listener(event)`` for each event, on whatever thread it comes up; it must not block."""
         self._listeners.append(listener)
+        if self._handle is not None:
+            lib()[1].ft_job_tell(self._handle, 1)
 
     def _native_event(self, _context: Any, text: Any) -> None:
         event = json.loads(lib()[0].string(text).decode("utf-8", "replace"))

@@ -106,6 +106,8 @@ FT_API int ft_job_info(ft_job* job, char* out, size_t cap);  /* JSON; returns ne
 FT_API uint64_t ft_job_epoch(ft_job* job);
 FT_API int ft_job_alive(ft_job* job, uint8_t* flags /* world_size */);
 FT_API int ft_job_waiting(ft_job* job, uint8_t* flags /* world_size: replacements asking to come in */);
+/* on_event hears of all events (so at first), or with all = 0 only that this rank was voted out. */
+FT_API int ft_job_tell(ft_job* job, int32_t all);
 FT_API int ft_job_stale(ft_job* job);                  /* 1: voted out; 2: because one of its log group died: start it again */
 
 FT_API int ft_comm_create(ft_job* job, uint64_t id, const char* name, const int32_t* slots, int32_t size, int32_t policy,

@@ -106,6 +106,12 @@ int ft_job_waiting(ft_job* job, uint8_t* flags) {
     return FT_OK;
 }
 
+int ft_job_tell(ft_job* job, int32_t all) {
+    if (int rc = check(job); rc != FT_OK) return rc;
+    job->job->tell(all != 0);
+    return FT_OK;
+}
+
 int ft_job_stale(ft_job* job) {
     if (check_running(job) != FT_OK) return 0;
     Engine::Hold hold(job->job->engine());

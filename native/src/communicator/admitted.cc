@@ -15,6 +15,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     for (std::size_t r = 0; r < spec_.members.size(); ++r) {
         if (!slots.has(spec_.members[r])) continue;
         incarnations_[r] = core_.view.members[static_cast<std::size_t>(spec_.members[r])].incarnation;
+        in_view_epoch_.reset();
         came.add(static_cast<int>(r));
         agree_votes_.erase(static_cast<int>(r));  // its predecessor's
         if (spec_.members[r] != core_.self() && !replays()) p2p_.replaced(static_cast<int>(r));

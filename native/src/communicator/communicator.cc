@@ -19,6 +19,9 @@ Communicator::Communicator(Core& core, CommSpec spec, bool claimed)
               if (spec_.members[i] == core_.self()) return static_cast<int>(i);
           return -1;
       }()) {
+    rank_of_slot_.assign(core_.view.members.size(), -1);
+    for (std::size_t r = spec_.members.size(); r-- > 0;)
+        rank_of_slot_[static_cast<std::size_t>(spec_.members[r])] = static_cast<int>(r);
     rank_ = rank_of_slot(core_.self());
     FT_CHECK(rank_ >= 0, "communicator %s does not contain this rank", spec_.name.c_str());
     for (int m : spec_.members) {
@@ -34,12 +37,6 @@ void Communicator::claim(const CommSpec& spec) {
     claimed_ = true;
     spec_.name = spec.name;
     if (spec.timeout > 0) spec_.timeout = spec.timeout;
-}
-
-int Communicator::rank_of_slot(int slot) const {
-    for (std::size_t i = 0; i < spec_.members.size(); ++i)
-        if (spec_.members[i] == slot) return static_cast<int>(i);
-    return -1;
 }
 
 Status Communicator::check(const OpDesc& d) const {

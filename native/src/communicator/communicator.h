@@ -204,9 +204,9 @@ private:
     void apply(const Decision& d);
     void apply_plans();
     void read_cell();
-    int rank_of_slot(int slot) const;
+    int rank_of_slot(int slot) const { return rank_of_slot_[static_cast<std::size_t>(slot)]; }  // -1: none
     int leader() const { return voters().lowest(); }
-    RankSet in_view() const;  // ranks whose incarnation is alive in the job view
+    const RankSet& in_view() const;  // ranks whose incarnation is alive in the job view
     RankSet voters() const { return decision_.alive & in_view(); }
     std::map<int, Evidence> evidence() const;
     Bytes spec_and(const Bytes& rest) const;
@@ -337,6 +337,9 @@ private:
     bool closed_ = false;
     int rank_;
     std::vector<std::uint32_t> incarnations_;
+    std::vector<int> rank_of_slot_;
+    mutable RankSet in_view_;
+    mutable std::optional<std::uint64_t> in_view_epoch_;  // of in_view_; none: to be worked out
     PointToPoint p2p_;
     std::unique_ptr<PhasedLog> log_;  // replay
     std::unique_ptr<LoggedPairs> pairs_;  // replay: in its place

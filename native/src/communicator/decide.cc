@@ -8,20 +8,20 @@ namespace ftcomm {
 void Communicator::try_decide() {
     if (!frozen_ || cas_busy_ || excluded_ || leader() != rank_ || !core_.dead_end() || (replays() && !present())) return;
     const auto want = voters();
-    std::map<int, Vote> votes;
-    for (int r : want.list()) {
-        const auto it = votes_.find(r);
-        if (it != votes_.end() && it->second.attempt == attempt_ + 1) votes.emplace(r, it->second);
-    }
-    if (votes.size() < static_cast<std::size_t>(want.count())) {
+    auto missing = want;
+    for (const auto& [r, vote] : votes_)
+        if (vote.attempt == attempt_ + 1) missing.remove(r);
+    if (!missing.empty()) {
         if (!freeze_sent_) {
             freeze_sent_ = true;
-            RankSet missing = want - RankSet::only(rank_);
-            for (const auto& [r, vote] : votes) missing.remove(r);
+            missing.remove(rank_);
             spread_to(missing, FrameKind::Freeze, spec_and({}));
         }
         return;
     }
+    std::map<int, Vote> votes;
+    for (const auto& [r, vote] : votes_)
+        if (want.has(r) && vote.attempt == attempt_ + 1) votes.emplace_hint(votes.end(), r, vote);
     if (replays() && is_from_an_older_log(votes)) return;
     FT_POINT("vote.plan");
     PlanInput in{spec_, decision_, votes, failed(), evidence(), core_.view.epoch, core_.rules};

@@ -158,18 +158,20 @@ void NodeImpl::on_view_frame(ByteView payload) {
 // some: the winner may have died before it could. (All of them would be too many: where each rank finds out by itself that another one is
 // silent, nearly all ask. And if those who have lost are few, and die, too: then there will be another view, whose winner tells all.)
 void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest) {
-    const auto decoded = JobView::decode(bytes);
     if (core.stale) return;
+    if (const auto epoch = JobView::epoch_of(bytes);
+        epoch && *epoch <= core.view.epoch) {  // known, as most that come with a death are
+        spread_view(bytes, rest & core.view.alive());
+        return;
+    }
+    const auto decoded = JobView::decode(bytes);
     FT_CHECK(decoded.has_value() && decoded->members.size() == core.view.members.size(), "an undecodable job view");
-    const auto is_old = [&] { return decoded->epoch <= core.view.epoch; };
     // Its own: that one who has lost tells of it is as good as the authority's answer, which may be long in coming, or lost.
     if (bytes == proposed_view_ && core.rules.m14) from = ViewFrom::Winner;
-    if (!is_old()) {
-        FT_CHECK(decoded->boot == core.config.boot || !core.rules.m3, "a view of another authority");
-        for (int s : (core.view.alive() - decoded->alive()).list())
-            if (s != core.self()) core.transport.drain(s);  // M10: may finish operations, or bring its goodbye
-    }
-    if (is_old()) {  // or draining brought a newer one
+    FT_CHECK(decoded->boot == core.config.boot || !core.rules.m3, "a view of another authority");
+    for (int s : (core.view.alive() - decoded->alive()).list())
+        if (s != core.self()) core.transport.drain(s);  // M10: may finish operations, or bring its goodbye
+    if (decoded->epoch <= core.view.epoch) {  // draining brought a newer one
         spread_view(bytes, rest & core.view.alive());
         return;
     }

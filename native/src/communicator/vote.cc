@@ -16,11 +16,13 @@ std::string Communicator::cell_key() const {
     return core_.config.job + "/comm/" + id;
 }
 
-RankSet Communicator::in_view() const {
-    RankSet out;
+const RankSet& Communicator::in_view() const {
+    if (in_view_epoch_ == core_.view.epoch) return in_view_;
+    in_view_ = {};
     for (std::size_t r = 0; r < spec_.members.size(); ++r)
-        if (core_.in_view(spec_.members[r], incarnations_[r])) out.add(static_cast<int>(r));
-    return out;
+        if (core_.in_view(spec_.members[r], incarnations_[r])) in_view_.add(static_cast<int>(r));
+    in_view_epoch_ = core_.view.epoch;
+    return in_view_;
 }
 
 std::map<int, Evidence> Communicator::evidence() const {

@@ -59,6 +59,14 @@ std::optional<JobView> JobView::decode(ByteView data) {
     return v;
 }
 
+std::optional<std::uint64_t> JobView::epoch_of(ByteView data) {
+    ByteReader r(data);
+    if (r.get<std::uint32_t>() != kViewMagic) return std::nullopt;
+    r.text();
+    const auto epoch = r.get<std::uint64_t>();
+    return r.ok() ? std::optional(epoch) : std::nullopt;
+}
+
 RankSet JobView::alive() const {
     RankSet s;
     for (std::size_t i = 0; i < members.size(); ++i)

@@ -45,6 +45,8 @@ struct JobView {
     Bytes encode() const;
     static std::optional<JobView> decode(ByteView data);
 
+    static std::optional<std::uint64_t> epoch_of(ByteView data);  // of an encoded one, without the rest
+
     RankSet alive() const;
     bool is_alive(int slot, std::uint32_t incarnation) const;
     bool same_group(int a, int b) const {

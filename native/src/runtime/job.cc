@@ -21,6 +21,7 @@ Job::Job(JobConfig config)
       engine_(dispatcher_,
               [this](const NodeEvent* event, const std::string& line) {
                   if (!config_.on_event) return;
+                  if (!tells_all_ && (event == nullptr || event->kind != NodeEvent::Kind::Stale)) return;
                   // Stamped here, where it happened, not where it is delivered.
                   auto json = event_json({config_.job, config_.rank, config_.incarnation}, event, line);
                   dispatcher_.post_soon([this, json = std::move(json)] { config_.on_event(json); });

@@ -65,6 +65,9 @@ public:
     Status leave(Time timeout);             // likewise
     void close();
 
+    // Whether on_event hears of all events, or only of the one after which this process must do no more. Any thread.
+    void tell(bool all) { tells_all_.store(all, std::memory_order_relaxed); }
+
     Engine& engine() { return engine_; }
     const JobConfig& config() const { return config_; }
     bool running() const { return running_.load(std::memory_order_acquire); }
@@ -104,6 +107,7 @@ private:
     const JobConfig config_;
     const std::uint64_t job_hash_;
     const HostIdentity id_;
+    std::atomic<bool> tells_all_{true};
     Dispatcher dispatcher_;
     Engine engine_;
     IoLoop loop_;

@@ -4,6 +4,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <utility>
 
 #include "runtime/liveness.h"
 #include "transport/shm/mailbox.h"
@@ -18,6 +20,7 @@ Watch::Watch(shm::Segment& segment, shm::Instance& self, IoLoop& loop, WatchEven
     : segment_(segment), self_(self), loop_(loop), events_(events), newest_(static_cast<std::size_t>(segment.world_size())) {}
 
 void Watch::look_for_peers() {
+    bool came = false;
     for (int slot = 0; slot < segment_.world_size(); ++slot) {
         auto& known = newest_[static_cast<std::size_t>(slot)];
         auto newest = segment_.newest(slot).load(std::memory_order_acquire);
@@ -26,35 +29,55 @@ void Watch::look_for_peers() {
              i = segment_.older_instance(i))
             if (i != &self_) add(slot, i);
         known = newest;
+        came = true;
     }
+    if (came) watch_nearest();
 }
 
 void Watch::add(int slot, shm::Instance* instance) {
     Peer peer{slot, instance->incarnation, instance};
-    if (self_.pid_namespace != 0 && instance->pid_namespace == self_.pid_namespace) {
-        peer.pidfd = static_cast<int>(::syscall(SYS_pidfd_open, instance->pid, 0));
-        // Still held: its thread lives, so the process id has not gone to somebody else in between.
-        if (peer.pidfd >= 0 && !is_held(instance->liveness.load(std::memory_order_seq_cst))) {
-            ::close(peer.pidfd);
-            peer.pidfd = -1;
-        }
-    }
+    peer.no_pidfd = self_.pid_namespace == 0 || instance->pid_namespace != self_.pid_namespace;
     auto distance = [&](const Peer& p) {
         return (p.slot - static_cast<int>(self_.slot) + segment_.world_size()) % segment_.world_size();
     };
     auto at = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) { return distance(p) > distance(peer); });
     peers_.insert(at, peer);
+}
+
+void Watch::watch_nearest() {
+    int living = 0;
+    // By index: gone() runs the protocol, which may do anything but add peers.
+    for (std::size_t i = 0; i < peers_.size(); ++i) {
+        auto& peer = peers_[i];
+        if (peer.gone || ++living > kWatchedPeers) close_pidfd(peer);
+        else if (peer.pidfd < 0 && !peer.no_pidfd && !open_pidfd(peer)) {
+            peer.no_pidfd = true;  // once is enough
+            if (errno == ESRCH) ended(peer);  // nobody has its number: it is proof, where the kernel does not mark words
+        }
+    }
+}
+
+// False: there is none, for errno's reason.
+bool Watch::open_pidfd(Peer& peer) {
+    peer.pidfd = static_cast<int>(::syscall(SYS_pidfd_open, peer.instance->pid, 0));
+    if (peer.pidfd < 0) return false;
+    // Still held: its thread lives, so the process id has not gone to somebody else in between.
+    auto status = Status::error(Code::System, "");
+    if (is_held(peer.instance->liveness.load(std::memory_order_seq_cst)))
+        status = loop_.add(peer.pidfd, EPOLLIN, [this, fd = peer.pidfd](std::uint32_t) {
+            auto it = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.pidfd == fd; });
+            if (it != peers_.end()) ended(*it);
+        });
+    if (status) return true;
+    ::close(std::exchange(peer.pidfd, -1));
+    errno = 0;
+    return false;
+}
+
+void Watch::close_pidfd(Peer& peer) {
     if (peer.pidfd < 0) return;
-    auto status = loop_.add(peer.pidfd, EPOLLIN, [this, fd = peer.pidfd](std::uint32_t) {
-        auto it = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.pidfd == fd; });
-        if (it == peers_.end()) return;
-        auto word = it->instance->liveness.load(std::memory_order_acquire);
-        gone(*it, word == kClosed ? Evidence::Left : word == kLeft ? Evidence::None : Evidence::Pidfd);
-    });
-    if (status) return;
-    auto it = std::find_if(peers_.begin(), peers_.end(), [&](const Peer& p) { return p.instance == instance; });
-    ::close(it->pidfd);
-    it->pidfd = -1;
+    loop_.remove(peer.pidfd);
+    ::close(std::exchange(peer.pidfd, -1));
 }
 
 void Watch::check_liveness() {
@@ -84,15 +107,18 @@ void Watch::announce(Peer& peer, std::uint32_t word) {
         if (!other.gone && &other != &peer) shm::ring_progress(other.instance->mailbox);
 }
 
+// Its process has.
+void Watch::ended(Peer& peer) {
+    const auto word = peer.instance->liveness.load(std::memory_order_acquire);
+    gone(peer, word == kClosed ? Evidence::Left : word == kLeft ? Evidence::None : Evidence::Pidfd);
+}
+
 void Watch::gone(Peer& peer, Evidence evidence) {
-    if (peer.pidfd >= 0) {
-        loop_.remove(peer.pidfd);
-        ::close(peer.pidfd);
-        peer.pidfd = -1;
-    }
+    close_pidfd(peer);
     if (peer.gone) return;
     peer.gone = true;
     if (evidence != Evidence::None) events_.on_gone(peer.slot, peer.incarnation, evidence);
+    watch_nearest();
 }
 
 void Watch::check_ticks() {
@@ -106,22 +132,19 @@ void Watch::check_ticks() {
 }
 
 bool Watch::words(std::vector<FutexWord>* out) const {
+    int living = 0;
     for (const auto& peer : peers_) {
         if (peer.gone) continue;
+        if (++living > kWatchedPeers) break;
         auto word = peer.instance->liveness.load(std::memory_order_acquire);
         if (!is_held(word)) return false;
-        if (out->size() < kMaxFutexWords) out->push_back({&peer.instance->liveness, word});
+        out->push_back({&peer.instance->liveness, word});
     }
     return true;
 }
 
 void Watch::close() {
-    for (auto& peer : peers_) {
-        if (peer.pidfd < 0) continue;
-        loop_.remove(peer.pidfd);
-        ::close(peer.pidfd);
-        peer.pidfd = -1;
-    }
+    for (auto& peer : peers_) close_pidfd(peer);
 }
 
 void Watch::close_in_child() {

@@ -17,6 +17,11 @@ public:
     virtual void on_ticked(int slot, std::uint32_t incarnation) = 0;
 };
 
+// Each rank has a descriptor of, and sleeps on the words of, this many of its host's living others: those next to it. Whoever of them sees
+// a death rings everybody, so it is seen if only one of them can. More would be work for each sleep.
+inline constexpr int kWatchedPeers = 16;
+static_assert(kWatchedPeers < static_cast<int>(kMaxFutexWords));  // and the own bell
+
 // All calls with the engine locked.
 class Watch {
 public:
@@ -27,9 +32,8 @@ public:
     void look_for_peers();      // new incarnations
     void check_liveness();      // deaths, exits; tells everybody on the host
     void check_ticks();
-    // What to sleep on besides the own bell: as many held words as fit; a death among the others is announced by whoever
-    // watches it. Starts at the next slot up, so that each word is watched by somebody on any host size.
-    // False: something has happened to one of them: check_liveness() first.
+    // What to sleep on besides the own bell: the words of the next living ones. Between a rank and the nearest living one before it all are
+    // dead, so that one watches it, and has been rung for each of those. False: something has happened to one of them: check_liveness() first.
     bool words(std::vector<FutexWord>* out) const;
     void close();
     void close_in_child();
@@ -41,9 +45,13 @@ private:
         shm::Instance* instance;
         std::uint64_t ticks = 0;
         int pidfd = -1;
-        bool gone = false;
+        bool gone = false, no_pidfd = false;
     };
     void add(int slot, shm::Instance* instance);
+    void watch_nearest();
+    bool open_pidfd(Peer& peer);
+    void close_pidfd(Peer& peer);
+    void ended(Peer& peer);
     void gone(Peer& peer, Evidence evidence);
     void announce(Peer& peer, std::uint32_t word);
 

@@ -44,7 +44,7 @@ public:
 
     void run() {
         barrier(ScaleWorld::kWorld, "barrier");
-        if (plan_.ranks <= kMostForAllToAll) all_reduce();
+        all_reduce();
         agree();
         death(plan_.ranks / 2);
         shrink();

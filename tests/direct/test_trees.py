@@ -68,9 +68,14 @@ def test_those_on_the_way_of_a_decision_die(ranks: Ranks, transport: str, second
             assert (buf == buf[0]).all()
             seen.append(float(buf[0]))
             if step == 20:
-                comm.revoke()  # decided by the same votes: the last deaths are found out by then at the latest
+                comm.revoke()  # decided by the same votes
                 comm = comm.shrink()
-        return seen, comm.slots
+        for flag in (1, 3):  # where no call to vote was needed, a result of these is the nth that is passed on
+            agreed(comm, flag)
+        comm = comm.shrink()
+        buf = np.full(1, mine)
+        comm.all_reduce(buf)
+        return [*seen, float(buf[0])], comm.slots
 
     faults = f"rank={second},at=spread.pass_on:{nth},do=kill"
     group = ranks.start(SIZE, run, transport=transport, policy="lossy", faults=faults)
@@ -92,3 +97,33 @@ def test_one_that_is_stopped_on_the_way_is_gone_round(ranks: Ranks) -> None:
     assert others[0].value[6] == (0, 1, 3, 4)
     assert not results[2].ok
     assert "StaleEpoch" in results[2].text()
+
+
+@pytest.mark.parametrize("victim", [0, 2, SIZE - 1])
+@pytest.mark.parametrize("point", ["flat.send:9", "flat.receive:8", "flat.reduce:6", "flat.done:7"])
+def test_those_on_the_way_of_a_small_operation_die(ranks: Ranks, transport: str, victim: int, point: str) -> None:
+    """Sums, gathers and barriers, which have no fence: whoever has returned from one keeps its result for the others."""
+
+    def run(comm: Comm) -> Any:
+        seen = []
+        for step in range(30):
+            buf = np.full(3, 2.0**comm.rank)
+            who = comm.all_reduce(buf).contributors
+            assert (buf == sum(2.0**r for r in who)).all()
+            out = np.zeros(comm.size)
+            try:
+                comm.all_gather(out, np.full(1, step + 2.0**comm.rank))
+            except ftcomm.PeerFailure:  # the block of one who died in it
+                out[:] = -1
+            comm.barrier()
+            seen.append((who, out.tolist()))
+        return seen
+
+    name, _, number = point.partition(":")
+    if (name == "flat.send" and victim == SIZE - 1) or (name == "flat.receive" and victim == 0):
+        number = str(int(number) // 2)  # one message for each operation, not two
+    faults = f"rank={victim},at={name}:{number},do=kill"
+    values = ranks(SIZE, run, transport=transport, policy="lossy", faults=faults, dies={victim})
+    survivors = [r for r in range(SIZE) if r != victim]
+    assert all(values[r] == values[survivors[0]] for r in survivors)
+    assert values[survivors[0]][-1][0] == tuple(survivors)

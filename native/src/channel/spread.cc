@@ -1,7 +1,6 @@
 #include "channel/spread.h"
 
 #include <algorithm>
-#include <tuple>
 
 #include "base/check.h"
 
@@ -44,20 +43,34 @@ Bytes spread_to_one(ByteView record) {
     return w.take();
 }
 
+TreePlace place_in_tree(int n, int position, int degree) {
+    FT_CHECK(0 <= position && position < n, "position %d of %d", position, n);
+    TreePlace place;
+    place.own = {0, n};  // the part that it is in; the first one is its head
+    const auto parts_below = [&](const auto& part) {
+        for_parts(static_cast<std::size_t>(place.own.begin) + 1, static_cast<std::size_t>(place.own.end), degree,
+                  [&](std::size_t begin, std::size_t end) { part(TreePart{static_cast<int>(begin), static_cast<int>(end)}); });
+    };
+    while (place.own.begin != position) {
+        place.parent = place.own.begin;
+        auto next = place.own;
+        parts_below([&](const TreePart& part) {
+            if (part.begin <= position) next = part;
+        });
+        place.own = next;
+    }
+    parts_below([&](const TreePart& part) { place.below.push_back(part); });
+    return place;
+}
+
 SpreadPlace place_in_tree(const RankSet& ranks, int rank, int degree) {
     const auto all = ranks.list();
-    std::size_t begin = 0, end = all.size();  // the part that this rank is in; its first one is its head
+    FT_CHECK(ranks.has(rank), "rank %d is not in the tree of %s", rank, ranks.text().c_str());
+    const auto at = std::lower_bound(all.begin(), all.end(), rank) - all.begin();
+    const auto found = place_in_tree(static_cast<int>(all.size()), static_cast<int>(at), degree);
     SpreadPlace place;
-    while (begin < end && all[begin] != rank) {
-        place.parent = all[begin];
-        auto next = std::pair(end, end);
-        for_parts(begin + 1, end, degree, [&](std::size_t b, std::size_t e) {
-            if (all[b] <= rank) next = {b, e};
-        });
-        std::tie(begin, end) = next;
-    }
-    FT_CHECK(begin < end, "rank %d is not in the tree of %s", rank, ranks.text().c_str());
-    for (auto i = begin; i < end; ++i) place.part.add(all[i]);
+    if (found.parent >= 0) place.parent = all[static_cast<std::size_t>(found.parent)];
+    for (auto i = found.own.begin; i < found.own.end; ++i) place.part.add(all[static_cast<std::size_t>(i)]);
     return place;
 }
 

@@ -35,7 +35,17 @@ std::vector<SpreadFrame> spread(ByteView record, const std::vector<int>& slots, 
 // To one slot, which passes it on to nobody.
 Bytes spread_to_one(ByteView record);
 
-// The same tree for records that come together: `ranks` in order, the first one at the root.
+// The same tree for what comes together: positions 0 to n-1, the first one at the root; each part begins with its head.
+struct TreePart {
+    int begin = 0, end = 0;
+};
+struct TreePlace {
+    int parent = -1;  // -1: this is the root
+    TreePart own;  // this position, and all whose records come through it
+    std::vector<TreePart> below;
+};
+TreePlace place_in_tree(int n, int position, int degree);
+// The same of `ranks` in order.
 struct SpreadPlace {
     int parent = -1;  // -1: this rank is the root
     RankSet part;  // this rank, and all whose records come through it

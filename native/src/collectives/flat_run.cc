@@ -60,6 +60,7 @@ public:
 
     bool done() const override { return done_; }
     const FlatRoom* kept() const override { return done_ ? env_.flat : nullptr; }
+    bool is_reusable() const override { return done_; }
     const char* phase() const override { return "the others' inputs"; }
 
 private:
@@ -150,7 +151,7 @@ private:
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old) {
     if (old == nullptr) return std::make_unique<FlatRun>(std::move(env), op);
     auto* again = static_cast<FlatRun*>(old.get());
-    FT_CHECK(again->done(), "a run is to give its memory away, and is not over");
+    FT_CHECK(again->is_reusable(), "a run is to give its memory away, and is not over");
     (void)old.release();
     std::destroy_at(again);
     return std::unique_ptr<Run>(std::construct_at(again, std::move(env), op));

@@ -1,4 +1,4 @@
-// A run carries one operation (or its repair) through one attempt. Five kinds: ring, flat, direct, pull, groups. Sans-IO.
+// A run carries one operation (or its repair) through one attempt. Five kinds: ring, flat (or along a tree), direct, pull, groups. Sans-IO.
 #pragma once
 
 #include <cstdint>
@@ -47,13 +47,13 @@ struct RunEnv {
     const std::vector<int>& living;
     int position = 0;
     Rules rules{};
-    Transport* memory = nullptr;      // pull, groups, direct: reads the memory of peers
-    Bytes* scratch = nullptr;         // pull, groups
-    FlatRoom* flat = nullptr;         // flat
+    Transport* memory = nullptr;  // pull, groups, direct: reads the memory of peers
+    Bytes* scratch = nullptr;  // pull, groups
+    FlatRoom* flat = nullptr;  // flat
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
-    ResultLog* log = nullptr;         // replay
-    bool needs_inputs = true;         // until they are finals, as a death is survived: not under the policy raise
+    ResultLog* log = nullptr;  // replay
+    bool needs_inputs = true;  // until they are finals, as a death is survived: not under the policy raise
 
     int size() const { return static_cast<int>(living.size()); }
     int rank_at(int position_in) const { return living[static_cast<std::size_t>((position_in + size()) % size())]; }
@@ -82,16 +82,18 @@ public:
     virtual void start() = 0;
     virtual void on_frame(int from_rank, const FrameHeader& header, ByteView payload) = 0;
     virtual void on_writable(int slot) { (void)slot; }
+    virtual void on_tick() {}
     virtual bool done() const = 0;
     // Work that waits for no frame: done in pieces, so that ticks and other communicators get their turn between them.
     virtual bool has_work() const { return false; }
     virtual void work() {}
     // Of a run that is done and had no fence: its result, there until the run after the next begins.
     virtual const FlatRoom* kept() const { return nullptr; }
+    virtual bool is_reusable() const { return false; }  // make_flat_run may have its memory
     // What it waits for, for timeouts and `stats`: e.g. "3 segments", "fence round 1".
     virtual const char* phase() const = 0;
-    bool mismatch = false;   // a peer's sizes disagree: the communicator proposes failure
-    bool refused = false;    // the kernel does not let this rank read a living peer's memory: the same
+    bool mismatch = false;  // a peer's sizes disagree: the communicator proposes failure
+    bool refused = false;  // the kernel does not let this rank read a living peer's memory: the same
 };
 
 // The completion fence: a dissemination barrier over the living (Hensgen, Finkel, Manber 1988). When one rank is through, all
@@ -118,6 +120,8 @@ std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentR
 std::unique_ptr<Run> make_groups_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence, std::uint64_t ticket);
 // `old`: a flat run that is over, whose memory it takes, or null.
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old);
+// The same along a tree (channel/spread.h).
+std::unique_ptr<Run> make_flat_tree_run(RunEnv env, OpState& op, int degree);
 struct DirectLimits {  // bytes of what goes from one rank to another
     std::uint64_t show = 0;  // from here on it is read there, where it can be
     std::uint64_t read_bytes = 0;  // so much at a time

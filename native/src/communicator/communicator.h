@@ -179,6 +179,7 @@ private:
     std::uint64_t signature_of(const Shape& shape);
     bool reads_memory(const OpState& op, std::uint64_t from) const;
     std::uint64_t show_limit(OpKind kind) const;
+    bool goes_by_tree(const OpState& op) const;
     bool all_share_memory() const;
     std::string name_of(const OpState& op) const;
     Time timeout() const { return spec_.timeout > 0 ? spec_.timeout : core_.config.timeout; }  // of what names none itself

@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/failpoint.h"
+#include "collectives/results.h"
 #include "communicator/communicator.h"
 
 namespace ftcomm {
@@ -155,6 +156,12 @@ bool Communicator::reads_memory(const OpState& op, std::uint64_t from) const {
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
 
+// Of a flat one: what comes down has to fit a frame.
+bool Communicator::goes_by_tree(const OpState& op) const {
+    return core_.config.has_flat_trees(living_.size()) &&
+           shared_bytes(op.desc, spec_.members.size()) <= core_.sender.max_payload();
+}
+
 bool Communicator::all_share_memory() const {
     for (int r : decision_.alive.list())
         if (r != rank_ && !core_.transport.shares_memory(spec_.members[static_cast<std::size_t>(r)])) return false;
@@ -197,6 +204,9 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         const DirectLimits limits{show_limit(op.shape.kind), core_.config.read_bytes, core_.config.piece_bytes};
         run_ = make_direct_run(env(), op, limits, core_.fresh_ticket());
         core_.host.trace("run.direct");
+    } else if (flat && goes_by_tree(op)) {
+        run_ = make_flat_tree_run(env(), op, core_.config.spread_degree);
+        core_.host.trace("run.tree");
     } else if (flat) {
         run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
@@ -322,7 +332,7 @@ void Communicator::finish_current(Status status) {
     auto op = std::move(queue.front());
     queue.pop_front();
     const auto* kept = run_ != nullptr && status.ok() ? run_->kept() : nullptr;
-    if (kept != nullptr) idle_flat_ = std::move(run_);
+    if (kept != nullptr && run_->is_reusable()) idle_flat_ = std::move(run_);
     else run_.reset();
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;

@@ -1,0 +1,184 @@
+// What flat_run.cc does, where ranks are many: along a tree, 2(n-1) messages and not n(n-1), none to more than `degree` and its one above. A rank
+// sends up what it and those below it have, once all of that is here; the first one has all, and its result comes down. A sum is made in the
+// order of ranks, part by part, and once: all have the same bits. No fence either: what came down left when all had entered, so it is kept until
+// the next operation shows that all have it (C6). Who dies on the way takes with it what it has not passed on; whoever has the result hands it out.
+#include <cstring>
+#include <memory>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "base/reduce.h"
+#include "channel/spread.h"
+#include "collectives/run.h"
+
+namespace ftcomm {
+
+namespace {
+
+enum Way : std::uint32_t { kUp, kDown, kWaits };  // FrameHeader::segment
+constexpr int kPatience = 2;  // ticks
+
+class FlatTreeRun final : public Run {
+public:
+    FlatTreeRun(RunEnv env, OpState& op, int degree)
+        : env_(std::move(env)),
+          op_(op),
+          sums_(op.shape.runs_as() == OpKind::AllReduce),
+          gathers_(op.shape.kind == OpKind::AllGather),
+          bytes_(static_cast<std::size_t>(op.desc.count * size_of(op.desc.dtype))),
+          place_(place_in_tree(env_.size(), env_.position, degree)) {
+        auto& flat = *env_.flat;
+        // The result, and of a sum behind it this rank's input, which may be scaled, and those from below.
+        const auto blocks = gathers_ ? static_cast<std::size_t>(env_.size()) : sums_ ? place_.below.size() + 2 : 1;
+        if (flat.room.size() < bytes_ * blocks) flat.room.resize(bytes_ * blocks);
+        flat.parts.resize(sums_ ? place_.below.size() + 1 : 0);
+        heard_.resize(place_.below.size());
+    }
+
+    ~FlatTreeRun() override {
+        if (!done_ && env_.flat->room.size() > FlatRoom::kMuch) env_.flat->room = Bytes();
+    }
+
+    void start() override {
+        put_in_own();
+        send_up_when_complete();
+    }
+
+    void on_frame(int from, const FrameHeader& h, ByteView payload) override {
+        if (h.kind != FrameKind::Flat || h.segment == kWaits) return;
+        if (h.segment == kDown) {
+            FT_CHECK(place_.parent >= 0 && from == env_.rank_at(place_.parent), "a result from rank %d, which is not above",
+                     from);
+            check_size(from, payload, whole());
+            FT_POINT("flat.receive");
+            finish(payload);
+            return;
+        }
+        std::size_t i = 0;
+        while (i < place_.below.size() && env_.rank_at(place_.below[i].begin) != from) ++i;
+        FT_CHECK(i < place_.below.size(), "an input from rank %d, which is not below", from);
+        check_size(from, payload, bytes_of(place_.below[i]));
+        if (heard_[i]) return;
+        put_in(i, payload);
+        heard_[i] = true;
+        ++arrived_;
+        FT_POINT("flat.receive");
+        send_up_when_complete();
+    }
+
+    // Who waits for those below has said nothing to anybody. If they called something else, which failed at once (a dead root), they
+    // would never hear of it, and nothing would come from them.
+    void on_tick() override {
+        if (arrived_ == place_.below.size() || ++ticks_ != kPatience) return;
+        for (std::size_t i = 0; i < place_.below.size(); ++i)
+            if (!heard_[i]) send(place_.below[i].begin, kWaits, {});
+    }
+
+    bool done() const override { return done_; }
+    const FlatRoom* kept() const override { return done_ ? env_.flat : nullptr; }
+    const char* phase() const override { return arrived_ < place_.below.size() ? "the inputs below" : "the result"; }
+
+private:
+    static void check_size(int from, ByteView payload, std::size_t expected) {
+        FT_CHECK(payload.size() == expected, "%zu bytes from rank %d, expected %zu", payload.size(), from, expected);
+    }
+    std::byte* room(std::size_t block = 0) { return env_.flat->room.data() + block * bytes_; }
+    std::size_t whole() const { return gathers_ ? bytes_ * static_cast<std::size_t>(env_.size()) : bytes_; }
+    // All members take part in what is no sum: a rank's position is the rank.
+    bool has_root(const TreePart& part) const { return part.begin <= op_.shape.root && op_.shape.root < part.end; }
+    // What comes from a part: of a sum its sum, of a gather its blocks, of a broadcast the root's data, or that all are there.
+    std::size_t bytes_of(const TreePart& part) const {
+        if (gathers_) return bytes_ * static_cast<std::size_t>(part.end - part.begin);
+        return sums_ || has_root(part) ? bytes_ : 0;
+    }
+    std::size_t place_of(const TreePart& part) const { return gathers_ ? static_cast<std::size_t>(part.begin) : 0; }
+
+    void put_in_own() {
+        const TreePart own{env_.position, env_.position + 1};
+        if (!sums_) {
+            const auto bytes = bytes_of(own);
+            if (bytes > 0)
+                std::memcpy(room(place_of(own)), op_.result(gathers_ ? static_cast<std::uint32_t>(env_.rank) : 0), bytes);
+            return;
+        }
+        const auto* mine = op_.input();
+        if (op_.desc.op == ReduceOp::PremulSum) {
+            auto* scaled = room(1);
+            scale(op_.desc.dtype, scaled, mine, op_.desc.count, op_.desc.factor);
+            mine = scaled;
+        }
+        env_.flat->parts[0] = mine;
+    }
+
+    void put_in(std::size_t i, ByteView payload) {
+        auto* to = room(sums_ ? i + 2 : place_of(place_.below[i]));
+        if (!payload.empty()) std::memcpy(to, payload.data(), payload.size());
+        if (sums_) env_.flat->parts[i + 1] = to;
+        else if (gathers_)
+            for (int r = place_.below[i].begin; r < place_.below[i].end; ++r) take(static_cast<std::uint32_t>(r));
+        else if (!payload.empty()) take(0);
+    }
+
+    void send_up_when_complete() {
+        if (arrived_ < place_.below.size()) return;
+        const bool first = place_.parent < 0;
+        if (sums_) {
+            FT_POINT("flat.reduce");
+            const bool divides = first && op_.desc.op == ReduceOp::Avg;
+            combine(op_.desc.dtype, op_.desc.op, room(), env_.flat->parts, op_.desc.count,
+                    divides ? static_cast<std::uint32_t>(op_.team.count()) : 1);
+        }
+        if (first) {
+            finish({room(), whole()});
+            return;
+        }
+        send(place_.parent, kUp, {room(place_of(place_.own)), bytes_of(place_.own)});
+    }
+
+    void send(int position, Way way, ByteView payload) {
+        auto h = env_.header(FrameKind::Flat, op_);
+        h.segment = way;
+        env_.sender.send(env_.slot_of(env_.rank_at(position)), h, payload);
+        FT_POINT("flat.send");
+    }
+
+    void finish(ByteView result) {
+        for (const auto& part : place_.below) send(part.begin, kDown, result);  // first: they wait for it
+        if (result.data() != room() && !result.empty()) std::memcpy(room(), result.data(), result.size());
+        if (sums_) {
+            // All inputs are in it, and nothing can fail any more (invariant B).
+            if (op_.is_part()) op_.desc.recv = room();
+            else if (bytes_ > 0) std::memcpy(op_.desc.recv, room(), bytes_);
+            for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, op_.team);
+        } else if (bytes_ > 0) {
+            for (std::uint32_t b = 0; b < (gathers_ ? op_.grid.blocks : 1); ++b) take(b);
+        }
+        done_ = true;
+        FT_POINT("flat.done");
+    }
+
+    // A block is final as it comes, whole, from who has put it in (invariant B).
+    void take(std::uint32_t block) {
+        if (bytes_ == 0 || op_.label(block) == LabelKind::Final) return;  // or it is done again
+        std::memcpy(op_.result(block), room(gathers_ ? block : 0), bytes_);
+        op_.set_final(block, RankSet::only(gathers_ ? static_cast<int>(block) : op_.shape.root));
+    }
+
+    RunEnv env_;
+    OpState& op_;
+    const bool sums_, gathers_;
+    const std::size_t bytes_;  // of a block
+    const TreePlace place_;
+    std::vector<bool> heard_;  // of the parts below
+    std::size_t arrived_ = 0;
+    int ticks_ = 0;
+    bool done_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Run> make_flat_tree_run(RunEnv env, OpState& op, int degree) {
+    return std::make_unique<FlatTreeRun>(std::move(env), op, degree);
+}
+
+}  // namespace ftcomm

@@ -37,7 +37,7 @@ constexpr Rule kRules[] = {
     {"M13", "join at a join point"},
     {"M14", "the winner of a view tells all", 850},
     {"M16", "a record is passed on in its sender's view", 5650},
-    {"M17", "a vote for an agree counts in its view", 11500},
+    {"M17", "a vote along a tree counts in its view", 11500},
     {"L1", "replay skips sending, never logging"},
     {"L2", "a restart voids its checkpoint vote"},
     {"L3", "no checkpoint while a message is under way"},

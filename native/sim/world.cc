@@ -85,6 +85,7 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.eager_limit = scenario_.eager_limit;
     c.spread_degree = scenario_.spread_degree;
     c.flat_trees = scenario_.flat_trees;
+    c.vote_trees = scenario_.vote_trees;
     c.mutations = mutations_;
     c.initial_view = initial_view_;
     if (scenario_.replay) {

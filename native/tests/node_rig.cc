@@ -291,6 +291,12 @@ RequestPtr Rig::sum(int slot, std::int64_t& value, CommId id) {
 
 bool Rig::traced(int slot, const std::string& transition) { return peer(slot).transitions.count(transition) > 0; }
 
+std::size_t Rig::decisions(int slot) {
+    const auto& events = peer(slot).events;
+    return static_cast<std::size_t>(
+        std::count_if(events.begin(), events.end(), [](const NodeEvent& e) { return e.kind == NodeEvent::Kind::Decided; }));
+}
+
 bool Rig::removed(int by, int slot, Evidence why) {
     const auto& events = peer(by).events;
     return std::any_of(events.begin(), events.end(), [&](const NodeEvent& e) {

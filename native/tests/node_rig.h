@@ -82,6 +82,7 @@ public:
     RequestPtr sum(int slot, std::int64_t& value, CommId id = kComm);
 
     bool traced(int slot, const std::string& transition);
+    std::size_t decisions(int slot);  // that it has applied
     bool removed(int by, int slot, Evidence why);  // it has seen the slot leave the view for this reason
 
 private:

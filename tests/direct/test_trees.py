@@ -127,3 +127,16 @@ def test_those_on_the_way_of_a_small_operation_die(ranks: Ranks, transport: str,
     survivors = [r for r in range(SIZE) if r != victim]
     assert all(values[r] == values[survivors[0]] for r in survivors)
     assert values[survivors[0]][-1][0] == tuple(survivors)
+
+
+def test_small_sums_of_float16_along_a_tree_are_rounded_once(ranks: Ranks) -> None:
+    """The one furthest from the root has 2048, to which the others add 1 each on its way: a tie in float16, each time."""
+
+    def run(comm: Comm) -> list[float]:
+        total, mean, scaled = (np.full(64, x, np.float16) for x in (2048 if comm.rank == SIZE - 1 else 1, 60000, 1))
+        comm.all_reduce(total, algorithm="flat")
+        comm.all_reduce(mean, "avg", algorithm="flat")
+        comm.all_reduce(scaled, "premul_sum", algorithm="flat", factor=0.1)
+        return [float(total.min()), float(mean.max()), float(scaled[0])]
+
+    assert ranks(SIZE, run) == [[2052.0, float(np.float16(60000)), 0.5]] * SIZE

@@ -58,6 +58,16 @@ bool is_narrow_float(DType dtype) {
     return dtype == DType::Float16 || dtype == DType::BFloat16 || dtype == DType::Float8E4M3 || dtype == DType::Float8E5M2;
 }
 
+void widen(DType dtype, float* dst, const void* src, std::size_t count) {
+    FT_CHECK(is_narrow_float(dtype), "%s in float32", to_string(dtype));
+    reduce_kernels().widen(dtype, dst, src, count);
+}
+
+void narrow(DType dtype, void* dst, const float* src, std::size_t count) {
+    FT_CHECK(is_narrow_float(dtype), "%s in float32", to_string(dtype));
+    reduce_kernels().narrow(dtype, dst, src, count);
+}
+
 namespace {
 
 // A block of each input after the other, so that what is there of the result stays in the first-level cache.

@@ -15,6 +15,8 @@ bool reduce_supported(DType dtype, ReduceOp op);
 
 // Added in float32 and rounded: the 8- and 16-bit floats.
 bool is_narrow_float(DType dtype);
+void widen(DType dtype, float* dst, const void* src, std::size_t count);
+void narrow(DType dtype, void* dst, const float* src, std::size_t count);  // to the nearest even
 
 // dst[i] = op(a[i], b[i]) for count elements; dst may be a or b, no other overlap; pointers need no alignment.
 // Avg and PremulSum add. 16-bit and 8-bit floats are added in float32 and rounded once (nearest even).

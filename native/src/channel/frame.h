@@ -24,6 +24,7 @@ enum class FrameKind : std::uint8_t {
     Replaying = 13,  // replay: the sender does again what a process before it has done, and gets on with it
     RestoreAsk = 14,  // replay: the sender has lost its log, and asks what the receiver has of it (communicator/restore.h)
     RestoreReply = 15,
+    Votes = 16,  // as Vote, of the sender and those below it in a tree; aux = the view's epoch
     // collectives
     Enter =
         32,  // receiver of data to its sender: entered, go; of a gather, scatter, all-to-all: with what it has for the other, or where

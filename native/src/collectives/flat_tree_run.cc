@@ -1,7 +1,8 @@
 // What flat_run.cc does, where ranks are many: along a tree, 2(n-1) messages and not n(n-1), none to more than `degree` and its one above. A rank
 // sends up what it and those below it have, once all of that is here; the first one has all, and its result comes down. A sum is made in the
-// order of ranks, part by part, and once: all have the same bits. No fence either: what came down left when all had entered, so it is kept until
-// the next operation shows that all have it (C6). Who dies on the way takes with it what it has not passed on; whoever has the result hands it out.
+// order of ranks, part by part, and once: all have the same bits (8- and 16-bit floats go up as float32, and are rounded once). No fence
+// either: what came down left when all had entered, so it is kept until the next operation shows that all have it (C6). Who dies on the way
+// takes with it what it has not passed on; whoever has the result hands it out.
 #include <cstring>
 #include <memory>
 
@@ -25,12 +26,13 @@ public:
           op_(op),
           sums_(op.shape.runs_as() == OpKind::AllReduce),
           gathers_(op.shape.kind == OpKind::AllGather),
+          wide_(sums_ && is_narrow_float(op.desc.dtype)),
           bytes_(static_cast<std::size_t>(op.desc.count * size_of(op.desc.dtype))),
+          sum_bytes_(wide_ ? op.desc.count * sizeof(float) : bytes_),
           place_(place_in_tree(env_.size(), env_.position, degree)) {
         auto& flat = *env_.flat;
-        // The result, and of a sum behind it this rank's input, which may be scaled, and those from below.
-        const auto blocks = gathers_ ? static_cast<std::size_t>(env_.size()) : sums_ ? place_.below.size() + 2 : 1;
-        if (flat.room.size() < bytes_ * blocks) flat.room.resize(bytes_ * blocks);
+        const auto size = sums_ ? start_of_sum(place_.below.size() + 1) : whole();
+        if (flat.room.size() < size) flat.room.resize(size);
         flat.parts.resize(sums_ ? place_.below.size() + 1 : 0);
         heard_.resize(place_.below.size());
     }
@@ -83,13 +85,20 @@ private:
         FT_CHECK(payload.size() == expected, "%zu bytes from rank %d, expected %zu", payload.size(), from, expected);
     }
     std::byte* room(std::size_t block = 0) { return env_.flat->room.data() + block * bytes_; }
+    // Behind the result of a sum: what this rank puts in, where that is not its input as it is, and what comes from below.
+    std::size_t start_of_sum(std::size_t i) const {
+        const auto rounded = [](std::size_t n) { return (n + 15) & ~std::size_t{15}; };
+        return rounded(bytes_) + i * rounded(sum_bytes_);
+    }
+    std::byte* sum(std::size_t i) { return env_.flat->room.data() + start_of_sum(i); }
+    float* wide_sum() { return reinterpret_cast<float*>(sum(0)); }
     std::size_t whole() const { return gathers_ ? bytes_ * static_cast<std::size_t>(env_.size()) : bytes_; }
     // All members take part in what is no sum: a rank's position is the rank.
     bool has_root(const TreePart& part) const { return part.begin <= op_.shape.root && op_.shape.root < part.end; }
     // What comes from a part: of a sum its sum, of a gather its blocks, of a broadcast the root's data, or that all are there.
     std::size_t bytes_of(const TreePart& part) const {
         if (gathers_) return bytes_ * static_cast<std::size_t>(part.end - part.begin);
-        return sums_ || has_root(part) ? bytes_ : 0;
+        return sums_ ? sum_bytes_ : has_root(part) ? bytes_ : 0;
     }
     std::size_t place_of(const TreePart& part) const { return gathers_ ? static_cast<std::size_t>(part.begin) : 0; }
 
@@ -102,16 +111,20 @@ private:
             return;
         }
         const auto* mine = op_.input();
+        const auto n = op_.desc.count;
+        if (wide_) {
+            widen(op_.desc.dtype, wide_sum(), mine, n);
+            mine = sum(0);
+        }
         if (op_.desc.op == ReduceOp::PremulSum) {
-            auto* scaled = room(1);
-            scale(op_.desc.dtype, scaled, mine, op_.desc.count, op_.desc.factor);
-            mine = scaled;
+            scale(type_of_sums(), sum(0), mine, n, op_.desc.factor);
+            mine = sum(0);
         }
         env_.flat->parts[0] = mine;
     }
 
     void put_in(std::size_t i, ByteView payload) {
-        auto* to = room(sums_ ? i + 2 : place_of(place_.below[i]));
+        auto* to = sums_ ? sum(i + 1) : room(place_of(place_.below[i]));
         if (!payload.empty()) std::memcpy(to, payload.data(), payload.size());
         if (sums_) env_.flat->parts[i + 1] = to;
         else if (gathers_)
@@ -119,20 +132,24 @@ private:
         else if (!payload.empty()) take(0);
     }
 
+    DType type_of_sums() const { return wide_ ? DType::Float32 : op_.desc.dtype; }
+
     void send_up_when_complete() {
         if (arrived_ < place_.below.size()) return;
         const bool first = place_.parent < 0;
         if (sums_) {
             FT_POINT("flat.reduce");
             const bool divides = first && op_.desc.op == ReduceOp::Avg;
-            combine(op_.desc.dtype, op_.desc.op, room(), env_.flat->parts, op_.desc.count,
+            const auto n = op_.desc.count;
+            combine(type_of_sums(), op_.desc.op, wide_ ? sum(0) : room(), env_.flat->parts, n,
                     divides ? static_cast<std::uint32_t>(op_.team.count()) : 1);
+            if (wide_ && first) narrow(op_.desc.dtype, room(), wide_sum(), n);
         }
         if (first) {
             finish({room(), whole()});
             return;
         }
-        send(place_.parent, kUp, {room(place_of(place_.own)), bytes_of(place_.own)});
+        send(place_.parent, kUp, {wide_ ? sum(0) : room(place_of(place_.own)), bytes_of(place_.own)});
     }
 
     void send(int position, Way way, ByteView payload) {
@@ -166,8 +183,8 @@ private:
 
     RunEnv env_;
     OpState& op_;
-    const bool sums_, gathers_;
-    const std::size_t bytes_;  // of a block
+    const bool sums_, gathers_, wide_;
+    const std::size_t bytes_, sum_bytes_;  // of a block, of a sum on its way up
     const TreePlace place_;
     std::vector<bool> heard_;  // of the parts below
     std::size_t arrived_ = 0;

@@ -51,8 +51,9 @@ void Communicator::send_agree_votes_on() {
 void Communicator::on_agree_votes(int from, std::uint64_t epoch, ByteView body) {
     if (epoch != core_.view.epoch && core_.rules.m17) {
         core_.host.trace(epoch > core_.view.epoch ? "agree.votes_held" : "agree.votes_outdated");
-        if (epoch > core_.view.epoch) held_votes_.push_back({from, epoch, Bytes(body.begin(), body.end())});
-        else core_.tell_view(spec_.members[static_cast<std::size_t>(from)]);  // whoever was to pass it on may have ended
+        if (epoch > core_.view.epoch) held_votes_.push_back({from, FrameKind::AgreeVote, epoch, Bytes(body.begin(), body.end())});
+        else if (in_view().has(from))
+            core_.tell_view(spec_.members[static_cast<std::size_t>(from)]);  // whoever was to pass it on may have ended
         return;
     }
     ByteReader r(body);
@@ -70,7 +71,10 @@ void Communicator::on_agree_votes(int from, std::uint64_t epoch, ByteView body) 
 void Communicator::take_held_votes() {
     std::vector<HeldVotes> held;
     held.swap(held_votes_);
-    for (const auto& h : held) on_agree_votes(h.from, h.epoch, h.body);
+    for (const auto& h : held) {
+        if (h.kind == FrameKind::Votes) on_votes(h.from, h.epoch, h.body);
+        else on_agree_votes(h.from, h.epoch, h.body);
+    }
 }
 
 void Communicator::on_agree_vote(int rank, const AgreeVote& vote) {

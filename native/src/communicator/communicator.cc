@@ -250,6 +250,7 @@ void Communicator::on_tick() {
         end_group_resume(Status::error(Code::Timeout, "Timed out: not all of this rank's log group have come to resume"));
     // For a whole tick: the view that they are from may have been lost on its way.
     if (!held_votes_.empty() || !held_records_.empty()) core_.wants_view = true;
+    hurry_votes();
     if (run_ != nullptr && !frozen_) run_->on_tick();
     if (open_.empty()) return;
     auto& op = *open_.front();

@@ -137,8 +137,9 @@ private:
         RankSet acked;
         bool operator==(const AgreeVote&) const = default;
     };
-    struct HeldVotes {  // for agree or shrink
+    struct HeldVotes {
         int from;
+        FrameKind kind;
         std::uint64_t epoch;
         Bytes body;
     };
@@ -189,7 +190,7 @@ private:
     bool wishes_now() const;  // a proposal that the next vote can answer: not one for a queued operation
     void freeze();
     Vote build_vote() const;
-    void send_vote();
+    void send_vote(bool calls = false);  // calls: the leader may not know yet that there is something to vote on
     void on_vote(int rank, Vote vote);
     void on_freeze(std::uint32_t attempt);
     void look_again();
@@ -320,6 +321,14 @@ private:
     void learn_failures(const Decision& d);
     void note_failure(std::uint64_t seq, const Cause& cause);
 
+    // vote_tree.cc
+    bool votes_by_tree() const;
+    bool has_vote_of_this_view(int rank) const;
+    void send_votes_on();
+    void send_votes(int to, const RankSet& ranks);
+    void on_votes(int from, std::uint64_t epoch, ByteView body);
+    void hurry_votes();
+
     // agree.cc; agree_votes.cc: how votes come to the leader
     void send_agree_vote();
     void on_agree_votes(int from, std::uint64_t epoch, ByteView body);
@@ -387,6 +396,8 @@ private:
     std::uint64_t since_ = 0;  // the last admission that let somebody into this communicator
     Bytes ahead_;  // a record from after an admission that this rank has not heard of yet
     std::map<int, Vote> votes_;
+    std::pair<std::uint64_t, std::uint32_t> votes_sent_, votes_waited_;  // vote_tree.cc: in which epoch, for which attempt
+    int vote_ticks_ = 0;
     std::vector<Proposal> proposals_;
     MyAgree agree_;
     std::map<int, AgreeVote> agree_votes_;

@@ -85,8 +85,9 @@ struct NodeConfig {
         4u << 20;  // of another's memory at a time: ticks and other communicators get their turn in between
     std::uint64_t eager_limit = 65536;
     int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)
-    bool flat_trees = true;  // and small operations, where ranks are more than go straight
+    bool flat_trees = true, vote_trees = true;  // and small operations, and votes, where ranks are more than go straight
     bool has_flat_trees(std::size_t ranks) const { return flat_trees && ranks > static_cast<std::size_t>(spread_degree) + 1; }
+    bool has_vote_trees(int ranks) const { return vote_trees && ranks > spread_degree + 1; }
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M17"
     // Policy replay: where this rank logs, and finds what processes before it have logged. All communicators of the job are replay then.
     Log* log = nullptr;

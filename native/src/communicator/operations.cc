@@ -156,10 +156,11 @@ bool Communicator::reads_memory(const OpState& op, std::uint64_t from) const {
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
 
-// Of a flat one: what comes down has to fit a frame.
+// Of a flat one: what goes up, sums in float32 at least, and what comes down have to fit a frame.
 bool Communicator::goes_by_tree(const OpState& op) const {
-    return core_.config.has_flat_trees(living_.size()) &&
-           shared_bytes(op.desc, spec_.members.size()) <= core_.sender.max_payload();
+    auto bytes = shared_bytes(op.desc, spec_.members.size());
+    if (reduces(op.shape.kind)) bytes = std::max(bytes, op.desc.count * sizeof(float));
+    return core_.config.has_flat_trees(living_.size()) && bytes <= core_.sender.max_payload();
 }
 
 bool Communicator::all_share_memory() const {
@@ -285,7 +286,7 @@ void Communicator::on_collective(int from, const FrameHeader& h, ByteView payloa
         // It failed at once here (a dead root), yet a peer runs it: the peer called something else, and waits for us.
         core_.host.trace("mismatch.late");
         freeze();
-        send_vote();  // it says that this rank is past the operation: the plan takes it for the disagreement it is
+        send_vote(true);  // it says that this rank is past the operation: the plan takes it for the disagreement it is
         return;
     }
     if (h.attempt <= attempt_ && h.seq <= finished) return;
@@ -378,7 +379,7 @@ void Communicator::finish_current(Status status) {
     if (others_run_it && core_.dead_end()) {  // as in on_collective: a disagreement that came before we did
         core_.host.trace("mismatch.late");
         freeze();
-        send_vote();
+        send_vote(true);
     }
 }
 

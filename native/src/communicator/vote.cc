@@ -136,7 +136,7 @@ Vote Communicator::build_vote() const {
     return v;
 }
 
-void Communicator::send_vote() {
+void Communicator::send_vote(bool calls) {
     if (!frozen_ || !core_.dead_end() || (replays() && (!present() || restore_ != nullptr))) return;
     const auto vote = build_vote();
     votes_[rank_] = vote;
@@ -147,10 +147,14 @@ void Communicator::send_vote() {
         return;
     }
     if (to < 0) return;
-    ByteWriter w;
-    vote.encode(w);
-    FT_POINT("vote.send");
-    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], control(FrameKind::Vote), spec_and(w.take()));
+    const bool tree = votes_by_tree();
+    if (!tree || calls || !vote.proposals.empty()) {
+        ByteWriter w;
+        vote.encode(w);
+        FT_POINT("vote.send");
+        core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], control(FrameKind::Vote), spec_and(w.take()));
+    }
+    if (tree) send_votes_on();
 }
 
 void Communicator::on_vote(int rank, Vote vote) {
@@ -257,6 +261,14 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
             auto vote = Vote::decode(body);
             FT_CHECK(r.ok() && vote.has_value(), "an undecodable vote from rank %d", from);
             on_vote(from, std::move(*vote));
+            return;
+        }
+        case FrameKind::Votes: {
+            ByteReader r(payload);
+            decode_spec(r);
+            const auto body = r.bytes();
+            FT_CHECK(r.ok(), "undecodable votes from rank %d", from);
+            on_votes(from, h.aux, body);
             return;
         }
         case FrameKind::RestoreAsk:

@@ -1,0 +1,119 @@
+// How the votes after a death come to the leader where voters are many: as those for an agree (agree_votes.cc), along the tree of a view, each
+// rank's with those of all that are below it, and in the view that they were sent in (M17). Who wishes for something, or has found out that others
+// do something else, sends its vote straight to the leader as well, which may not know yet that there is something to decide.
+//
+// Who waits for those below for long does so, too, with what it has: they may not have made the communicator, and the leader calls them. (Where
+// all know of a death from the view, nobody waits.) Under replay votes go straight: a rank that asks for its lost log takes its vote back.
+#include "base/check.h"
+#include "base/failpoint.h"
+#include "channel/spread.h"
+#include "communicator/communicator.h"
+
+namespace ftcomm {
+
+namespace {
+constexpr int kPatience = 2;  // ticks
+}
+
+bool Communicator::votes_by_tree() const { return !replays() && core_.config.has_vote_trees(voters().count()); }
+
+bool Communicator::has_vote_of_this_view(int rank) const {
+    const auto it = votes_.find(rank);
+    return it != votes_.end() && it->second.attempt == attempt_ + 1 && it->second.view_epoch == core_.view.epoch;
+}
+
+void Communicator::send_votes_on() {
+    if (!frozen_ || !core_.dead_end() || !votes_by_tree()) return;
+    const auto tree = voters();
+    const std::pair now(core_.view.epoch, attempt_ + 1);
+    if (tree.lowest() == rank_ || !tree.has(rank_) || votes_sent_ == now) return;
+    const auto place = place_in_tree(tree, rank_, core_.config.spread_degree);
+    for (int r : place.part.list())
+        if (!has_vote_of_this_view(r)) return;
+    votes_sent_ = now;
+    send_votes(place.parent, place.part);
+}
+
+void Communicator::send_votes(int to, const RankSet& ranks) {
+    std::vector<std::pair<Bytes, RankSet>> votes;  // those that say the same have one entry
+    for (int r : ranks.list()) {
+        ByteWriter w;
+        votes_[r].encode(w);
+        auto bytes = w.take();
+        auto same = votes.begin();
+        while (same != votes.end() && same->first != bytes) ++same;
+        if (same == votes.end()) same = votes.insert(same, {std::move(bytes), {}});
+        same->second.add(r);
+    }
+    ByteWriter w;
+    w.put(static_cast<std::uint32_t>(votes.size()));
+    for (const auto& [vote, from] : votes) w.ranks(from).bytes(vote);
+    auto header = control(FrameKind::Votes);
+    header.aux = core_.view.epoch;
+    FT_POINT("vote.send");
+    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], header, spec_and(w.take()));
+}
+
+void Communicator::on_votes(int from, std::uint64_t epoch, ByteView body) {
+    if (epoch != core_.view.epoch && core_.rules.m17) {
+        core_.host.trace(epoch > core_.view.epoch ? "votes.held" : "votes.outdated");
+        if (epoch > core_.view.epoch) held_votes_.push_back({from, FrameKind::Votes, epoch, Bytes(body.begin(), body.end())});
+        else if (in_view().has(from)) core_.tell_view(spec_.members[static_cast<std::size_t>(from)]);  // it sends them again then
+        return;
+    }
+    ByteReader r(body);
+    RankSet late;
+    bool ahead = false, counts = false;
+    for (auto n = r.count(8); n > 0 && r.ok(); --n) {
+        const auto ranks = r.ranks() & in_view();
+        const auto bytes = r.bytes();
+        ByteReader one(bytes);
+        const auto vote = Vote::decode(one);
+        FT_CHECK(vote.has_value(), "an undecodable vote from rank %d", from);
+        if (vote->attempt <= attempt_) {
+            late = late | ranks;
+            continue;
+        }
+        ahead |= vote->attempt > attempt_ + 1;
+        counts |= vote->attempt == attempt_ + 1;
+        for (int rank : ranks.list()) {
+            const auto it = votes_.find(rank);
+            // What it has sent straight here since says more.
+            if (it != votes_.end() && it->second.attempt == vote->attempt && it->second.proposals.size() > vote->proposals.size())
+                continue;
+            votes_[rank] = *vote;
+        }
+    }
+    FT_CHECK(r.done(), "undecodable votes from rank %d", from);
+    if (!late.empty() && !record_.empty()) spread_to(late, FrameKind::Decision, record_);  // they have missed it
+    if (ahead) {
+        core_.host.trace("vote.ahead");
+        read_cell();
+    }
+    if (!counts) return;
+    if (!frozen_) {
+        freeze();
+        send_vote();
+    }
+    if (leader() == rank_) try_decide();
+    else send_votes_on();
+}
+
+// With each tick.
+void Communicator::hurry_votes() {
+    const std::pair now(core_.view.epoch, attempt_ + 1);
+    if (votes_waited_ != now) {
+        votes_waited_ = now;
+        vote_ticks_ = 0;
+    }
+    if (!frozen_ || !core_.dead_end() || votes_sent_ == now || !votes_by_tree() || !has_vote_of_this_view(rank_)) return;
+    const int to = leader();
+    if (to < 0 || to == rank_ || ++vote_ticks_ != kPatience) return;
+    core_.host.trace("votes.hurried");
+    RankSet mine;
+    for (const auto& [r, vote] : votes_)
+        if (has_vote_of_this_view(r)) mine.add(r);
+    send_votes(to, mine);
+}
+
+}  // namespace ftcomm

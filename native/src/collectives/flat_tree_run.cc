@@ -1,4 +1,4 @@
-// What flat_run.cc does, where ranks are many: along a tree, 2(n-1) messages and not n(n-1), none to more than `degree` and its one above. A rank
+// What flat_run.cc does, where ranks are more than 8: along a tree, 2(n-1) messages and not n(n-1), none to more than `degree` and its one above. A rank
 // sends up what it and those below it have, once all of that is here; the first one has all, and its result comes down. A sum is made in the
 // order of ranks, part by part, and once: all have the same bits (8- and 16-bit floats go up as float32, and are rounded once). No fence
 // either: what came down left when all had entered, so it is kept until the next operation shows that all have it (C6). Who dies on the way

@@ -80,14 +80,14 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
 }  // namespace
 
 // Each rank sends to all others what it has, n(n-1) messages: where it is little, and, where nothing is summed and every rank only says that it
-// is there, not by many; or, where they are more than a tree's degree, 2(n-1) messages along that. C8: the same table on all ranks; what it says is part of the signature.
+// is there, not by many; many send 2(n-1) along a tree. C8: the same table on all ranks; what it says is part of the signature.
 bool Communicator::is_flat(const OpDesc& d) const {
     const auto n = spec_.members.size();
     const bool can_be = d.kind == OpKind::AllReduce || ((gathers(d.kind) || reduces(d.kind)) && n > 1);
     const auto message = d.count * size_of(d.dtype) * (d.kind == OpKind::ReduceScatter ? n : 1);
     if (!can_be || d.algorithm == Algorithm::Ring || message > core_.sender.max_payload()) return false;
     if (d.algorithm == Algorithm::Flat) return true;
-    if (gathers(d.kind) && n > 8 && !core_.config.has_flat_trees(n)) return false;
+    if (gathers(d.kind) && n > kStraight && !core_.config.has_flat_trees(n)) return false;
     auto limit = flat_limit_of(d.kind, n);
     // A limit that was tuned is that of an all-reduce.
     if (const auto given = core_.config.flat_limit; given > 0)

@@ -2,6 +2,7 @@
 // the node (the runtime's engine, or the simulator) calls one input at a time and gives the clock.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -62,6 +63,9 @@ public:
     virtual void trace(const char* transition) { (void)transition; }
 };
 
+// Up to so many ranks a small operation goes straight from each to each: one message after another, but n(n-1) of them.
+inline constexpr std::size_t kStraight = 8;
+
 struct NodeConfig {
     std::string job;                 // cell keys are "<job>/..."
     int slot = 0;
@@ -85,8 +89,10 @@ struct NodeConfig {
         4u << 20;  // of another's memory at a time: ticks and other communicators get their turn in between
     std::uint64_t eager_limit = 65536;
     int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)
-    bool flat_trees = true, vote_trees = true;  // and small operations, and votes, where ranks are more than go straight
-    bool has_flat_trees(std::size_t ranks) const { return flat_trees && ranks > static_cast<std::size_t>(spread_degree) + 1; }
+    bool flat_trees = true, vote_trees = true;  // small operations and votes go along them, too, where ranks are many
+    bool has_flat_trees(std::size_t ranks) const {
+        return flat_trees && ranks > std::min<std::size_t>(kStraight, static_cast<std::size_t>(spread_degree) + 1);
+    }
     bool has_vote_trees(int ranks) const { return vote_trees && ranks > spread_degree + 1; }
     std::vector<std::string> mutations;  // rules switched off, simulator only: "C1" ... "M17"
     // Policy replay: where this rank logs, and finds what processes before it have logged. All communicators of the job are replay then.

@@ -110,6 +110,8 @@ void Program::post_collective(OpenCall& call, const Step& step) {
         if (d.kind == OpKind::Barrier || d.kind == OpKind::Gather || d.kind == OpKind::Scatter || d.kind == OpKind::AllToAll) {
             d.kind = OpKind::AllReduce;
             d.count = 3;
+        } else if (d.kind == OpKind::AllReduce && d.count % 2 == 0) {  // the same, in another way (C8)
+            d.algorithm = d.algorithm == Algorithm::Ring ? Algorithm::Flat : Algorithm::Ring;
         } else {
             d.count += 1;
         }

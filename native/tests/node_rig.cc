@@ -297,6 +297,13 @@ std::size_t Rig::decisions(int slot) {
         std::count_if(events.begin(), events.end(), [](const NodeEvent& e) { return e.kind == NodeEvent::Kind::Decided; }));
 }
 
+std::uint32_t Rig::last_decided(int slot) {
+    std::uint32_t attempt = 0;
+    for (const auto& e : peer(slot).events)
+        if (e.kind == NodeEvent::Kind::Decided) attempt = e.attempt;
+    return attempt;
+}
+
 bool Rig::removed(int by, int slot, Evidence why) {
     const auto& events = peer(by).events;
     return std::any_of(events.begin(), events.end(), [&](const NodeEvent& e) {

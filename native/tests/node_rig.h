@@ -83,6 +83,7 @@ public:
 
     bool traced(int slot, const std::string& transition);
     std::size_t decisions(int slot);  // that it has applied
+    std::uint32_t last_decided(int slot);  // their newest attempt; 0: none
     bool removed(int by, int slot, Evidence why);  // it has seen the slot leave the view for this reason
 
 private:

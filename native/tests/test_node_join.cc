@@ -1,4 +1,5 @@
 // Replacements: deaths around their admission, and what survivors have posted or decided when they come in (M13).
+#include "collectives/records.h"
 #include "tests/node_rig.h"
 #include "tests/unit.h"
 
@@ -25,6 +26,21 @@ FT_TEST(death_of_a_replacement_before_its_admission_is_not_forgotten) {
     rig.settle();
     EXPECT(a->done && x == 3);
     EXPECT(b->done && y == 3);
+}
+
+// A decision that is made while an admission is on its way has the number after the last one; so must nothing after the admission have.
+FT_TEST(attempts_after_an_admission_are_none_from_before) {
+    Rig rig(3);
+    rig.comm({0, 1, 2});
+    rig.ask_again(2, 0);
+    const auto before = rig.last_decided(0);
+    for (int s : {0, 1}) rig.node(s).admit(rig.now());
+    rig.settle();
+    EXPECT_EQ(rig.node(0).alive_slots().text(), "{0,1,2}");
+    rig.node(1).revoke(rig.now(), Rig::kComm);
+    rig.settle();
+    EXPECT_EQ(before, 1u);
+    EXPECT_EQ(rig.last_decided(0), first_attempt(1) + 1);
 }
 
 // Rank 2 learns of the death and of the replacement from one record.

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/check.h"
 #include "communicator/node.h"
 #include "communicator/request.h"
 
@@ -86,6 +87,13 @@ struct Failure {
     std::uint64_t seq = 0;
     Cause cause;
 };
+
+// Attempts after the nth admission begin here, whoever counted how far before (M8): no vote or frame from before it can be taken for one after.
+inline std::uint32_t first_attempt(std::uint64_t admissions) {
+    constexpr std::uint32_t kAttempts = 4096;
+    FT_CHECK(admissions < ~std::uint32_t{0} / kAttempts, "admission %llu", static_cast<unsigned long long>(admissions));
+    return static_cast<std::uint32_t>(admissions) * kAttempts;
+}
 
 struct Vote {
     std::uint32_t attempt = 0;   // proposed

@@ -35,12 +35,12 @@ void Communicator::spread_to(const RankSet& ranks, FrameKind kind, ByteView reco
 
 // Whom the sender knows, this rank knows only once it has the same view: then it has links to all of them, or they are out.
 void Communicator::pass_on(const FrameHeader& header, const RankSet& slots, ByteView record) {
-    if (slots.empty()) return;
-    if (core_.view.epoch < header.aux && core_.rules.m16) {
+    if (core_.view.epoch < header.aux && core_.rules.m16) {  // also the last one of a tree, which has to have the view itself
         core_.host.trace("spread.held");
         held_records_.push_back({header, slots, Bytes(record.begin(), record.end())});
         return;
     }
+    if (slots.empty()) return;
     core_.host.trace("spread.passed_on");
     RankSet left;
     for (int s : slots.list())

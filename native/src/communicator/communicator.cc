@@ -131,6 +131,9 @@ std::uint64_t Communicator::signature_of(const Shape& shape) {
         if (!core_.rules.c8) what.algorithm = Algorithm::Ring;  // rule C8 switched off
         signed_ = shape;
         signature_ = what.signature();
+        // Under replay a sum that is done again has to take the way that it took.
+        if (what.algorithm == Algorithm::Flat && core_.config.has_flat_trees(spec_.members.size()))
+            signature_ += static_cast<std::uint64_t>(core_.config.spread_degree) * 0x9e3779b97f4a7c15ULL;
     }
     return signature_;
 }
@@ -249,7 +252,9 @@ void Communicator::on_tick() {
     if (group_resume_ && group_resume_->request != nullptr && core_.now > group_resume_->deadline)
         end_group_resume(Status::error(Code::Timeout, "Timed out: not all of this rank's log group have come to resume"));
     // For a whole tick: the view that they are from may have been lost on its way.
-    if (!held_votes_.empty() || !held_records_.empty()) core_.wants_view = true;
+    const bool holds = !held_votes_.empty() || !held_records_.empty();
+    if (holds && held_at_tick_) core_.wants_view = true;
+    held_at_tick_ = holds;
     hurry_votes();
     if (run_ != nullptr && !frozen_) run_->on_tick();
     if (open_.empty()) return;

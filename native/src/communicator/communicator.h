@@ -323,6 +323,7 @@ private:
 
     // vote_tree.cc
     bool votes_by_tree() const;
+    void send_vote_straight(int to);
     bool has_vote_of_this_view(int rank) const;
     void send_votes_on();
     void send_votes(int to, const RankSet& ranks);
@@ -390,14 +391,15 @@ private:
     std::uint32_t asked_ = 0;  // the highest attempt that a leader has asked a vote for
     bool cas_busy_ = false;
     bool excluded_ = false;  // others have decided without this rank: the view that says so is on its way
-    bool cell_reading_ = false;
+    bool cell_reading_ = false, read_again_ = false;
     Decision decision_;  // the newest applied
     Bytes record_;  // the cell's content as last known
     std::uint64_t since_ = 0;  // the last admission that let somebody into this communicator
     Bytes ahead_;  // a record from after an admission that this rank has not heard of yet
     std::map<int, Vote> votes_;
     std::pair<std::uint64_t, std::uint32_t> votes_sent_, votes_waited_;  // vote_tree.cc: in which epoch, for which attempt
-    int vote_ticks_ = 0;
+    int vote_ticks_ = 0, frozen_ticks_ = 0;
+    bool held_at_tick_ = false;  // votes or records, from a view that this rank has not
     std::vector<Proposal> proposals_;
     MyAgree agree_;
     std::map<int, AgreeVote> agree_votes_;

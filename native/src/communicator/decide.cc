@@ -1,4 +1,6 @@
 // Decide, record, announce, apply: from a full set of votes to the next attempt. What is in the head cell holds (M1, M2, M4).
+#include <utility>
+
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "communicator/communicator.h"
@@ -81,7 +83,10 @@ void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value
 }
 
 void Communicator::read_cell() {
-    if (cell_reading_) return;
+    if (cell_reading_) {  // it may be answered with what was there before the news that asks now
+        read_again_ = true;
+        return;
+    }
     cell_reading_ = true;
     core_.cells.read(cell_key(), [this](CellClient::Result result, const Bytes& value) {
         cell_reading_ = false;
@@ -90,6 +95,7 @@ void Communicator::read_cell() {
             return;
         }
         if (!value.empty()) adopt(value);
+        if (std::exchange(read_again_, false)) read_cell();
     });
 }
 

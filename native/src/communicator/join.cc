@@ -173,6 +173,8 @@ void NodeImpl::try_admit() {
     next.parent = core.view.nonce;
     next.nonce = core.random();
     next.admissions += 1;
+    // Above all that was voted or sent before: also in an attempt that was being decided meanwhile.
+    for (auto& [id, e] : table) e.attempt = std::max(e.attempt, first_attempt(next.admissions));
     next.admitted = {};
     next.admit.clear();
     for (const auto& [slot, incarnation] : newcomers) {

@@ -57,7 +57,7 @@ bool Communicator::start(OpState& op) {
             finish_current(std::move(s));
             return false;
         }
-        if (plan->shape.signature() != op.signature) {
+        if (signature_of(plan->shape) != op.signature) {
             propose(Code::Mismatch, op.seq);
             return true;
         }

@@ -14,13 +14,6 @@
 
 namespace ftcomm {
 
-namespace {
-
-// Attempts of different admissions are never the same number, whoever counted how far (M8).
-constexpr std::uint32_t kAttemptsPerAdmission = 4096;
-
-}  // namespace
-
 void Communicator::begin_replay() {
     if (auto s = read_log_since(); !s) core_.abandoned = std::move(s).within("the log of communicator " + spec_.name);
     if (!has_lost_log()) {
@@ -213,9 +206,8 @@ void Communicator::on_view_replay() {
 void Communicator::start_after_admissions() {
     for (int slot : spec_.members) since_ = std::max(since_, core_.view.members[static_cast<std::size_t>(slot)].admission);
     if (since_ == 0) return;
-    FT_CHECK(since_ < ~std::uint32_t{0} / kAttemptsPerAdmission, "admission %llu", static_cast<unsigned long long>(since_));
     freeze();
-    attempt_ = std::max(attempt_, static_cast<std::uint32_t>(since_) * kAttemptsPerAdmission);
+    attempt_ = std::max(attempt_, first_attempt(since_));
     decision_.attempt = attempt_;
 }
 

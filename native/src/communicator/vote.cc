@@ -84,6 +84,7 @@ void Communicator::revoke() {
 void Communicator::freeze() {
     if (frozen_) return;
     frozen_ = true;
+    frozen_ticks_ = 0;
     FT_POINT("vote.freeze");
     core_.host.trace("freeze");
     if (core_.rules.c1) drop_run();
@@ -148,13 +149,15 @@ void Communicator::send_vote(bool calls) {
     }
     if (to < 0) return;
     const bool tree = votes_by_tree();
-    if (!tree || calls || !vote.proposals.empty()) {
-        ByteWriter w;
-        vote.encode(w);
-        FT_POINT("vote.send");
-        core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], control(FrameKind::Vote), spec_and(w.take()));
-    }
+    if (!tree || calls || !vote.proposals.empty()) send_vote_straight(to);
     if (tree) send_votes_on();
+}
+
+void Communicator::send_vote_straight(int to) {
+    ByteWriter w;
+    votes_[rank_].encode(w);
+    FT_POINT("vote.send");
+    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], control(FrameKind::Vote), spec_and(w.take()));
 }
 
 void Communicator::on_vote(int rank, Vote vote) {
@@ -194,9 +197,14 @@ void Communicator::look_again() {
     if (frozen_ || core_.solo || !core_.dead_end()) return;
     bool ground = !(decision_.alive - in_view()).empty() || wishes_now() || asked_ > attempt_;
     for (const auto& [rank, vote] : votes_) ground |= vote.attempt == attempt_ + 1;
-    if (!ground) return;
+    // What failed at once here, in the attempt before, and others run in this one: their frames came before the decision did.
+    const bool differs = std::any_of(stash_.begin(), stash_.end(), [&](const Stashed& f) {
+        return f.header.attempt == attempt_ && f.header.seq > shared_seq_ && f.header.seq <= done_seq_;
+    });
+    if (differs) core_.host.trace("mismatch.late");
+    if (!ground && !differs) return;
     freeze();
-    send_vote();
+    send_vote(differs);
 }
 
 void Communicator::on_view() {

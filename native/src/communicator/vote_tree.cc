@@ -12,7 +12,7 @@
 namespace ftcomm {
 
 namespace {
-constexpr int kPatience = 2;  // ticks
+constexpr int kPatience = 2, kStuck = 20;  // ticks
 }
 
 bool Communicator::votes_by_tree() const { return !replays() && core_.config.has_vote_trees(voters().count()); }
@@ -106,9 +106,17 @@ void Communicator::hurry_votes() {
         votes_waited_ = now;
         vote_ticks_ = 0;
     }
-    if (!frozen_ || !core_.dead_end() || votes_sent_ == now || !votes_by_tree() || !has_vote_of_this_view(rank_)) return;
+    if (!frozen_ || !core_.dead_end() || !votes_by_tree()) return;
     const int to = leader();
-    if (to < 0 || to == rank_ || ++vote_ticks_ != kPatience) return;
+    if (to < 0 || to == rank_) return;
+    // Whatever has happened to the tree (a rank that lags behind may have sent to one that is out; views may change faster than votes come
+    // up): a plain vote counts in any view.
+    if (++frozen_ticks_ % kStuck == 0 && votes_[rank_].attempt == attempt_ + 1) {
+        core_.host.trace("vote.straight");
+        send_vote_straight(to);
+        return;
+    }
+    if (votes_sent_ == now || !has_vote_of_this_view(rank_) || ++vote_ticks_ != kPatience) return;
     core_.host.trace("votes.hurried");
     RankSet mine;
     for (const auto& [r, vote] : votes_)

@@ -183,7 +183,7 @@ class Collectives:
         """Combines the buffers of all ranks element by element, in place; bitwise the same result everywhere.
 
         ``ring`` is the ring of Patarasuk and Yuan (2009) with a dissemination fence at its end; ``flat``, for small buffers,
-        sends everything to everyone and adds in rank order (with more than 8 ranks: along a tree, part by part). From 4 MiB
+        sends everything to everyone and adds in rank order (of many ranks: along a tree, part by part). From 4 MiB
         on, ranks of one host read each other's memory instead (``auto``), and add in rank order, too.
         An average is divided by the number of contributors, part by part.
 

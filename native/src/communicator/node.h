@@ -64,7 +64,7 @@ public:
 };
 
 // Up to so many ranks a small operation goes straight from each to each: one message after another, but n(n-1) of them.
-inline constexpr std::size_t kStraight = 8;
+inline constexpr std::size_t kStraight = 8, kStraightOnHost = 4;
 
 struct NodeConfig {
     std::string job;                 // cell keys are "<job>/..."

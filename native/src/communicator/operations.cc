@@ -160,7 +160,11 @@ bool Communicator::reads_memory(const OpState& op, std::uint64_t from) const {
 bool Communicator::goes_by_tree(const OpState& op) const {
     auto bytes = shared_bytes(op.desc, spec_.members.size());
     if (reduces(op.shape.kind)) bytes = std::max(bytes, op.desc.count * sizeof(float));
-    return core_.config.has_flat_trees(living_.size()) && bytes <= core_.sender.max_payload();
+    if (bytes > core_.sender.max_payload()) return false;
+    if (core_.config.has_flat_trees(living_.size())) return true;
+    // Of one host: as fast where each has a processor of its own, and faster where they share them. (Under replay the order of a sum is not
+    // to depend on where a replacement comes up.)
+    return core_.config.flat_trees && living_.size() > kStraightOnHost && !replays() && all_share_memory();
 }
 
 bool Communicator::all_share_memory() const {

@@ -1,25 +1,19 @@
-// Small operations of many ranks go along a tree: here of degree 2, so that 9 ranks are many. (Deaths at any message: the simulator.)
+// Small operations of many ranks go along a tree. (Deaths at any message: the simulator.)
 #include <functional>
-#include <numeric>
 
-#include "tests/node_rig.h"
+#include "tests/many_ranks.h"
 #include "tests/unit.h"
 
 namespace ftcomm::unit {
 namespace {
 
-constexpr int kRanks = 9;  // 0 <- 1, 5; 1 <- 2, 3; 3 <- 4; 5 <- 6, 7; 7 <- 8
+constexpr int kRanks = ManyRanks::kRanks;
 
-struct Many {
-    Rig rig{kRanks, {.timeout = 30 * Rig::kHeartbeat, .spread_degree = 2}};
-    std::vector<int> all = std::vector<int>(kRanks);
+struct Many : ManyRanks {
     std::vector<std::vector<double>> in, out;
     std::vector<RequestPtr> requests;
 
-    Many() {
-        std::iota(all.begin(), all.end(), 0);
-        rig.comm(all);
-    }
+    Many() { rig.comm(all); }
     RequestPtr post(int slot, OpDesc d) {
         d.dtype = DType::Float64;
         d.send = in[static_cast<std::size_t>(slot)].data();
@@ -44,6 +38,17 @@ struct Many {
         for (int s : all)
             EXPECT(requests[static_cast<std::size_t>(s)]->done && requests[static_cast<std::size_t>(s)]->status.ok());
         EXPECT(rig.traced(kRanks - 1, "run.tree"));
+    }
+};
+
+// All call a sum of 1 to 9.
+struct Sums : Many {
+    std::vector<std::int64_t> value = std::vector<std::int64_t>(kRanks);
+
+    void start() {
+        std::iota(value.begin(), value.end(), 1);
+        for (int s : all) requests.push_back(rig.sum(s, value[static_cast<std::size_t>(s)]));
+        rig.settle();
     }
 };
 
@@ -106,45 +111,27 @@ FT_TEST(gathers_and_broadcasts_along_a_tree) {
 
 // The first rank and one below it have the result, and that one's fellow has not when the first one dies: it is handed out, as all sent theirs.
 FT_TEST(result_that_was_on_its_way_down_is_handed_out) {
-    Many many;
-    auto& rig = many.rig;
-    std::vector<std::int64_t> value(kRanks);
-    std::iota(value.begin(), value.end(), 1);
-    rig.hold(0, 5);
-    std::vector<RequestPtr> requests;
-    for (int s : many.all) requests.push_back(rig.sum(s, value[static_cast<std::size_t>(s)]));
-    rig.settle();
-    EXPECT(requests[4]->done && !requests[8]->done);
-    rig.kill(0);
-    for (int s : many.all)
-        if (s != 0) rig.evidence(s, 0, Evidence::Pidfd);
-    rig.settle();
-    for (int s : many.all)
-        if (s != 0) EXPECT(requests[static_cast<std::size_t>(s)]->done && value[static_cast<std::size_t>(s)] == 45);
+    Sums sums;
+    sums.rig.hold(0, 5);
+    sums.start();
+    EXPECT(sums.requests[4]->done && !sums.requests[8]->done);
+    sums.die(0);
+    for (std::size_t s = 1; s < kRanks; ++s) EXPECT(sums.requests[s]->done && sums.value[s] == 45);
 }
 
 // One in the middle dies with what was on its way up through it: the others' inputs are as they were.
 FT_TEST(inputs_below_a_death_are_added_again) {
-    Many many;
-    auto& rig = many.rig;
-    std::vector<std::int64_t> value(kRanks);
-    std::iota(value.begin(), value.end(), 1);
-    rig.hold(1, 0);
-    std::vector<RequestPtr> requests;
-    for (int s : many.all) requests.push_back(rig.sum(s, value[static_cast<std::size_t>(s)]));
-    rig.settle();
-    for (const auto& r : requests) EXPECT(!r->done);
-    rig.kill(1);
-    for (int s : many.all)
-        if (s != 1) rig.evidence(s, 1, Evidence::Pidfd);
-    rig.settle();
-    rig.hold(1, 0, false);
-    rig.settle();
-    for (int s : many.all) {
+    Sums sums;
+    sums.rig.hold(1, 0);
+    sums.start();
+    for (const auto& r : sums.requests) EXPECT(!r->done);
+    sums.die(1);
+    sums.let_go(1, 0);
+    for (std::size_t s = 0; s < kRanks; ++s) {
         if (s == 1) continue;
-        EXPECT(requests[static_cast<std::size_t>(s)]->done);
-        EXPECT(!requests[static_cast<std::size_t>(s)]->outcome.contributors.has(1));
-        EXPECT_EQ(value[static_cast<std::size_t>(s)], 43);
+        EXPECT(sums.requests[s]->done);
+        EXPECT(!sums.requests[s]->outcome.contributors.has(1));
+        EXPECT_EQ(sums.value[s], 43);
     }
 }
 
@@ -167,12 +154,8 @@ FT_TEST(block_on_its_way_up_outlives_its_rank) {
             requests.push_back(many.post(s, d));
         }
         rig.settle();
-        rig.kill(4);
-        for (int s : many.all)
-            if (s != 4) rig.evidence(s, 4, Evidence::Pidfd);
-        rig.settle();
-        rig.hold(1, 0, false);
-        rig.settle();
+        many.die(4);
+        many.let_go(1, 0);
         for (int s : many.all) {
             if (s == 4) continue;
             const auto& got = many.out[static_cast<std::size_t>(s)];
@@ -189,10 +172,7 @@ FT_TEST(block_on_its_way_up_outlives_its_rank) {
 FT_TEST(first_of_a_tree_finds_out_that_the_others_call_something_else) {
     Many many;
     auto& rig = many.rig;
-    rig.kill(8);
-    for (int s : many.all)
-        if (s != 8) rig.evidence(s, 8, Evidence::Pidfd);
-    rig.settle();
+    many.die(8);
     std::int64_t value = 1;
     const auto sum = rig.sum(0, value);
     std::int64_t word = 0;
@@ -208,10 +188,7 @@ FT_TEST(first_of_a_tree_finds_out_that_the_others_call_something_else) {
         EXPECT(r->done && r->status.code == Code::PeerFailure);
     }
     EXPECT(!sum->done);
-    for (int i = 0; i < 4; ++i) {
-        rig.advance(Rig::kHeartbeat / 10);
-        rig.settle();
-    }
+    many.pass_ticks(4);
     REQUIRE(sum->done);
     EXPECT(sum->status.code == Code::Mismatch);
 }

@@ -1,26 +1,12 @@
-// Votes after a death come to the leader along a tree where voters are many: here of degree 2, so that 9 ranks are many.
-#include <numeric>
-
+// Votes after a death come to the leader along a tree where voters are many.
 #include "collectives/records.h"
-#include "tests/node_rig.h"
+#include "tests/many_ranks.h"
 #include "tests/unit.h"
 
 namespace ftcomm::unit {
 namespace {
 
-constexpr int kRanks = 9;  // 0 <- 1, 5; 1 <- 2, 3; 3 <- 4; 5 <- 6, 7; 7 <- 8
-
-struct Voters {
-    Rig rig{kRanks, {.timeout = 30 * Rig::kHeartbeat, .spread_degree = 2}};
-    std::vector<int> all = std::vector<int>(kRanks);
-
-    Voters() { std::iota(all.begin(), all.end(), 0); }
-    void die(int slot) {
-        rig.kill(slot);
-        for (int s : all)
-            if (s != slot) rig.evidence(s, slot, Evidence::Pidfd);
-        rig.settle();
-    }
+struct Voters : ManyRanks {
     // The votes that are under way: how many different ones, and whose.
     std::pair<std::size_t, RankSet> votes(int from, int to) {
         const auto payload = rig.last_sent(from, to, FrameKind::Votes);
@@ -57,7 +43,7 @@ FT_TEST(votes_of_many_come_through_those_below_the_leader) {
     EXPECT_EQ(right_ranks.text(), "{4,5,6,7}");
     for (int s : v.all) v.rig.hold(s, 0, false);
     v.rig.settle();
-    std::int64_t value[kRanks];
+    std::int64_t value[Voters::kRanks];
     std::vector<RequestPtr> requests;
     for (int s : v.all)
         if (s != 8) requests.push_back(v.rig.sum(s, value[s] = 1));
@@ -72,10 +58,7 @@ FT_TEST(who_waits_for_votes_from_below_tells_the_leader) {
     v.rig.join_comm(4, v.all);
     v.die(8);
     EXPECT(!v.rig.traced(0, "decide"));
-    for (int i = 0; i < 4; ++i) {
-        v.rig.advance(Rig::kHeartbeat / 10);
-        v.rig.settle();
-    }
+    v.pass_ticks(4);
     EXPECT(v.rig.traced(4, "votes.hurried"));
     EXPECT(v.rig.traced(0, "decide"));
 }
@@ -89,8 +72,7 @@ FT_TEST(wish_that_overtakes_its_vote_counts) {
     v.rig.node(3).revoke(v.rig.now(), Rig::kComm);
     v.rig.settle();
     EXPECT(!v.rig.node(0).comm_revoked(Rig::kComm));
-    v.rig.hold(1, 0, false);
-    v.rig.settle();
+    v.let_go(1, 0);
     for (int s : v.all)
         if (s != 8) EXPECT(v.rig.node(s).comm_revoked(Rig::kComm));
     EXPECT_EQ(v.rig.decisions(0), 1u);
@@ -103,15 +85,11 @@ FT_TEST(who_is_frozen_for_long_votes_straight) {
     v.rig.hold(1, 0);
     v.die(8);
     v.rig.hold(2, 0);
-    for (int i = 0; i < 15; ++i) {
-        v.rig.advance(Rig::kHeartbeat / 10);
-        v.rig.settle();
-    }
+    v.pass_ticks(15);
     EXPECT(v.rig.carries(2, 0, FrameKind::Vote));
     EXPECT(!v.rig.traced(0, "decide"));
-    v.rig.hold(2, 0, false);
-    v.rig.hold(1, 0, false);
-    v.rig.settle();
+    v.let_go(2, 0);
+    v.let_go(1, 0);
     EXPECT_EQ(v.rig.decisions(0), 1u);
 }
 

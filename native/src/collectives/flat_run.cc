@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
+#include "collectives/flat_result.h"
 #include "collectives/run.h"
 
 namespace ftcomm {
@@ -26,7 +27,7 @@ public:
     }
 
     ~FlatRun() override {
-        if (!done_ && env_.flat->room.size() > FlatRoom::kMuch) env_.flat->room = Bytes();  // not {}: that keeps the room
+        if (!done_) env_.flat->trim();
     }
 
     void start() override {
@@ -102,12 +103,10 @@ private:
         return {mine, bytes};
     }
 
-    // A block is final as it comes, whole, from who has put it in (invariant B).
     void take(int from, ByteView block) {
         const auto b = block_of(from);
-        if (op_.label(b) != LabelKind::Final) std::memcpy(op_.result(b), block.data(), block.size());  // else done again
+        take_block(op_, b, block.data(), block.size(), from);
         if (kFaultTolerant) std::memcpy(result(b), block.data(), block.size());
-        op_.set_final(b, RankSet::only(from));
     }
 
     // Of an all-gather, or the only one of a broadcast: its number, its one segment's, and its part's.
@@ -126,14 +125,10 @@ private:
     void add_up() {
         const auto n = op_.desc.count;
         FT_POINT("flat.reduce");
-        // All inputs are here, and nothing can fail any more (invariant B).
-        const auto& contributors = op_.team;
-        const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(contributors.count()) : 1;
+        const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(op_.team.count()) : 1;
         void* sum = kFaultTolerant || op_.is_part() ? result() : op_.desc.recv;
         combine(op_.desc.dtype, op_.desc.op, sum, env_.flat->parts, n, divisor);
-        if (op_.is_part()) op_.desc.recv = sum;
-        else if (kFaultTolerant && bytes_ > 0) std::memcpy(op_.desc.recv, sum, bytes_);
-        for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, contributors);
+        give_sum(op_, sum, bytes_);
     }
 
     RunEnv env_;

@@ -1,5 +1,5 @@
-// What flat_run.cc does, where ranks are more than 8: along a tree, 2(n-1) messages and not n(n-1), none to more than `degree` and its one above. A rank
-// sends up what it and those below it have, once all of that is here; the first one has all, and its result comes down. A sum is made in the
+// What flat_run.cc does, where ranks are many: along a tree, 2(n-1) messages and not n(n-1), none to more than `degree` and its one above. A
+// rank sends up what it and those below it have, once all of that is here; the first one has all, and its result comes down. A sum is made in the
 // order of ranks, part by part, and once: all have the same bits (8- and 16-bit floats go up as float32, and are rounded once). No fence
 // either: what came down left when all had entered, so it is kept until the next operation shows that all have it (C6). Who dies on the way
 // takes with it what it has not passed on; whoever has the result hands it out.
@@ -10,6 +10,7 @@
 #include "base/failpoint.h"
 #include "base/reduce.h"
 #include "channel/spread.h"
+#include "collectives/flat_result.h"
 #include "collectives/run.h"
 
 namespace ftcomm {
@@ -38,7 +39,7 @@ public:
     }
 
     ~FlatTreeRun() override {
-        if (!done_ && env_.flat->room.size() > FlatRoom::kMuch) env_.flat->room = Bytes();
+        if (!done_) env_.flat->trim();
     }
 
     void start() override {
@@ -163,22 +164,16 @@ private:
         for (const auto& part : place_.below) send(part.begin, kDown, result);  // first: they wait for it
         if (result.data() != room() && !result.empty()) std::memcpy(room(), result.data(), result.size());
         if (sums_) {
-            // All inputs are in it, and nothing can fail any more (invariant B).
-            if (op_.is_part()) op_.desc.recv = room();
-            else if (bytes_ > 0) std::memcpy(op_.desc.recv, room(), bytes_);
-            for (std::uint32_t s = 0; s < op_.grid.segments(); ++s) op_.set_final(s, op_.team);
-        } else if (bytes_ > 0) {
+            give_sum(op_, room(), bytes_);
+        } else {
             for (std::uint32_t b = 0; b < (gathers_ ? op_.grid.blocks : 1); ++b) take(b);
         }
         done_ = true;
         FT_POINT("flat.done");
     }
 
-    // A block is final as it comes, whole, from who has put it in (invariant B).
     void take(std::uint32_t block) {
-        if (bytes_ == 0 || op_.label(block) == LabelKind::Final) return;  // or it is done again
-        std::memcpy(op_.result(block), room(gathers_ ? block : 0), bytes_);
-        op_.set_final(block, RankSet::only(gathers_ ? static_cast<int>(block) : op_.shape.root));
+        if (bytes_ > 0) take_block(op_, block, room(block), bytes_, gathers_ ? static_cast<int>(block) : op_.shape.root);
     }
 
     RunEnv env_;

@@ -1,4 +1,4 @@
-// A run carries one operation (or its repair) through one attempt. Five kinds: ring, flat (or along a tree), direct, pull, groups. Sans-IO.
+// A run carries one operation (or its repair) through one attempt: ring, flat, flat along a tree, direct, pull, groups. Sans-IO.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,10 @@ struct FlatRoom {
     static constexpr std::size_t kMuch =
         4u << 20;  // a smaller room stays for later operations: fresh pages cost more than the sum
     Bytes room;
-    std::vector<const std::byte*> parts;  // of a sum: the inputs by position
+    std::vector<const std::byte*> parts;  // of a sum: the inputs by position, or own and those from below
+    void trim() {  // of a run that was not over
+        if (room.size() > kMuch) room = Bytes();  // not {}: that keeps the room
+    }
 };
 
 // What a run may use. Positions are indices into `living`, ascending communicator ranks; neighbours are by position.
@@ -47,13 +50,13 @@ struct RunEnv {
     const std::vector<int>& living;
     int position = 0;
     Rules rules{};
-    Transport* memory = nullptr;  // pull, groups, direct: reads the memory of peers
-    Bytes* scratch = nullptr;  // pull, groups
-    FlatRoom* flat = nullptr;  // flat
+    Transport* memory = nullptr;      // pull, groups, direct: reads the memory of peers
+    Bytes* scratch = nullptr;         // pull, groups
+    FlatRoom* flat = nullptr;         // flat
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
-    ResultLog* log = nullptr;  // replay
-    bool needs_inputs = true;  // until they are finals, as a death is survived: not under the policy raise
+    ResultLog* log = nullptr;         // replay
+    bool needs_inputs = true;         // until they are finals, as a death is survived: not under the policy raise
 
     int size() const { return static_cast<int>(living.size()); }
     int rank_at(int position_in) const { return living[static_cast<std::size_t>((position_in + size()) % size())]; }
@@ -92,8 +95,8 @@ public:
     virtual bool is_reusable() const { return false; }  // make_flat_run may have its memory
     // What it waits for, for timeouts and `stats`: e.g. "3 segments", "fence round 1".
     virtual const char* phase() const = 0;
-    bool mismatch = false;  // a peer's sizes disagree: the communicator proposes failure
-    bool refused = false;  // the kernel does not let this rank read a living peer's memory: the same
+    bool mismatch = false;   // a peer's sizes disagree: the communicator proposes failure
+    bool refused = false;    // the kernel does not let this rank read a living peer's memory: the same
 };
 
 // The completion fence: a dissemination barrier over the living (Hensgen, Finkel, Manber 1988). When one rank is through, all

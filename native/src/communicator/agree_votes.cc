@@ -9,6 +9,7 @@
 #include "base/failpoint.h"
 #include "channel/spread.h"
 #include "communicator/communicator.h"
+#include "communicator/same_votes.h"
 
 namespace ftcomm {
 
@@ -29,33 +30,44 @@ void Communicator::send_agree_votes_on() {
     const auto seq = decision_.agree_seq + 1;
     if (agree_votes_sent_ || !tree.has(rank_)) return;
     const auto place = place_in_tree(tree, rank_, core_.config.spread_degree);
-    std::vector<std::pair<AgreeVote, RankSet>> votes;
+    SameVotes<AgreeVote> votes;
     for (int r : place.part.list()) {
         const auto it = agree_votes_.find(r);
         if (it == agree_votes_.end() || it->second.seq != seq) return;
-        auto same = votes.begin();
-        while (same != votes.end() && same->first != it->second) ++same;
-        if (same == votes.end()) same = votes.insert(same, {it->second, {}});
-        same->second.add(r);
+        votes.add(r, it->second);
     }
     agree_votes_sent_ = true;
     ByteWriter w;
-    w.put(seq).put(static_cast<std::uint32_t>(votes.size()));
-    for (const auto& [vote, ranks] : votes) w.put(vote.kind).put(vote.flag).ranks(vote.acked).ranks(ranks);
-    auto header = control(FrameKind::AgreeVote);
-    header.aux = core_.view.epoch;
+    w.put(seq).put(votes.count());
+    for (const auto& [vote, ranks] : votes.list()) w.put(vote.kind).put(vote.flag).ranks(vote.acked).ranks(ranks);
     FT_POINT("agree.vote");
-    core_.sender.send_long(spec_.members[static_cast<std::size_t>(place.parent)], header, spec_and(w.take()));
+    send_in_view(place.parent, FrameKind::AgreeVote, w.take());
+}
+
+// Votes that come along a tree, those after a death (vote_tree.cc), too.
+void Communicator::send_in_view(int to, FrameKind kind, const Bytes& votes) {
+    auto header = control(kind);
+    header.aux = core_.view.epoch;
+    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], header, spec_and(votes));
+}
+
+// M17. False: they are kept until this rank has their view, or their sender is told this one, and sends them again.
+bool Communicator::are_of_this_view(int from, FrameKind kind, std::uint64_t epoch, ByteView votes) {
+    if (epoch == core_.view.epoch || !core_.rules.m17) return true;
+    const bool agree = kind == FrameKind::AgreeVote;
+    if (epoch > core_.view.epoch) {
+        core_.host.trace(agree ? "agree.votes_held" : "votes.held");
+        held_votes_.push_back({from, kind, epoch, Bytes(votes.begin(), votes.end())});
+    } else {
+        core_.host.trace(agree ? "agree.votes_outdated" : "votes.outdated");
+        // Whoever was to pass it on may have ended; as may the sender of what was held.
+        if (in_view().has(from)) core_.tell_view(spec_.members[static_cast<std::size_t>(from)]);
+    }
+    return false;
 }
 
 void Communicator::on_agree_votes(int from, std::uint64_t epoch, ByteView body) {
-    if (epoch != core_.view.epoch && core_.rules.m17) {
-        core_.host.trace(epoch > core_.view.epoch ? "agree.votes_held" : "agree.votes_outdated");
-        if (epoch > core_.view.epoch) held_votes_.push_back({from, FrameKind::AgreeVote, epoch, Bytes(body.begin(), body.end())});
-        else if (in_view().has(from))
-            core_.tell_view(spec_.members[static_cast<std::size_t>(from)]);  // whoever was to pass it on may have ended
-        return;
-    }
+    if (!are_of_this_view(from, FrameKind::AgreeVote, epoch, body)) return;
     ByteReader r(body);
     const auto seq = r.get<std::uint64_t>();
     for (auto n = r.count(11); n > 0 && r.ok(); --n) {

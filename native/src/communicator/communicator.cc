@@ -13,16 +13,23 @@
 
 namespace ftcomm {
 
+namespace {
+
+std::vector<int> ranks_of_slots(const std::vector<int>& members, std::size_t slots) {
+    std::vector<int> ranks(slots, -1);
+    for (std::size_t r = 0; r < members.size(); ++r) ranks[static_cast<std::size_t>(members[r])] = static_cast<int>(r);
+    return ranks;
+}
+
+}  // namespace
+
 Communicator::Communicator(Core& core, CommSpec spec, bool claimed)
-    : core_(core), spec_(std::move(spec)), claimed_(claimed), rank_(-1), p2p_(core, spec_, [this] {
-          for (std::size_t i = 0; i < spec_.members.size(); ++i)
-              if (spec_.members[i] == core_.self()) return static_cast<int>(i);
-          return -1;
-      }()) {
-    rank_of_slot_.assign(core_.view.members.size(), -1);
-    for (std::size_t r = spec_.members.size(); r-- > 0;)
-        rank_of_slot_[static_cast<std::size_t>(spec_.members[r])] = static_cast<int>(r);
-    rank_ = rank_of_slot(core_.self());
+    : core_(core),
+      spec_(std::move(spec)),
+      claimed_(claimed),
+      rank_of_slot_(ranks_of_slots(spec_.members, core.view.members.size())),
+      rank_(rank_of_slot(core.self())),
+      p2p_(core, spec_, rank_) {
     FT_CHECK(rank_ >= 0, "communicator %s does not contain this rank", spec_.name.c_str());
     for (int m : spec_.members) {
         const auto& state = core_.view.members[static_cast<std::size_t>(m)];

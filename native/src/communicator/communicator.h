@@ -333,6 +333,8 @@ private:
     // agree.cc; agree_votes.cc: how votes come to the leader
     void send_agree_vote();
     void on_agree_votes(int from, std::uint64_t epoch, ByteView body);
+    void send_in_view(int to, FrameKind kind, const Bytes& votes);
+    bool are_of_this_view(int from, FrameKind kind, std::uint64_t epoch, ByteView votes);
     void take_held_votes();
     void on_agree_vote(int rank, const AgreeVote& vote);
     void send_agree_votes_on();
@@ -346,9 +348,9 @@ private:
     CommSpec spec_;
     bool claimed_;
     bool closed_ = false;
-    int rank_;
+    const std::vector<int> rank_of_slot_;
+    const int rank_;
     std::vector<std::uint32_t> incarnations_;
-    std::vector<int> rank_of_slot_;
     mutable RankSet in_view_;
     mutable std::optional<std::uint64_t> in_view_epoch_;  // of in_view_; none: to be worked out
     PointToPoint p2p_;

@@ -224,6 +224,19 @@ void Communicator::on_view() {
     try_agree();
 }
 
+namespace {
+
+// Of a frame that describes its communicator (spec_and).
+ByteView behind_spec(ByteView payload, const char* what, int from) {
+    ByteReader r(payload);
+    decode_spec(r);
+    const auto body = r.bytes();
+    FT_CHECK(r.ok(), "undecodable %s from rank %d", what, from);
+    return body;
+}
+
+}  // namespace
+
 void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
     const int from = rank_of_slot(slot);
     if (from < 0 || !core_.in_view(slot, incarnations_[static_cast<std::size_t>(from)])) return;
@@ -263,43 +276,20 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
     }
     switch (h.kind) {
         case FrameKind::Vote: {
-            ByteReader r(payload);
-            decode_spec(r);
-            ByteReader body(r.bytes());
+            ByteReader body(behind_spec(payload, "vote", from));
             auto vote = Vote::decode(body);
-            FT_CHECK(r.ok() && vote.has_value(), "an undecodable vote from rank %d", from);
+            FT_CHECK(vote.has_value(), "an undecodable vote from rank %d", from);
             on_vote(from, std::move(*vote));
             return;
         }
-        case FrameKind::Votes: {
-            ByteReader r(payload);
-            decode_spec(r);
-            const auto body = r.bytes();
-            FT_CHECK(r.ok(), "undecodable votes from rank %d", from);
-            on_votes(from, h.aux, body);
-            return;
-        }
-        case FrameKind::RestoreAsk:
+        case FrameKind::Votes: on_votes(from, h.aux, behind_spec(payload, "votes", from)); return;
+        case FrameKind::AgreeVote: on_agree_votes(from, h.aux, behind_spec(payload, "agree votes", from)); return;
+        case FrameKind::RestoreAsk: on_restore_ask(from, behind_spec(payload, "question about a lost log", from)); return;
         case FrameKind::RestoreReply: {
             ByteReader r(payload);
-            if (h.kind == FrameKind::RestoreReply) {
-                RestoreAsk::decode(r);
-                if (restore_ != nullptr) restore_->on_reply(from, payload);
-                else if (replays() && RestoreState::decode(r).older) on_older_log();
-                return;
-            }
-            decode_spec(r);
-            const auto body = r.bytes();
-            FT_CHECK(r.ok(), "an undecodable question from rank %d about its lost log", from);
-            on_restore_ask(from, body);
-            return;
-        }
-        case FrameKind::AgreeVote: {
-            ByteReader r(payload);
-            decode_spec(r);
-            const auto body = r.bytes();
-            FT_CHECK(r.ok(), "undecodable agree votes from rank %d", from);
-            on_agree_votes(from, h.aux, body);
+            RestoreAsk::decode(r);
+            if (restore_ != nullptr) restore_->on_reply(from, payload);
+            else if (replays() && RestoreState::decode(r).older) on_older_log();
             return;
         }
         default: return;

@@ -8,6 +8,7 @@
 #include "base/failpoint.h"
 #include "channel/spread.h"
 #include "communicator/communicator.h"
+#include "communicator/same_votes.h"
 
 namespace ftcomm {
 
@@ -35,32 +36,21 @@ void Communicator::send_votes_on() {
 }
 
 void Communicator::send_votes(int to, const RankSet& ranks) {
-    std::vector<std::pair<Bytes, RankSet>> votes;  // those that say the same have one entry
+    SameVotes<Bytes> votes;
     for (int r : ranks.list()) {
         ByteWriter w;
         votes_[r].encode(w);
-        auto bytes = w.take();
-        auto same = votes.begin();
-        while (same != votes.end() && same->first != bytes) ++same;
-        if (same == votes.end()) same = votes.insert(same, {std::move(bytes), {}});
-        same->second.add(r);
+        votes.add(r, w.take());
     }
     ByteWriter w;
-    w.put(static_cast<std::uint32_t>(votes.size()));
-    for (const auto& [vote, from] : votes) w.ranks(from).bytes(vote);
-    auto header = control(FrameKind::Votes);
-    header.aux = core_.view.epoch;
+    w.put(votes.count());
+    for (const auto& [vote, from] : votes.list()) w.ranks(from).bytes(vote);
     FT_POINT("vote.send");
-    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], header, spec_and(w.take()));
+    send_in_view(to, FrameKind::Votes, w.take());
 }
 
 void Communicator::on_votes(int from, std::uint64_t epoch, ByteView body) {
-    if (epoch != core_.view.epoch && core_.rules.m17) {
-        core_.host.trace(epoch > core_.view.epoch ? "votes.held" : "votes.outdated");
-        if (epoch > core_.view.epoch) held_votes_.push_back({from, FrameKind::Votes, epoch, Bytes(body.begin(), body.end())});
-        else if (in_view().has(from)) core_.tell_view(spec_.members[static_cast<std::size_t>(from)]);  // it sends them again then
-        return;
-    }
+    if (!are_of_this_view(from, FrameKind::Votes, epoch, body)) return;
     ByteReader r(body);
     RankSet late;
     bool ahead = false, counts = false;
@@ -111,7 +101,8 @@ void Communicator::hurry_votes() {
     if (to < 0 || to == rank_) return;
     // Whatever has happened to the tree (a rank that lags behind may have sent to one that is out; views may change faster than votes come
     // up): a plain vote counts in any view.
-    if (++frozen_ticks_ % kStuck == 0 && votes_[rank_].attempt == attempt_ + 1) {
+    const auto own = votes_.find(rank_);
+    if (++frozen_ticks_ % kStuck == 0 && own != votes_.end() && own->second.attempt == attempt_ + 1) {
         core_.host.trace("vote.straight");
         send_vote_straight(to);
         return;

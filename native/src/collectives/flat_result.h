@@ -1,0 +1,23 @@
+// What a small operation without a fence has, into its caller's buffer: at once, as nothing can fail any more (invariant B).
+#pragma once
+
+#include <cstring>
+
+#include "collectives/op_state.h"
+
+namespace ftcomm {
+
+// A block is final as it comes, whole, from who has put it in. What is final already is done again (L7).
+inline void take_block(OpState& op, std::uint32_t block, const std::byte* data, std::size_t bytes, int from) {
+    if (op.label(block) != LabelKind::Final) std::memcpy(op.result(block), data, bytes);
+    op.set_final(block, RankSet::only(from));
+}
+
+// A sum of all inputs; `sum` is in the run's memory, or in that buffer already.
+inline void give_sum(OpState& op, void* sum, std::size_t bytes) {
+    if (op.is_part()) op.desc.recv = sum;
+    else if (sum != op.desc.recv && bytes > 0) std::memcpy(op.desc.recv, sum, bytes);
+    for (std::uint32_t s = 0; s < op.grid.segments(); ++s) op.set_final(s, op.team);
+}
+
+}  // namespace ftcomm

@@ -24,7 +24,7 @@ class GPT(nn.Module):
 
     def forward(self, text: Any) -> Any:
         """The mean loss of guessing each next byte; ``text`` is [batch, up to 256] of int64."""
-        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1])
+        mask = nn.Transformer.generate_square_subsequent_mask(text.shape[1], device=text.device)
         found = self.out(self.body(self.words(text) + self.places[: text.shape[1]], mask=mask, is_causal=True))
         return nn.functional.cross_entropy(found[:, :-1].flatten(0, 1), text[:, 1:].flatten())
 

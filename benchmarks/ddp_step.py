@@ -1,6 +1,7 @@
 """Training steps of DistributedDataParallel over ftcomm and over gloo, in turn in the same processes.
 
-    python benchmarks/ddp_step.py [--ranks 4] [--model resnet gpt] [--batch 1 4] [--rounds 9] [--json FILE]
+    python benchmarks/ddp_step.py [--ranks 4] [--model resnet gpt] [--batch 1 4] [--rounds 9] [--device cuda]
+        [--json FILE]
 
 A ResNet-18 (pictures of 32 x 32) and a GPT of 10.8 million parameters (texts of 256 bytes), AdamW, a thread a rank. Each round is
 one whole step (forward, backward with its all-reduces, update) over each backend and one without communication (no_sync), in an
@@ -8,6 +9,7 @@ order drawn by lot; each of the three has its own copy of the model. Printed are
 share of gloo's step that is communication (what the step without takes less), and gloo's time over ftcomm's: the median of the
 rounds' ratios with its 95 % confidence interval. Above 1 ftcomm is faster. The gradients of both are compared in the first step.
 
+``--device cuda``: models and texts on the first GPU, which all ranks share; a step ends when the device has done it.
 ``--memory``: instead, the most memory that a rank has held (its resident set, in MiB) after 5 steps, one job for each backend.
 """
 
@@ -31,21 +33,23 @@ KINDS = ("ftcomm", "gloo", "no communication")
 WARM = 2
 
 
-def model_and_batch(name: str, size: int) -> tuple[Any, tuple[Any, ...]]:
+def model_and_batch(name: str, size: int, device: str) -> tuple[Any, tuple[Any, ...]]:
     from _models import GPT, ResNet, gpt_batch, resnet_batch
 
-    return (ResNet(), resnet_batch(size)) if name == "resnet" else (GPT(), gpt_batch(size))
+    model, batch = (ResNet(), resnet_batch(size)) if name == "resnet" else (GPT(), gpt_batch(size))
+    return model.to(device), tuple(part.to(device) for part in batch)
 
 
 class Trained:
     """A model with its optimizer, over one group."""
 
-    def __init__(self, name: str, size: int, group: Any) -> None:
+    def __init__(self, name: str, size: int, group: Any, device: str = "cpu") -> None:
         import torch
         from torch.nn.parallel import DistributedDataParallel
 
         torch.manual_seed(0)
-        model, self.batch = model_and_batch(name, size)
+        model, self.batch = model_and_batch(name, size, device)
+        self.end = torch.cuda.synchronize if device == "cuda" else lambda: None
         self.ddp = DistributedDataParallel(model, process_group=group)
         self.optimizer = torch.optim.AdamW(model.parameters(), 1e-4)
 
@@ -53,6 +57,7 @@ class Trained:
         self.ddp(*self.batch).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.end()
 
     def gradients(self) -> list[Any]:
         self.ddp(*self.batch).backward()
@@ -61,10 +66,12 @@ class Trained:
         return found
 
 
-def measure(name: str, size: int, groups: dict[str, Any], comm: Any, rounds: int) -> dict[str, list[float]]:
+def measure(
+    name: str, size: int, groups: dict[str, Any], comm: Any, rounds: int, device: str
+) -> dict[str, list[float]]:
     import torch
 
-    runs = {kind: Trained(name, size, group) for kind, group in groups.items()}
+    runs = {kind: Trained(name, size, group, device) for kind, group in groups.items()}
     for ours, theirs in zip(*(runs[kind].gradients() for kind in ("ftcomm", "gloo")), strict=True):
         torch.testing.assert_close(ours, theirs)
     times: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -87,6 +94,7 @@ def rank_main(args: argparse.Namespace) -> None:
     import torch.distributed as dist
 
     torch.set_num_threads(1)
+    torch.backends.cudnn.deterministic = True  # the two backends' gradients are compared
     if args.memory:
         dist.init_process_group(os.environ["BACKEND"])
         run = Trained(args.model[0], args.batch[0], dist.group.WORLD)
@@ -106,15 +114,16 @@ def rank_main(args: argparse.Namespace) -> None:
     groups = {"ftcomm": dist.group.WORLD, "gloo": gloo, "no communication": dist.group.WORLD}
     rows = []
     if comm.rank == 0:
-        print(f"{comm.size} ranks, medians of {args.rounds} interleaved rounds\n")
+        where = f", one {torch.cuda.get_device_name()} for all" if args.device == "cuda" else ""
+        print(f"{comm.size} ranks{where}, medians of {args.rounds} interleaved rounds\n")
         print("| model | batch of a rank | ftcomm, ms | gloo, ms | communication in gloo's step | gloo / ftcomm |")
         print("|---|---|---|---|---|---|")
     for name in args.model:
         for size in args.batch:
-            times = measure(name, size, groups, comm, args.rounds)
+            times = measure(name, size, groups, comm, args.rounds, args.device)
             ours, theirs, alone = (statistics.median(times[kind]) for kind in KINDS)
             middle, low, high = with_interval([b / a for a, b in zip(times["ftcomm"], times["gloo"], strict=True)])
-            rows.append({"model": name, "batch": size, "ranks": comm.size, "seconds": times})
+            rows.append({"model": name, "batch": size, "ranks": comm.size, "device": args.device, "seconds": times})
             if comm.rank == 0:
                 share = max(0.0, 1 - alone / theirs)
                 print(
@@ -133,9 +142,12 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=["resnet", "gpt"], default=["resnet", "gpt"])
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4], help="pictures or texts of a rank")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--memory", action="store_true", help="of the first model and batch, instead of times")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.memory and args.device != "cpu":
+        parser.error("--memory is of the CPU's")
     if "RANK" in os.environ:
         rank_main(args)
         return

@@ -3,14 +3,24 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
+#include <pybind11/pybind11.h>
 
 namespace ftcomm_torch {
 namespace {
 
+// Before torch 2.13 only the device's Python module can say so.
 template <class Stream>
 bool is_capturing(const Stream& stream) {
-    if constexpr (requires { stream.is_capturing(); }) return stream.is_capturing();
-    return false;
+    if constexpr (requires { stream.is_capturing(); }) {
+        return stream.is_capturing();
+    } else {
+        const c10::DeviceGuard guard(stream.device());
+        const pybind11::gil_scoped_acquire gil;
+        const auto type = c10::DeviceTypeName(stream.device_type(), /*lower_case=*/true);
+        const auto module = pybind11::module_::import("torch").attr("get_device_module")(type);
+        const char* const name = "is_current_stream_capturing";
+        return pybind11::hasattr(module, name) && module.attr(name)().template cast<bool>();
+    }
 }
 
 }  // namespace

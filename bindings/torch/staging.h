@@ -18,8 +18,8 @@ public:
     explicit Staging(at::Device device);
 
     at::Device device() const { return device_; }
-    // The caller's current stream is being recorded into a graph, whose replays would not come to the library. Before torch
-    // 2.13, which can say so, CUDA's own error comes, in other words.
+    // The caller's current stream is being recorded into a graph, whose replays would not come to the library. Asked before
+    // anything is given to the device: an event recorded in a capture can't be waited for, and the ranks would be out of step.
     static bool captured(at::Device device);
     // A host copy of the tensor, filled when wait_ready() has returned.
     void fill(const at::Tensor& host, const at::Tensor& tensor);

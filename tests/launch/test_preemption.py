@@ -253,7 +253,7 @@ def test_stages_of_a_pipeline_stop_at_the_same_step(start: Start, tmp_path: Path
         arguments = [
             "pipeline_engine.py",
             "--epochs",
-            "2",
+            "1",
             "--samples",
             "320",
             "--every",

@@ -41,10 +41,12 @@ class Torchrun:
         faults: str = "",
         example: str = "train_engine.py",
         policy: str = "lossy",
+        workers: int = 4,
     ) -> tuple[int, str, str]:
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"),
+                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+                *("--nproc-per-node", str(workers)),
                 *("--max-restarts", str(restarts), str(self._script), "--epochs", "1", *script_flags),
             ],
             env=clean_environment(FTCOMM_POLICY=policy, FAULTS=faults, EXAMPLE=example),
@@ -67,13 +69,13 @@ def torchrun(tmp_path: Path) -> Torchrun:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The last line, by the flags of the script."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """The last line, by the flags of the script and the number of workers."""
     run = Torchrun(tmp_path_factory.mktemp("undisturbed") / "script.py")
 
     @functools.cache
-    def last_line(flags: str) -> str:
-        code, out, err = run(0, *flags.split())
+    def last_line(flags: str, workers: int = 4) -> str:
+        code, out, err = run(0, *flags.split(), workers=workers)
         assert code == 0, err
         return out.splitlines()[-1]
 
@@ -81,26 +83,27 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str
 
 
 @pytest.mark.parametrize(
-    ("faults", "flags"),
+    ("faults", "flags", "workers"),
     [
-        ("rank=0,at=ring.rs.hop,step=10,do=kill", ""),
-        *(pytest.param("rank=2,at=step:10,do=kill", flags, marks=pytest.mark.table) for flags in ("", "--hsdp")),
+        ("rank=0,at=ring.rs.hop,step=10,do=kill", "", 3),
+        *(pytest.param("rank=2,at=step:10,do=kill", flags, 4, marks=pytest.mark.table) for flags in ("", "--hsdp")),
     ],
 )
 def test_all_go_on_from_the_last_whole_step(
-    torchrun: Torchrun, tmp_path: Path, undisturbed: Callable[[str], str], faults: str, flags: str
+    torchrun: Torchrun, tmp_path: Path, undisturbed: Callable[..., str], faults: str, flags: str, workers: int
 ) -> None:
-    code, out, err = torchrun(1, "--checkpoints", str(tmp_path / "c"), *flags.split(), faults=faults)
+    where = ("--checkpoints", str(tmp_path / "c"))
+    code, out, err = torchrun(1, *where, *flags.split(), faults=faults, workers=workers)
     assert code == 0, err
     assert "strategy replication" in err
     (left,) = re.findall(r"SIGTERM: all leave before step (\d+); its state is in a checkpoint", err)
     assert f"goes on from the checkpoint of step {left}" in err
-    assert out.splitlines()[-1] == undisturbed(flags)
+    assert out.splitlines()[-1] == undisturbed(flags, workers)
 
 
 @pytest.mark.table
 def test_without_restarts_the_next_start_goes_on(
-    torchrun: Torchrun, tmp_path: Path, undisturbed: Callable[[str], str]
+    torchrun: Torchrun, tmp_path: Path, undisturbed: Callable[..., str]
 ) -> None:
     """The survivors train no step without the dead rank in the time that torchrun takes to end them."""
     where = ("--checkpoints", str(tmp_path / "c"))
@@ -115,7 +118,7 @@ def test_without_restarts_the_next_start_goes_on(
 
 
 @pytest.mark.table
-def test_without_checkpoints_all_begin_anew(torchrun: Torchrun, undisturbed: Callable[[str], str]) -> None:
+def test_without_checkpoints_all_begin_anew(torchrun: Torchrun, undisturbed: Callable[..., str]) -> None:
     code, out, err = torchrun(1, faults="rank=2,at=step:10,do=kill")
     assert code == 0, err
     assert "strategy rollback: the launcher ends all when one dies" in err
@@ -142,7 +145,7 @@ def test_stages_go_on_from_the_newest_checkpoint_that_all_have(
 
 
 @pytest.mark.table
-def test_two_nodes_need_one_restart(tmp_path: Path, undisturbed: Callable[[str], str]) -> None:
+def test_two_nodes_need_one_restart(tmp_path: Path, undisturbed: Callable[..., str]) -> None:
     """Each node counts its own restarts, and the one without a dead worker has none."""
     script, dead = tmp_path / "script.py", tmp_path / "has-died"
     first = (

@@ -242,6 +242,59 @@ def test_capture_into_a_graph(world, device):
     world(2, captured, device=device)
 
 
+def captures_meanwhile(context):
+    """What the lane does for an operation called before does not spoil a graph captured meanwhile, in the strictest mode."""
+    dist.all_reduce(torch.ones(1000))
+    if dist.get_rank() == 1:
+        context.hold()
+        dist.all_reduce(t := torch.full((1000,), 2.0))
+        assert bool((t == 3).all())
+        return
+    t = torch.full((1000,), 1.0)
+    x, y = torch.ones(8), torch.zeros(8)
+    graph = torch.cuda.CUDAGraph() if on_gpu() else None
+    work = dist.all_reduce(t, async_op=True)
+    with torch.cuda.graph(graph, capture_error_mode="global") if graph else contextlib.nullcontext():
+        y.copy_(x * 2)
+        context.mark("capturing")
+        context.hold()  # the other rank has the result, and this one's lane goes on
+        y.add_(1)
+    work.wait()
+    assert bool((t == 3).all())
+    if graph:
+        x.fill_(4.0)
+        graph.replay()
+        assert y.tolist() == [9.0] * 8
+
+
+def test_capture_while_an_operation_waits(world, device):
+    group = world.start(2, captures_meanwhile, device=device)
+    group.wait_for(0, "capturing")
+    group.release(1)
+    group.wait_ended(1)
+    group.release(0)
+    world.values(group)
+
+
+def large(context):
+    """Pinned memory comes from the device's driver, and the ranks of a host read each other's."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    count = (16 << 20) // 4 + 5
+    for step in range(3):
+        t = torch.full((count,), float(rank + step))
+        dist.all_reduce(t)
+        assert bool((t == sum(range(size)) + size * step).all())
+    out = torch.zeros(size, count)
+    dist.all_gather_into_tensor(out, torch.full((count,), float(rank)))
+    assert [row.unique().tolist() for row in out] == [[float(r)] for r in range(size)]
+    assert not ftcomm.torch.communicator().stats()["reads_refused"]
+
+
+@pytest.mark.parametrize("policy", ["raise", "replay"])
+def test_large_operations(world, device, policy):
+    world(2, large, device=device, policy=policy)
+
+
 def kept_for_a_second_try(context):
     """An operation that failed has left its input as it was (invariant B), also when its copies were under way."""
     rank = dist.get_rank()

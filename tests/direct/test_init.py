@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,29 @@ def test_a_rank_that_fails_fails_all(ranks: Ranks) -> None:
 
     for message in ranks(3, run, direct=False):
         assert "heartbeat" in message
+
+
+@pytest.mark.parametrize("highest", [True, False], ids=["the hard limit is high", "the hard limit is low"])
+def test_descriptors_for_all_links(ranks: Ranks, highest: bool) -> None:
+    """A soft limit that is too low for one link to each rank is raised; where it can't be, that is said at once, and to all."""
+
+    def run(group: Group, context: Context) -> int:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        low = len(os.listdir("/proc/self/fd")) + 20
+        if context.rank == 1:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (low, before[1] if highest else low))
+        start = partial(ftcomm.init, context.rank, 12, store=group.store(), job=group.job, options=group.options)
+        if highest:
+            check(start())
+            return resource.getrlimit(resource.RLIMIT_NOFILE)[0] - low
+        with pytest.raises(
+            ftcomm.SystemFailure, match=rf"may have {low} files open .* links to 11 ranks .* raise the limit"
+        ):
+            start()
+        return 0
+
+    raised = ranks(12, run, direct=False, transport="tcp")
+    assert (raised[1] > 0) == highest
 
 
 def test_wrong_secret(ranks: Ranks) -> None:

@@ -10,6 +10,7 @@
 #include "runtime/job.h"
 #include "runtime/liveness.h"
 #include "transport/shm/peer_memory.h"
+#include "transport/tcp/descriptors.h"
 
 namespace ftcomm {
 namespace {
@@ -272,6 +273,7 @@ Status Job::link_tcp() {
         peers[slot] = a.tcp;
         needed.add(a.rank);
     }
+    if (auto s = make_room_for(static_cast<std::size_t>(needed.count())); !s) return s;
     engine_.lock();
     Status status;
     if (tcp_) status = tcp_->start(peers, boot_);

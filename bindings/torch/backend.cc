@@ -1,8 +1,7 @@
 // Starting operations in order: at once, or behind those whose data is still on its way from a device.
 #include "backend.h"
 
-#include <signal.h>
-
+#include <system_error>
 #include <utility>
 
 #include "pieces.h"
@@ -87,7 +86,7 @@ void FtBackend::post(Operation& operation, bool by_caller) {
 }
 
 void FtBackend::submit(const std::shared_ptr<Operation>& operation) {
-    std::lock_guard<std::mutex> lock(order_);
+    std::unique_lock<std::mutex> lock(order_);
     if (broken_) {
         operation->fail(broken_);
         return;
@@ -97,16 +96,21 @@ void FtBackend::submit(const std::shared_ptr<Operation>& operation) {
         post(*operation, true);
         return;
     }
+    if (!lane_thread_.joinable()) {
+        try {
+            const BlockedSignals blocked;
+            lane_thread_ = std::thread([this] { lane(); });
+        } catch (const std::system_error& e) {
+            lock.unlock();
+            const auto error = own_error(FT_SYSTEM, operation->name + ": no thread to wait for the device: " + e.what());
+            break_order(error);
+            operation->fail(error);
+            return;
+        }
+    }
     lane_queue_.push_back(operation);
     lane_busy_ = true;
     if (!lane_self_) lane_self_ = c10::intrusive_ptr<FtBackend>::reclaim_copy(this);
-    if (!lane_thread_.joinable()) {
-        sigset_t all, before;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        lane_thread_ = std::thread([this] { lane(); });
-        pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    }
     lane_wake_.notify_one();
 }
 
@@ -155,10 +159,12 @@ void FtBackend::lane() {
         }
         auto operation = lane_queue_.front();
         lane_queue_.pop_front();
-        lane_waits_ = true;
+        // Once it is closed nobody waits for a device any more: close_comm() joins this thread then, and post() says that it is closed.
+        const bool waits = !error && !lane_stop_;
+        lane_waits_ = waits;
         lock.unlock();
         try {
-            if (!error) operation->await_inputs();
+            if (waits) operation->await_inputs();
         } catch (const std::exception& e) {
             error = own_error(FT_SYSTEM, operation->name + ": copying from the device failed: " + e.what());
             break_order(error);

@@ -168,12 +168,14 @@ FtBackend::WorkPtr FtBackend::start(c10d::OpType type, const char* name, const T
     } catch (const FtError&) {
         operation->calls.clear();
         operation->fail(std::current_exception());
-    } catch (const pybind11::error_already_set&) {  // KeyboardInterrupt, in an operation that waits for others
+    } catch (const pybind11::error_already_set& e) {  // KeyboardInterrupt, in an operation that waits for others; a device's error
         operation->calls.clear();
+        if (operation->touched_device()) break_order(own_error(FT_SYSTEM, std::string(name) + ": " + e.what()));
         operation->fail(std::current_exception());
     } catch (const std::exception& e) {
         operation->calls.clear();
-        if (operation->needs_lane()) break_order(own_error(FT_SYSTEM, std::string(name) + ": " + e.what()));
+        if (operation->touched_device() || any_on_a_device(inputs))
+            break_order(own_error(FT_SYSTEM, std::string(name) + ": " + e.what()));
         operation->fail(own_error(FT_INVALID, std::string(name) + ": " + e.what()));
     }
     return launch(std::move(operation), type, name, inputs);

@@ -27,7 +27,8 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
     at::AutoDispatchBelowADInplaceOrView below;
     const at::NoGradGuard no_grad;
     std::exception_ptr error;
-    bool begun = false;  // the others are in the first all-gather, and go on to the second
+    bool begun = false;  // the others are in the first all-gather, or will be, and go on to the second
+    WorkPtr sizes;
     at::Tensor input;
     std::vector<std::vector<at::Tensor>> indices(1), values(1), counts(1);
     std::vector<WorkPtr> works;
@@ -40,12 +41,14 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
         }
         const Reduction op = reduction(opts.reduceOp);
         if (op.op != 0 && op.op != 1) refuse("sparse all_reduce: only SUM and AVG are defined; use .to_dense() for others");
+        begun = !tensors[0].device().is_cpu();  // which may fail here alone
         input = tensors[0].coalesce();
         at::Tensor own = at::tensor({input._nnz()}, at::kLong).to(input.device());
         counts[0] = like(own, getSize());
         std::vector<at::Tensor> send{own};
         begun = true;
-        allgather(counts, send, gather)->wait();
+        sizes = allgather(counts, send, gather);
+        sizes->wait();
         std::int64_t most = 0;
         for (const auto& count : counts[0]) most = std::max(most, count.item<std::int64_t>());
         std::vector<at::Tensor> own_indices{padded(input._indices().contiguous(), 1, most)};
@@ -53,8 +56,9 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
         indices[0] = like(own_indices[0], getSize());
         values[0] = like(own_values[0], getSize());
         works = {allgather(indices, own_indices, gather), allgather(values, own_values, gather)};
-    } catch (const FtError&) {  // a mistake, or what all of them learn
+    } catch (const FtError&) {  // a mistake, or what all of them learn, but for a wait that was given up here
         error = std::current_exception();
+        if (sizes && static_cast<FtWork&>(*sizes).operation().given_up()) break_order(error);
     } catch (const std::exception&) {
         error = std::current_exception();
         if (begun) break_order(error);
@@ -68,6 +72,8 @@ FtBackend::WorkPtr FtBackend::allreduce_sparse(Tensors& tensors, const c10d::All
         const bool average = opts.reduceOp.op_ == c10d::ReduceOp::AVG;
         const auto add_up = [works, counts, indices, values, input, target = tensors[0], average](Operation& self) {
             for (const auto& work : works) work->wait();
+            for (const auto& parts : {indices[0], values[0]})
+                for (const auto& part : parts) self.used_at_end(part);
             at::Tensor sum;
             std::int64_t contributors = 0;
             const auto flags = static_cast<FtWork&>(*works[1]).operation().contributors();

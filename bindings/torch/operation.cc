@@ -86,6 +86,7 @@ void Operation::fail(std::exception_ptr error) {
 }
 
 bool Operation::test() {
+    refuse_in_capture();
     {
         std::lock_guard<std::mutex> lock(mutex_);
         if (stage_ == Stage::Done) return true;
@@ -101,6 +102,7 @@ bool Operation::test() {
 }
 
 void Operation::wait(double timeout) {
+    refuse_in_capture();
     wait_posted(timeout > 0 ? timeout : device_limit);
     for (ft_request* request : requests_) wait_request(request, timeout);
     complete();
@@ -117,6 +119,7 @@ void Operation::wait_posted(double timeout) {
     if (waited.ready) return;
     cancel(waited.interrupt ? FT_INTERRUPTED : FT_TIMEOUT);
     subscribe();
+    if (staging_) staging_->join_inputs();  // what the caller does to its tensors now comes after the copies
     if (waited.interrupt) std::rethrow_exception(waited.interrupt);
     std::rethrow_exception(own_error(
         FT_TIMEOUT, c10::str("Timed out in ", name, ": after ", timeout,
@@ -166,6 +169,8 @@ void Operation::complete() {
         stage_ = Stage::Claimed;
     }
     std::exception_ptr error = error_;
+    // Who gave up was told so, and has its tensors for other things since.
+    if (staging_ && cancelled_ != FT_OK && !error) error = own_error(cancelled_, name + ": it was given up before it was posted");
     for (ft_request* request : requests_) {
         std::int32_t done = 0;
         const int code = ft_request_test(request, &done);
@@ -179,7 +184,7 @@ void Operation::complete() {
                 for (const auto& fn : finishers_) fn(*this);
             };
             if (staging_) {
-                staging_->finish(run);
+                staging_->finish(run, kept_);
             } else {
                 run();
             }
@@ -281,6 +286,11 @@ c10::intrusive_ptr<c10::ivalue::Future> Operation::future() {
 bool Operation::done() {
     std::lock_guard<std::mutex> lock(mutex_);
     return stage_ == Stage::Done;
+}
+
+bool Operation::given_up() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return cancelled_ != FT_OK;
 }
 
 std::exception_ptr Operation::error() {

@@ -62,11 +62,17 @@ public:
     void on_device_of(const at::Tensor& tensor) { use_device(tensor); }
     // Of a result that at_end() has allocated, on the side stream: its memory is the caller's stream's, too.
     void made_at_end(const at::Tensor& tensor) { made_.push_back(tensor); }
+    // What at_end() reads on the side stream besides.
+    void used_at_end(const at::Tensor& tensor) {
+        if (staging_) staging_->guard_memory(tensor);
+    }
     // The caller's stream has been given more since the first tensor, for what is prepared from now on.
     void follow_caller() {
         if (staging_) staging_->follow();
     }
     bool needs_lane() const { return staging_.has_value() || device; }
+    // Something was asked of a device, which may have failed here and nowhere else.
+    bool touched_device() const { return touched_device_ || needs_lane(); }
     void prepared();  // after the last in()
 
     // -- posting: by the same thread, or by the group's lane --
@@ -86,6 +92,7 @@ public:
     c10::intrusive_ptr<c10::ivalue::Future> future();
     void join_stream();
     bool done();
+    bool given_up();  // by this rank, before it was posted: the others may make it all the same
     std::exception_ptr error();
     int source();              // receives: who sent, and how much
     std::uint64_t received();
@@ -111,7 +118,10 @@ private:
     static void request_done(void* context);
 
     const int size_;
+    void refuse_in_capture() const;
+
     std::vector<at::Tensor> kept_, made_;
+    bool touched_device_ = false;
     std::optional<Staging> staging_;
     std::vector<std::function<void(Operation&)>> finishers_;
 

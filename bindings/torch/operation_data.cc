@@ -35,6 +35,7 @@ void Operation::use_device(const at::Tensor& tensor) {
     }
     if (!staging_) {
         if (!kept_.empty()) refuse(name + ": tensors are on different devices; move them to one device");
+        touched_device_ = true;
         if (Staging::captured(tensor.device())) {
             refuse(name + ": the current stream is being captured into a graph, and an operation can't be: call it outside");
         }
@@ -46,8 +47,15 @@ void Operation::use_device(const at::Tensor& tensor) {
     }
 }
 
+// A graph's replays would not wait for anything, and an event from outside spoils it.
+void Operation::refuse_in_capture() const {
+    if (staging_ && Staging::captured(staging_->device()))
+        refuse(name + ": the current stream is being captured into a graph: wait for the operation before or after that");
+}
+
 void Operation::join_stream() {
     if (!staging_ || !done()) return;
+    refuse_in_capture();
     staging_->join();
     for (const auto& tensor : made_) staging_->lend_memory(tensor);
 }

@@ -1,7 +1,6 @@
 #include "pool.h"
 
 #include <pthread.h>
-#include <signal.h>
 
 #include <exception>
 #include <thread>
@@ -37,12 +36,8 @@ void Pool::run(std::function<void()> task) {
         wake_.notify_one();
         return;
     }
-    // Signals are for the threads that the program knows: Ctrl-C must interrupt a waiting main thread.
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    const BlockedSignals blocked;
     std::thread([this] { work(); }).detach();
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 void Pool::work() {

@@ -18,8 +18,8 @@ public:
     explicit Staging(at::Device device);
 
     at::Device device() const { return device_; }
-    // The caller's current stream is being recorded into a graph, whose replays would not come to the library. Asked before
-    // anything is given to the device: an event recorded in a capture can't be waited for, and the ranks would be out of step.
+    // The caller's current stream is being recorded into a graph, whose replays would not come to the library. Asked before the
+    // operation gives the device anything: an event recorded in a capture can't be waited for, and the ranks would be out of step.
     static bool captured(at::Device device);
     // A host copy of the tensor, filled when wait_ready() has returned.
     void fill(const at::Tensor& host, const at::Tensor& tensor);
@@ -30,12 +30,13 @@ public:
     void wait_ready();
     // The side stream goes on after all that the caller's current stream holds now, again.
     void follow();
-    // Runs fn, which copies host to device, with the side stream current; then records the end. Leaves it current for
-    // `after`, where a Future is marked: it records its own events on the current streams.
-    void finish(const std::function<void()>& fn);
+    // Runs fn, which copies host to device, with the side stream current; then records the end. `used`: what it copies to. By
+    // now the device has come to the operation, so that any stream will do.
+    void finish(const std::function<void()>& fn, const std::vector<at::Tensor>& used);
     void on_side_stream(const std::function<void()>& fn) const;
-    // The caller's current stream goes on after the end.
-    void join();
+    // The caller's current stream goes on after the end, or after the fills.
+    void join() const { block_caller(end_); }
+    void join_inputs() const { block_caller(ready_); }
 
     static at::Tensor host_like(const at::Tensor& tensor);
     static at::Tensor host_empty(std::int64_t count, const at::Tensor& like);
@@ -45,6 +46,8 @@ public:
     void lend_memory(const at::Tensor& tensor) const;
 
 private:
+    void block_caller(const c10::Event& event) const;
+
     at::Device device_;
     c10::impl::VirtualGuardImpl impl_;
     c10::Stream side_;

@@ -1,5 +1,7 @@
 #include "tensors.h"
 
+#include <algorithm>
+
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include "errors.h"
@@ -106,6 +108,10 @@ void check_same_kind(const at::Tensor& a, const at::Tensor& b, const char* what)
         refuse(c10::str(what, ": tensors have different types, ", a.scalar_type(), " and ", b.scalar_type(),
                         "; convert them to one type"));
     }
+}
+
+bool any_on_a_device(const std::vector<at::Tensor>& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(), [](const auto& t) { return t.defined() && !t.device().is_cpu(); });
 }
 
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* what) {

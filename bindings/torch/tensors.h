@@ -32,6 +32,7 @@ Reduction reduction(const c10d::ReduceOp& op);
 void check_tensor(const at::Tensor& tensor, const char* what);
 void check_list(const std::vector<at::Tensor>& tensors, const char* what);
 void check_same_kind(const at::Tensor& a, const at::Tensor& b, const char* what);
+bool any_on_a_device(const std::vector<at::Tensor>& tensors);
 const at::Tensor& only(const std::vector<at::Tensor>& tensors, const char* what);
 
 // Seconds; 0 for "the group's" (c10d's unset is -1 ms).

@@ -6,6 +6,7 @@ On the CPU, where all this holds by itself, the same programs only show that the
 from __future__ import annotations
 
 import contextlib
+from datetime import timedelta
 
 import pytest
 import torch
@@ -242,8 +243,8 @@ def test_capture_into_a_graph(world, device):
     world(2, captured, device=device)
 
 
-def captures_meanwhile(context):
-    """What the lane does for an operation called before does not spoil a graph captured meanwhile, in the strictest mode."""
+def captures_meanwhile(context, how):
+    """What the library does for an operation called before does not spoil a graph captured meanwhile, in the strictest mode."""
     dist.all_reduce(torch.ones(1000))
     if dist.get_rank() == 1:
         context.hold()
@@ -251,14 +252,28 @@ def captures_meanwhile(context):
         assert bool((t == 3).all())
         return
     t = torch.full((1000,), 1.0)
-    x, y = torch.ones(8), torch.zeros(8)
-    graph = torch.cuda.CUDAGraph() if on_gpu() else None
+    x, y, graph = torch.ones(8), torch.zeros(8), None
+    if on_gpu():
+        torch.cuda.synchronize()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        torch.cuda._sleep(20 * SLOW)  # until well after the beginning of the capture, which waits for nothing itself
     work = dist.all_reduce(t, async_op=True)
-    with torch.cuda.graph(graph, capture_error_mode="global") if graph else contextlib.nullcontext():
+    ended = []
+    if how == "future":  # it is finished by a thread of the library, in the capture
+        work.get_future().then(lambda _: ended.append(True))
+    with torch.cuda.stream(stream) if graph else contextlib.nullcontext():
+        if graph:
+            graph.capture_begin(capture_error_mode="global")
         y.copy_(x * 2)
         context.mark("capturing")
-        context.hold()  # the other rank has the result, and this one's lane goes on
+        context.hold()  # the other rank has the result, so this one's lane has posted its part
+        if graph:
+            for waits in (work.wait, work.is_completed):
+                with pytest.raises(dist.DistBackendError, match="captured into a graph"):
+                    waits()
         y.add_(1)
+        if graph:
+            graph.capture_end()
     work.wait()
     assert bool((t == 3).all())
     if graph:
@@ -267,13 +282,38 @@ def captures_meanwhile(context):
         assert y.tolist() == [9.0] * 8
 
 
-def test_capture_while_an_operation_waits(world, device):
-    group = world.start(2, captures_meanwhile, device=device)
+@pytest.mark.parametrize("how", ["wait", "future"])
+def test_capture_while_an_operation_waits(world, device, how):
+    group = world.start(2, lambda context: captures_meanwhile(context, how), device=device)
     group.wait_for(0, "capturing")
     group.release(1)
     group.wait_ended(1)
     group.release(0)
     world.values(group)
+
+
+def given_up(context):
+    """Who does not wait any longer for its device has its tensors for other things: no late result comes into them."""
+    dist.all_reduce(torch.ones(3))
+    t = torch.full((1000,), 1.0)
+    if dist.get_rank() == 0 and on_gpu():
+        torch.cuda._sleep(20 * SLOW)
+        work = dist.all_reduce(t, async_op=True)
+        with pytest.raises(dist.DistBackendError, match="device has not come to it"):
+            work.wait(timedelta(milliseconds=50))
+        t.fill_(7)
+        with pytest.raises(dist.DistBackendError):
+            work.wait()
+        torch.cuda.synchronize()
+        assert bool((t == 7).all())
+    elif on_gpu():
+        with contextlib.suppress(dist.DistBackendError):  # the ranks vote on it
+            dist.all_reduce(t)
+        assert t.unique().tolist() in ([1.0], [2.0])
+
+
+def test_a_wait_that_is_given_up(world, device):
+    world(2, given_up, device=device)
 
 
 def large(context):

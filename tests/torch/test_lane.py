@@ -80,6 +80,21 @@ def test_a_device_that_hangs(world):
     world(2, hung)
 
 
+def closed_at_once(context):
+    """The group is left when its lane is about to wait for a device that comes to nothing any more: nobody may join that."""
+    for _ in range(20):
+        group = dist.new_group()
+        device(group, threading.Event().wait)
+        work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
+        dist.destroy_process_group(group)
+        with pytest.raises(dist.DistBackendError, match="closed|device has not come"):
+            work.wait(timedelta(milliseconds=10))
+
+
+def test_closed_before_the_lane_waits(world):
+    world(2, closed_at_once)
+
+
 def late_after_all(context):
     """It is posted all the same when its data comes, and given up at once: whether it is made or fails, it is so on all ranks."""
     rank, found = dist.get_rank(), []

@@ -7,6 +7,7 @@ import os
 import secrets
 import selectors
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalExce
 from ftcomm.launch.folder import Event, RunFolder
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.pair_log import PairLog
+from ftcomm.launch.retries import TRIES, Begin, Retries
 from ftcomm.launch.signals import Signals
 from ftcomm.launch.worker import describe_exit, describe_state
 from ftcomm.launch.workers import Exit, Slot, SlotState, WorkerContext, start_workers
@@ -64,6 +66,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._replaced: dict[int, ProcessFailure] = {}  # of each slot's worker before the present one, by rank
         self._admitted: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that came in
         self._orphaned: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that had nobody to join
+        self._ends: dict[int, Exit] = {}  # of each slot's last worker, by rank
+        self._retries = Retries()
         self._speaks_ftcomm = False  # some worker has written an event
         self._interrupt: signal.Signals | None = None
         self._kill_at: float | None = None
@@ -146,9 +150,12 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                     self._read_events()  # what a worker wrote before its end comes before the news of its end
                 for one in ended:
                     self._on_exit(one)
-                if not self._ending:
+                if self._ending:
+                    self._retries.clear()
+                else:
+                    self._try_again()
                     self._look_for_members()
-                if not self._context.running():
+                if not self._context.running() and not self._retries:
                     break
                 # After the workers that had to be started: no standby must keep one of them waiting.
                 self._context.standbys.tend(self._log, last=self._ending or not self._may_replace())
@@ -176,6 +183,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _on_exit(self, ended: Exit) -> None:
         slot = ended.slot
+        self._ends[slot.rank] = ended
         how = describe_exit(ended.code)
         facts = {"rank": slot.rank, "incarnation": ended.incarnation, "pid": ended.pid, "code": ended.code, "how": how}
         self._log("exit", **facts, **self._about(ended))
@@ -208,8 +216,36 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             )
         else:
             self._replaced[slot.rank] = ended.failure
-            self._context.replace(slot)
-            self._spawned(slot)
+            self._start(slot, self._context.replace)
+
+    def _start(self, slot: Slot, begin: Begin, **facts: Any) -> None:
+        """The slot's next worker. Where the kernel refuses one it is tried again: the others hold the state, and wait or go on."""
+        try:
+            begin(slot)
+        except (OSError, subprocess.SubprocessError) as error:
+            delay = self._retries.add(slot, begin, facts)
+            if delay is None:
+                self._cannot_start(self._ends[slot.rank], f"no process could be started {TRIES + 1} times ({error})")
+                return
+            what = {"rank": slot.rank, "incarnation": slot.incarnation + 1}
+            self._log("not-started", **what, error=str(error), again_in=delay)
+        else:
+            self._retries.succeeded(slot)
+            self._spawned(slot, **facts)
+
+    def _try_again(self) -> None:
+        for one in self._retries.take_due():
+            if self._nobody_to_join():
+                self._nobody_waits(self._ends[one.slot.rank])
+            else:
+                self._start(one.slot, one.begin, **one.facts)
+
+    def _cannot_start(self, ended: Exit, why: str) -> None:
+        self._give_up(ended, why)
+
+    def _nobody_waits(self, ended: Exit) -> None:
+        """For a worker that could not be started while there was somebody."""
+        self._give_up(ended, "no worker is left that it could join")
 
     def _spawned(self, slot: Slot, **more: Any) -> None:
         worker = self._context.worker(slot)
@@ -299,7 +335,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _time_left(self) -> float | None:
         times = [self._context.worker(slot).again_at() for slot in self._context.running()]
-        due = [at for at in (self._kill_at, *times) if at is not None]
+        due = [at for at in (self._kill_at, self._retries.next_at(), *times) if at is not None]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     # -- end -----------------------------------------------------------------------------------------------------

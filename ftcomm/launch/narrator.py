@@ -33,6 +33,7 @@ class Narrator:
             "exit": self._exit,
             "standby-ready": self._standby_ready,
             "standbys-over": self._standbys_over,
+            "not-started": self._not_started,
             "given-up": self._given_up,
             "orphaned": self._orphaned,
             "voted-out": self._voted_out,
@@ -97,6 +98,13 @@ class Narrator:
         if incarnation and "generation" not in event:
             how = "started from a standby" if event.get("standby") else "started"
             self.say(f"slot {rank}: replacement {incarnation} {how} (pid {event['pid']})", event["time"])
+
+    def _not_started(self, event: Event) -> None:
+        self.say(
+            f"slot {event['rank']}: replacement {event['incarnation']} could not be started ({event['error']}); "
+            f"again in {event['again_in']:g} s",
+            event["time"],
+        )
 
     def _standby_ready(self, event: Event) -> None:
         self.say(f"a standby is ready (pid {event['pid']})", event["time"])

@@ -108,7 +108,9 @@ class ReplayAgent(FtAgent):
         if not self._ends_with_group(ended):
             slot.failures += 1
             if slot.failures > self._worker_group.spec.max_restarts:
-                self._end_job(ended)
+                restarts = self._worker_group.spec.max_restarts
+                failed = f"it failed {restarts + 1} times (--max-restarts {restarts})"
+                self._end_job(ended, failed if restarts else "--max-restarts is 0")
                 return
             self._take_group_along(slot)
         self._start_again(slot)
@@ -125,8 +127,13 @@ class ReplayAgent(FtAgent):
     def _start_again(self, slot: Slot) -> None:
         if not self._nobody_to_join():
             self._next_round(slot)
-            self._context.replace(slot)
-            self._spawned(slot)
+            self._start(slot, self._context.replace)
+
+    def _cannot_start(self, ended: Exit, why: str) -> None:
+        self._end_job(ended, why)
+
+    def _nobody_waits(self, ended: Exit) -> None:
+        """It starts with the next generation."""
 
     def _next_round(self, slot: Slot) -> None:
         """Of the worker that is about to start: the one that its group is in, or a new one if its last worker was in that."""
@@ -174,7 +181,7 @@ class ReplayAgent(FtAgent):
         # M9: not before the last one of the old generation is dead and reaped.
         slots = self._context.slots.values()
         again = [slot for slot in slots if slot.state is SlotState.FAILED]
-        if self._context.running() or not again:
+        if self._context.running() or not again or self._retries:
             return
         finished = [slot.rank for slot in slots if slot.state is SlotState.SUCCEEDED]
         self._generation += 1
@@ -183,8 +190,7 @@ class ReplayAgent(FtAgent):
         self._log("generation", generation=self._generation, ranks=ranks, finished=finished)
         for slot in again:
             self._next_round(slot)
-            self._context.found(slot)
-            self._spawned(slot, generation=self._generation)
+            self._start(slot, self._context.found, generation=self._generation)
 
     @property
     def _ending(self) -> bool:
@@ -193,12 +199,10 @@ class ReplayAgent(FtAgent):
     def _may_replace(self) -> bool:
         return True  # a generation starts all again, whatever is left of their restarts
 
-    def _end_job(self, ended: Exit) -> None:
-        assert ended.failure is not None
-        restarts = self._worker_group.spec.max_restarts
-        why = f"it failed {restarts + 1} times (--max-restarts {restarts})" if restarts else "--max-restarts is 0"
+    def _end_job(self, ended: Exit, why: str) -> None:
         others: list[Slot] = self._context.running()
-        self._failures[ended.slot.rank] = ended.failure
+        # Who had come to its end is started again for its log group's sake.
+        self._failures[ended.slot.rank] = ended.failure or self._context.failure(ended.slot, ended.pid, ended.code)
         self._log(
             "given-up",
             rank=ended.slot.rank,

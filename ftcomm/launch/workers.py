@@ -108,22 +108,26 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
             code = worker.reap()
             if code is None:
                 continue
-            failure = None if code == 0 else self._failure(slot, worker.pid, code)
+            failure = None if code == 0 else self.failure(slot, worker.pid, code)
             exits.append(Exit(slot, worker.pid, slot.incarnation, code, failure))
             slot.state = SlotState.SUCCEEDED if code == 0 else SlotState.FAILED
         return exits
 
     def replace(self, slot: Slot) -> None:
-        """Starts the next incarnation of a slot whose worker has been reaped."""
+        """Starts the next incarnation of a slot whose worker has been reaped. The slot is as before if that raises."""
         assert self.worker(slot).proc.returncode is not None, "a replacement must not start beside its predecessor"
         slot.incarnation += 1
+        try:
+            self._launch(slot.local_rank)
+        except BaseException:
+            slot.incarnation -= 1
+            raise
         slot.state = SlotState.RUNNING
-        self._launch(slot.local_rank)
 
     def found(self, slot: Slot) -> None:
         """As :meth:`replace`, as a founder of a new generation."""
-        slot.founder = slot.incarnation + 1
         self.replace(slot)
+        slot.founder = slot.incarnation
 
     def signal_all(self, sig: signal.Signals) -> None:
         for slot in self.running():
@@ -133,7 +137,7 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
         for slot in self.running():
             self.worker(slot).kill()
 
-    def _failure(self, slot: Slot, pid: int, code: int) -> ProcessFailure:
+    def failure(self, slot: Slot, pid: int, code: int) -> ProcessFailure:
         error_file = self.error_files[slot.local_rank]
         failure = ProcessFailure(local_rank=slot.local_rank, pid=pid, exitcode=code, error_file=error_file)
         if os.path.exists(error_file):

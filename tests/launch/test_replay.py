@@ -6,16 +6,19 @@ The workers here only say what real ones would.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch.running import Ftrun, Start, wait_gone
 
 from ftcomm.exit_code import STARTS_AGAIN
+from ftcomm.launch import retries, worker
 
 WORKER = """
 import json, os, signal, sys, time
@@ -70,6 +73,42 @@ else:
     code, _, err = run.finish()
     assert code == 0, err
     assert "rank 1 died (SIGKILL); the others wait" in err
+
+
+def test_all_die_while_a_replacement_is_refused(
+    replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes with the next generation, whose own starts are refused, too, at first."""
+    whole, left = worker.Worker._popen, [5]
+
+    def popen(self: worker.Worker, args: Any, env: dict[str, str]) -> Any:
+        if env["FTCOMM_INCARNATION"] != "0" and left[0] > 0:
+            left[0] -= 1
+            raise OSError(errno.ENOMEM, "Cannot allocate memory")
+        return whole(self, args, env)
+
+    monkeypatch.setattr(worker.Worker, "_popen", popen)  # ftrun is forked from here
+    monkeypatch.setattr(retries, "FIRST", 0.05)
+    run = replay(
+        """
+if incarnation == 0:
+    if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+    wait("fifo0")
+    os.kill(os.getpid(), signal.SIGKILL)
+me()
+""",
+        2,
+        fifos=1,
+    )
+    assert run.process.stderr is not None
+    for line in run.process.stderr:
+        if "could not be started" in line:
+            break
+    (tmp_path / "fifo0").write_text("die")
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert sorted(line.split()[:2] for line in out.splitlines()) == [["0", "1"], ["1", "1"]], err
+    assert "nobody is left to wait: ranks 0, 1 start again" in err
 
 
 def test_a_set_of_strings_keeps_its_order(replay: Replay) -> None:

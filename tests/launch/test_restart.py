@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 from launch.running import Start, wait_gone
+
+from ftcomm.launch import retries, worker
 
 HELLO = """
 import os, signal, sys
@@ -39,6 +46,81 @@ else:
     assert sorted(out.split("\n")[:-1]) == ["0 0", "1 0", "1 1", "2 0"]
     assert "rank 1 ended: killed by SIGKILL" in err
     assert "slot 1: replacement 1 started" in err
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """So many starts of replacements in a row are refused by the kernel, from now on. ftrun is forked from here."""
+
+    def refuse(times: int) -> None:
+        whole, left = worker.Worker._popen, [times]
+
+        def popen(self: worker.Worker, args: Any, env: dict[str, str]) -> Any:
+            if env["FTCOMM_INCARNATION"] != "0" and left[0] > 0:
+                left[0] -= 1
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            return whole(self, args, env)
+
+        monkeypatch.setattr(worker.Worker, "_popen", popen)
+        monkeypatch.setattr(retries, "FIRST", 0.05)
+
+    return refuse
+
+
+def test_a_replacement_that_the_kernel_refuses_is_tried_again(
+    start: Start, tmp_path: Path, no_processes: Callable[[int], None]
+) -> None:
+    no_processes(2)
+    os.mkfifo(tmp_path / "fifo")
+    run = start(
+        HELLO
+        + """
+say(rank, incarnation)
+if rank == 1 and incarnation == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+with open(f"{os.environ['WORK']}/fifo", "w" if rank == 1 else "r") as fifo: rank == 1 or fifo.read()
+""",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    )
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert sorted(out.split("\n")[:-1]) == ["0 0", "1 0", "1 1"]
+    refused = "slot 1: replacement 1 could not be started ([Errno 11] Resource temporarily unavailable); again in"
+    assert [line.partition(refused)[2] for line in err.splitlines() if refused in line] == [" 0.05 s", " 0.1 s"]
+
+
+def test_in_the_end_it_is_given_up_and_the_others_go_on(
+    start: Start, tmp_path: Path, no_processes: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_processes(99)
+    monkeypatch.setattr(retries, "TRIES", 2)
+    run = start(HELLO + "say(rank, incarnation); rank and sys.exit(3); signal.pause()", "--nproc-per-node", "2")
+    said = []
+    assert run.process.stderr is not None
+    for line in run.process.stderr:
+        said.append(line)
+        if "is given up" in line:
+            break
+    assert "slot 1 is given up: no process could be started" in said[-1], said
+    assert "The others go on." in said[-1]
+    run.send(signal.SIGINT)
+    assert run.finish()[0] != 0
+
+
+def test_ctrl_c_ends_the_wait_for_processes(start: Start, no_processes: Callable[[int], None]) -> None:
+    no_processes(99)
+    run = start(HELLO + "rank and sys.exit(3); signal.pause()", "--nproc-per-node", "2")
+    assert run.process.stderr is not None
+    for line in run.process.stderr:
+        if "could not be started" in line:
+            break
+    run.send(signal.SIGINT)
+    code, _, err = run.finish()
+    assert code != 0
+    assert "did not end in time" not in err
 
 
 def test_a_worker_that_comes_back_too_often_is_given_up(start: Start) -> None:

@@ -1,0 +1,61 @@
+"""Workers that the kernel refused to start: it had no memory or no more processes at that moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ftcomm.launch.workers import Slot
+
+FIRST, LONGEST = 0.5, 30.0  # seconds until the next try; twice as long after each
+TRIES = 20  # in a row, of one slot: some eight minutes
+
+Begin = Callable[[Slot], None]
+
+
+@dataclass
+class Refused:
+    """What is to be tried again."""
+
+    slot: Slot
+    begin: Begin
+    facts: dict[str, Any]  # of the event that tells of the start
+    at: float  # on the monotonic clock
+
+
+@dataclass
+class Retries:
+    """When which slot is tried again; the slots have no process meanwhile."""
+
+    _refused: dict[int, Refused] = field(default_factory=dict)  # by rank
+    _tries: dict[int, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._refused)
+
+    def add(self, slot: Slot, begin: Begin, facts: dict[str, Any]) -> float | None:
+        """The seconds until the next try; None after the last one."""
+        tries = self._tries[slot.rank] = self._tries.get(slot.rank, 0) + 1
+        if tries > TRIES:
+            return None
+        delay: float = min(LONGEST, FIRST * 2 ** (tries - 1))
+        self._refused[slot.rank] = Refused(slot, begin, facts, time.monotonic() + delay)
+        return delay
+
+    def succeeded(self, slot: Slot) -> None:
+        self._tries.pop(slot.rank, None)
+
+    def take_due(self) -> list[Refused]:
+        now = time.monotonic()
+        due = [one for one in self._refused.values() if one.at <= now]
+        for one in due:
+            del self._refused[one.slot.rank]
+        return due
+
+    def clear(self) -> None:
+        self._refused.clear()
+
+    def next_at(self) -> float | None:
+        return min((one.at for one in self._refused.values()), default=None)

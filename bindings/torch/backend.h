@@ -168,7 +168,8 @@ FtBackend::WorkPtr FtBackend::start(c10d::OpType type, const char* name, const T
     } catch (const FtError&) {
         operation->calls.clear();
         operation->fail(std::current_exception());
-    } catch (const pybind11::error_already_set& e) {  // KeyboardInterrupt, in an operation that waits for others; a device's error
+    } catch (
+        const pybind11::error_already_set& e) {  // KeyboardInterrupt, in an operation that waits for others; a device's error
         operation->calls.clear();
         if (operation->touched_device()) break_order(own_error(FT_SYSTEM, std::string(name) + ": " + e.what()));
         operation->fail(std::current_exception());

@@ -37,11 +37,7 @@ c10::Stream side_stream(const c10::impl::VirtualGuardImpl& impl, at::Device devi
 bool Staging::captured(at::Device device) { return is_capturing(c10::impl::VirtualGuardImpl(device.type()).getStream(device)); }
 
 Staging::Staging(at::Device device)
-    : device_(device),
-      impl_(device.type()),
-      side_(side_stream(impl_, device)),
-      ready_(device.type()),
-      end_(device.type()) {
+    : device_(device), impl_(device.type()), side_(side_stream(impl_, device)), ready_(device.type()), end_(device.type()) {
     follow();
 }
 

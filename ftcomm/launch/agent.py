@@ -219,7 +219,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._start(slot, self._context.replace)
 
     def _start(self, slot: Slot, begin: Begin, **facts: Any) -> None:
-        """The slot's next worker. Where the kernel refuses one it is tried again: the others hold the state, and wait or go on."""
+        """The slot's next worker. Where the kernel refuses one it is tried again: the others wait or go on meanwhile."""
         try:
             begin(slot)
         except (OSError, subprocess.SubprocessError) as error:

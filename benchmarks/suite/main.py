@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from suite.peers import all_peers, under_mpi
 def main(kind: str, doc: str | None, sizes: str = "8:64M") -> None:
     args = parse(doc, sizes)
     if not (under_mpi() or "RANK" in os.environ):
-        sys.exit(_under_launcher(args.ranks))
+        sys.exit(_under_launcher(args))
     with all_peers(args) as (comm, peers):
         machine = described(args, comm.size)
         memory = 0.0 if args.no_limit or kind not in MEMORY else bytes_per_second(comm)
@@ -57,15 +58,36 @@ def _write(args: Any, kind: str, machine: dict[str, Any], memory: float, cells: 
         draw(args.plot, kind, machine, memory, cells)
 
 
-def _under_launcher(ranks: int) -> int:
-    """The same command again: under mpirun where there is one, as its column is the one to beat; else under ftrun."""
+def _under_launcher(args: Any) -> int:
+    """The same command again: under mpirun where Open MPI's column is wanted and can be had, else under ftrun."""
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    mpirun = _mpirun() if "mpi" in args.peers else None
+    if mpirun:
+        launcher = [
+            mpirun,
+            "--with-ft",
+            "ulfm",
+            "--oversubscribe",
+            "--allow-run-as-root",
+            "-n",
+            str(args.ranks),
+            sys.executable,
+        ]
+    else:
+        launcher = [sys.executable, "-m", "ftcomm.launch.cli", "--nproc-per-node", str(args.ranks)]
+    return subprocess.run([*launcher, *sys.argv], env=environment, check=False).returncode
+
+
+def _mpirun() -> str | None:
+    """Open MPI 5's, which knows --with-ft."""
     beside = Path(sys.executable).parent / "mpirun"
     mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    environment = {"OMP_NUM_THREADS": "1"} | os.environ
-    command = [sys.executable, *sys.argv]
+    missing = "there is no mpirun"
     if mpirun:
-        command = [mpirun, "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root", "-n", str(ranks), *command]
-    else:
-        print("no mpirun: without Open MPI's column (pip install 'ftcomm[mpi]')", file=sys.stderr)
-        command = [sys.executable, "-m", "ftcomm.launch.cli", "--nproc-per-node", str(ranks), *sys.argv]
-    return subprocess.run(command, env=environment, check=False).returncode
+        said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+        version = re.search(r"\(Open MPI\) (\d+)", said)
+        if version and int(version[1]) >= 5:
+            return mpirun
+        missing = f"{mpirun} is not of Open MPI 5"
+    print(f"{missing}: without Open MPI's column (pip install 'ftcomm[mpi]')", file=sys.stderr)
+    return None

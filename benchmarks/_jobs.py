@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -30,8 +32,19 @@ def tool(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
 
 
+@functools.cache
 def mpirun() -> str | None:
-    return tool("mpirun")
+    """Open MPI 5's, which knows --with-ft."""
+    found = tool("mpirun")
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout if found else ""
+    version = re.search(r"\(Open MPI\) (\d+)", said)
+    return found if version and int(version[1]) >= 5 else None
+
+
+def under_ulfm(ranks: int, *options: str) -> list[str]:
+    """What goes before a rank's command. There has to be an mpirun()."""
+    launcher = [str(mpirun()), "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root"]
+    return [*launcher, *options, "-n", str(ranks)]
 
 
 def restarting(ranks: int, backend: str) -> list[str]:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from _jobs import MPIRUN_FAILED, Broken, kill_all, mpirun, one_thread, start, tail
+from _jobs import MPIRUN_FAILED, Broken, kill_all, one_thread, start, tail, under_ulfm
 from _recovery_ranks import Plan
 
 STARTING = 60.0  # seconds in which all ranks are ready
@@ -70,9 +70,8 @@ class Round:
         # One thread for NumPy, as torchrun and ftrun set it: what the kernel takes apart is the rank and not its pool.
         environment = one_thread(self.folder) | {"RECOVERY": json.dumps(dataclasses.asdict(self.plan))}
         if self.plan.system == "ulfm":
-            launcher = [str(mpirun()), "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root"]
-            launcher += ["--mca", "btl_sm_backing_directory", str(self.segments)]
-            commands = [[*launcher, "-n", str(self.plan.ranks), *own]]
+            launcher = under_ulfm(self.plan.ranks, "--mca", "btl_sm_backing_directory", str(self.segments))
+            commands = [[*launcher, *own]]
         else:
             commands = [own] * self.plan.ranks
         for number, command in enumerate(commands):

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, Listener, wait
 from pathlib import Path
 from typing import Any
 
-from _jobs import MPIRUN_FAILED, Broken, kill_all, mpirun, one_thread, start, tail
+from _jobs import MPIRUN_FAILED, Broken, kill_all, one_thread, start, tail, under_ulfm
 
 PROGRAM = Path(__file__).resolve().parent / "scale.py"
 CALLS = ("agree", "barrier", "all_reduce")
@@ -75,8 +75,7 @@ class _Job:
         own += ["--hosts", str(hosts_of(self.system, self.size, self.args)), "--transport", self.args.transport]
         environment = one_thread(self.folder)
         if segments is not None:
-            launcher = [str(mpirun()), "--with-ft", "ulfm", "--oversubscribe", "--allow-run-as-root"]
-            launcher += ["--mca", "btl_sm_backing_directory", str(segments), "-n", str(self.size)]
+            launcher = under_ulfm(self.size, "--mca", "btl_sm_backing_directory", str(segments))
             self.processes.append(start([*launcher, *own], environment, self.folder / "out"))
             return
         for rank in range(self.size):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
+
+from _jobs import FTRUN, mpirun, under_ulfm
 
 from suite.limit import bytes_per_second
 from suite.machine import described, heading
@@ -61,33 +60,11 @@ def _write(args: Any, kind: str, machine: dict[str, Any], memory: float, cells: 
 def _under_launcher(args: Any) -> int:
     """The same command again: under mpirun where Open MPI's column is wanted and can be had, else under ftrun."""
     environment = {"OMP_NUM_THREADS": "1"} | os.environ
-    mpirun = _mpirun() if "mpi" in args.peers else None
-    if mpirun:
-        launcher = [
-            mpirun,
-            "--with-ft",
-            "ulfm",
-            "--oversubscribe",
-            "--allow-run-as-root",
-            "-n",
-            str(args.ranks),
-            sys.executable,
-        ]
+    wanted = "mpi" in args.peers
+    if wanted and mpirun():
+        launcher = [*under_ulfm(args.ranks), sys.executable]
     else:
-        launcher = [sys.executable, "-m", "ftcomm.launch.cli", "--nproc-per-node", str(args.ranks)]
+        launcher = [*FTRUN, "--nproc-per-node", str(args.ranks)]
+        if wanted:
+            print("no mpirun of Open MPI 5: without its column (pip install 'ftcomm[mpi]')", file=sys.stderr)
     return subprocess.run([*launcher, *sys.argv], env=environment, check=False).returncode
-
-
-def _mpirun() -> str | None:
-    """Open MPI 5's, which knows --with-ft."""
-    beside = Path(sys.executable).parent / "mpirun"
-    mpirun = str(beside) if beside.exists() else shutil.which("mpirun")
-    missing = "there is no mpirun"
-    if mpirun:
-        said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
-        version = re.search(r"\(Open MPI\) (\d+)", said)
-        if version and int(version[1]) >= 5:
-            return mpirun
-        missing = f"{mpirun} is not of Open MPI 5"
-    print(f"{missing}: without Open MPI's column (pip install 'ftcomm[mpi]')", file=sys.stderr)
-    return None

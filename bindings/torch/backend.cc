@@ -4,6 +4,7 @@
 #include <system_error>
 #include <utility>
 
+#include "../../native/src/runtime/signals.h"
 #include "pieces.h"
 #include "pool.h"
 
@@ -98,7 +99,7 @@ void FtBackend::submit(const std::shared_ptr<Operation>& operation) {
     }
     if (!lane_thread_.joinable()) {
         try {
-            const BlockedSignals blocked;
+            const ftcomm::BlockSignals block;
             lane_thread_ = std::thread([this] { lane(); });
         } catch (const std::system_error& e) {
             lock.unlock();

@@ -90,7 +90,12 @@ public:
     void cancel(int why);
     void subscribe();  // completes by itself from now on, also when nobody holds the Work any more
     c10::intrusive_ptr<c10::ivalue::Future> future();
-    void join_stream();
+    void join_stream();  // after test() or wait(), which refuse to in a capture
+    void synchronize() {
+        if (!done()) return;
+        refuse_in_capture();
+        join_stream();
+    }
     bool done();
     bool given_up();  // by this rank, before it was posted: the others may make it all the same
     std::exception_ptr error();

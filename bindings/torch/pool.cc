@@ -8,6 +8,8 @@
 
 #include <c10/util/Logging.h>
 
+#include "../../native/src/runtime/signals.h"
+
 namespace ftcomm_torch {
 namespace {
 
@@ -36,7 +38,7 @@ void Pool::run(std::function<void()> task) {
         wake_.notify_one();
         return;
     }
-    const BlockedSignals blocked;
+    const ftcomm::BlockSignals block;
     std::thread([this] { work(); }).detach();
 }
 

@@ -48,7 +48,7 @@ bool FtWork::isSuccess() const { return operation_->done() && !operation_->error
 std::exception_ptr FtWork::exception() const { return operation_->error(); }
 int FtWork::sourceRank() const { return operation_->source(); }
 std::vector<at::Tensor> FtWork::result() { return operation_->result; }
-void FtWork::synchronize() { operation_->join_stream(); }
+void FtWork::synchronize() { operation_->synchronize(); }
 
 bool FtWork::wait(std::chrono::milliseconds timeout) {
     WithoutGil without;

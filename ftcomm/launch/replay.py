@@ -107,8 +107,8 @@ class ReplayAgent(FtAgent):
             return
         if not self._ends_with_group(ended):
             slot.failures += 1
-            if slot.failures > self._worker_group.spec.max_restarts:
-                restarts = self._worker_group.spec.max_restarts
+            restarts = self._worker_group.spec.max_restarts
+            if slot.failures > restarts:
                 failed = f"it failed {restarts + 1} times (--max-restarts {restarts})"
                 self._end_job(ended, failed if restarts else "--max-restarts is 0")
                 return

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
 from launch.running import Ftrun, Start, clean_environment
+
+from ftcomm.launch import retries, worker
 
 
 @pytest.fixture
@@ -31,3 +35,22 @@ def start(tmp_path: Path) -> Iterator[Start]:
         if ftrun.process.poll() is None:
             ftrun.process.kill()
             ftrun.process.communicate()
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """So many starts of replacements in a row are refused by the kernel, from now on. ftrun is forked from here."""
+
+    def refuse(times: int) -> None:
+        whole, left = worker.Worker._popen, [times]
+
+        def popen(self: worker.Worker, args: Any, env: dict[str, str]) -> Any:
+            if env["FTCOMM_INCARNATION"] != "0" and left[0] > 0:
+                left[0] -= 1
+                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+            return whole(self, args, env)
+
+        monkeypatch.setattr(worker.Worker, "_popen", popen)
+        monkeypatch.setattr(retries, "FIRST", 0.05)
+
+    return refuse

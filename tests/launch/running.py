@@ -47,6 +47,16 @@ class Ftrun:
             line += byte
         return line.decode().strip()
 
+    def hear(self, words: str) -> list[str]:
+        """What ftrun says next, up to the first line with these words."""
+        assert self.process.stderr is not None
+        said: list[str] = []
+        for line in self.process.stderr:
+            said.append(line)
+            if words in line:
+                return said
+        raise AssertionError(f"{words!r} was not said: {said}")
+
     def send(self, sig: signal.Signals) -> None:
         self.process.send_signal(sig)
 

@@ -6,19 +6,16 @@ The workers here only say what real ones would.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launch.running import Ftrun, Start, wait_gone
 
 from ftcomm.exit_code import STARTS_AGAIN
-from ftcomm.launch import retries, worker
 
 WORKER = """
 import json, os, signal, sys, time
@@ -76,19 +73,10 @@ else:
 
 
 def test_all_die_while_a_replacement_is_refused(
-    replay: Replay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    replay: Replay, tmp_path: Path, no_processes: Callable[[int], None]
 ) -> None:
     """It comes with the next generation, whose own starts are refused, too, at first."""
-    whole, left = worker.Worker._popen, [5]
-
-    def popen(self: worker.Worker, args: Any, env: dict[str, str]) -> Any:
-        if env["FTCOMM_INCARNATION"] != "0" and left[0] > 0:
-            left[0] -= 1
-            raise OSError(errno.ENOMEM, "Cannot allocate memory")
-        return whole(self, args, env)
-
-    monkeypatch.setattr(worker.Worker, "_popen", popen)  # ftrun is forked from here
-    monkeypatch.setattr(retries, "FIRST", 0.05)
+    no_processes(5)
     run = replay(
         """
 if incarnation == 0:
@@ -100,10 +88,7 @@ me()
         2,
         fifos=1,
     )
-    assert run.process.stderr is not None
-    for line in run.process.stderr:
-        if "could not be started" in line:
-            break
+    run.hear("could not be started")
     (tmp_path / "fifo0").write_text("die")
     code, out, err = run.finish()
     assert code == 0, err
@@ -170,12 +155,7 @@ else:
         fifos=3,
     )
     run.read_lines(1)
-    assert run.process.stderr is not None
-    said = []
-    for line in run.process.stderr:  # the agent has read them all
-        said.append(line)
-        if "rank 1 replays" in line:
-            break
+    said = run.hear("rank 1 replays")  # the agent has read them all
     for name in ("fifo1", "fifo2"):
         (tmp_path / name).write_text("go")
     code, _, err = run.finish()

@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launch.running import Start, wait_gone
 
-from ftcomm.launch import retries, worker
+from ftcomm.launch import retries
 
 HELLO = """
 import os, signal, sys
 rank, incarnation = int(os.environ["RANK"]), int(os.environ["FTCOMM_INCARNATION"])
 def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 """
+ONE_DIES = (
+    HELLO
+    + """
+say(rank, incarnation)
+if rank == 1 and incarnation == 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+)
 
 
 def test_siblings_of_a_killed_worker_go_on(start: Start, tmp_path: Path) -> None:
     for rank in (0, 2):
         os.mkfifo(tmp_path / f"fifo{rank}")
     run = start(
-        HELLO
+        ONE_DIES
         + """
-say(rank, incarnation)
-if rank == 1 and incarnation == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
 if rank == 1:
     for other in (0, 2):
         with open(f"{os.environ['WORK']}/fifo{other}", "w") as fifo: fifo.write("go")
@@ -48,36 +51,14 @@ else:
     assert "slot 1: replacement 1 started" in err
 
 
-@pytest.fixture
-def no_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """So many starts of replacements in a row are refused by the kernel, from now on. ftrun is forked from here."""
-
-    def refuse(times: int) -> None:
-        whole, left = worker.Worker._popen, [times]
-
-        def popen(self: worker.Worker, args: Any, env: dict[str, str]) -> Any:
-            if env["FTCOMM_INCARNATION"] != "0" and left[0] > 0:
-                left[0] -= 1
-                raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-            return whole(self, args, env)
-
-        monkeypatch.setattr(worker.Worker, "_popen", popen)
-        monkeypatch.setattr(retries, "FIRST", 0.05)
-
-    return refuse
-
-
 def test_a_replacement_that_the_kernel_refuses_is_tried_again(
     start: Start, tmp_path: Path, no_processes: Callable[[int], None]
 ) -> None:
     no_processes(2)
     os.mkfifo(tmp_path / "fifo")
     run = start(
-        HELLO
+        ONE_DIES
         + """
-say(rank, incarnation)
-if rank == 1 and incarnation == 0:
-    os.kill(os.getpid(), signal.SIGKILL)
 with open(f"{os.environ['WORK']}/fifo", "w" if rank == 1 else "r") as fifo: rank == 1 or fifo.read()
 """,
         "--nproc-per-node",
@@ -98,12 +79,7 @@ def test_in_the_end_it_is_given_up_and_the_others_go_on(
     no_processes(99)
     monkeypatch.setattr(retries, "TRIES", 2)
     run = start(HELLO + "say(rank, incarnation); rank and sys.exit(3); signal.pause()", "--nproc-per-node", "2")
-    said = []
-    assert run.process.stderr is not None
-    for line in run.process.stderr:
-        said.append(line)
-        if "is given up" in line:
-            break
+    said = run.hear("is given up")
     assert "slot 1 is given up: no process could be started" in said[-1], said
     assert "The others go on." in said[-1]
     run.send(signal.SIGINT)
@@ -113,10 +89,7 @@ def test_in_the_end_it_is_given_up_and_the_others_go_on(
 def test_ctrl_c_ends_the_wait_for_processes(start: Start, no_processes: Callable[[int], None]) -> None:
     no_processes(99)
     run = start(HELLO + "rank and sys.exit(3); signal.pause()", "--nproc-per-node", "2")
-    assert run.process.stderr is not None
-    for line in run.process.stderr:
-        if "could not be started" in line:
-            break
+    run.hear("could not be started")
     run.send(signal.SIGINT)
     code, _, err = run.finish()
     assert code != 0
@@ -145,12 +118,7 @@ with open(f"{os.environ['WORK']}/fifo") as fifo: say("went on", fifo.read())
         "--max-restarts",
         "0",
     )
-    assert run.process.stderr is not None
-    said = []
-    for line in run.process.stderr:
-        said.append(line)
-        if "slot 1 is given up" in line:
-            break
+    said = run.hear("slot 1 is given up")
     (tmp_path / "fifo").write_text("and ended")
     code, out, err = run.finish()
     assert (code, out) == (1, "went on and ended\n"), [*said, err]

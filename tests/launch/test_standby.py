@@ -31,17 +31,7 @@ if incarnation == 0:
 
 def standbys(run: Ftrun, count: int) -> list[int]:
     """The next ``count`` that get ready: their pids."""
-    return [int(re.findall(r"pid (\d+)", line_with(run, "a standby is ready"))[0]) for _ in range(count)]
-
-
-def line_with(run: Ftrun, words: str) -> str:
-    assert run.process.stderr is not None
-    before = []
-    for line in run.process.stderr:
-        if words in line:
-            return line
-        before.append(line)
-    raise AssertionError(f"{words!r} was not said: {before}")
+    return [int(re.findall(r"pid (\d+)", run.hear("a standby is ready")[-1])[0]) for _ in range(count)]
 
 
 def lives(pid: int) -> bool:
@@ -85,7 +75,7 @@ say(rank, "has ended")
     (tmp_path / "fifo0").write_text("go")
     assert run.read_lines(1) == [f"1 1 {standby}"]
     assert {line.split()[0] for line in first} == {"0", "1"}
-    line_with(run, f"slot 1: replacement 1 started from a standby (pid {standby})")
+    run.hear(f"slot 1: replacement 1 started from a standby (pid {standby})")[-1]
     (following,) = standbys(run, 1)  # in its place
     (tmp_path / "fifo1").write_text("go")
     (tmp_path / "fifo2").write_text("go")
@@ -277,7 +267,7 @@ def test_standbys_that_die_are_told_once_and_replacements_start_afresh(start: St
     run = start(DIES_ONCE + "say(os.getpid()); wait('fifo1')", "--standby", "1")
     for _ in range(2):
         os.kill(standbys(run, 1)[0], signal.SIGKILL)
-    line_with(run, "standbys end by themselves, the last one with killed by SIGKILL. No more are started")
+    run.hear("standbys end by themselves, the last one with killed by SIGKILL. No more are started")[-1]
     (tmp_path / "fifo0").write_text("go")
     pid = run.process.pid
     assert run.read_lines(1) == Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -295,7 +285,7 @@ def test_standbys_that_cannot_start(start: Start, tmp_path: Path) -> None:
     python.write_text(f'#!/bin/sh\n{refuse}\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
     run = start(DIES_ONCE + "say('again')", "--standby", "1", PYTHON_EXEC=str(python))
-    line_with(run, "standbys end by themselves, the last one with exit code 7: no memory. No more are started")
+    run.hear("standbys end by themselves, the last one with exit code 7: no memory. No more are started")[-1]
     (tmp_path / "fifo0").write_text("go")
     code, out, err = run.finish()
     assert (code, out) == (0, "again\n"), err
@@ -320,7 +310,7 @@ def test_imports_after_which_there_is_no_standby(start: Start, tmp_path: Path, w
         (tmp_path / "netrc.py").write_text("")
     script = "try: import imported\nexcept (ImportError, SystemExit): pass\n" + DIES_ONCE + "say('again', rank)"
     run = start(script, "--standby", "1", PYTHONPATH=str(site), PYTHONUSERBASE=str(tmp_path))
-    assert why in line_with(run, "standbys end by themselves, the last one with exit code 1: ")
+    assert why in run.hear("standbys end by themselves, the last one with exit code 1: ")[-1]
     (tmp_path / "fifo0").write_text("go")
     code, out, err = run.finish()
     assert (code, out) == (0, "again 0\n"), err

@@ -50,7 +50,7 @@ def test_the_error_is_of_rounding_only(place: Any, name: str, variant: dict[str,
 
 
 def rounded(name: str, variant: dict[str, Any], dtype: Any, device: str) -> None:
-    number = 25 if dtype == torch.float32 and device == "cpu" else 10
+    number = 50 if dtype == torch.float32 and device == "cpu" else 10
     for seed, optimizer in cases.batches(name, 21, number, dtype=dtype, plain=True, device=device, **variant):
         undo = Undo(optimizer, exact=False)
         cases.steps(optimizer, 2, seed=seed, plain=True, missing=0)

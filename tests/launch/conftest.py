@@ -19,15 +19,16 @@ from ftcomm.launch import retries, worker
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     """start(script_text, *flags) -> Ftrun; whatever still runs at the end of the test is killed."""
     started: list[Ftrun] = []
+    workers = request.node.get_closest_marker("forks_workers") is not None
 
     def begin(script: str, *flags: str, stderr: int = subprocess.PIPE, **extra_env: str) -> Ftrun:
         path = tmp_path / f"script{len(started)}.py"
         path.write_text(textwrap.dedent(script))
         env = clean_environment(WORK=str(tmp_path), TMPDIR=str(tmp_path), **extra_env)
-        started.append(Ftrun([*flags, str(path)], env, stderr))
+        started.append(Ftrun([*flags, str(path)], env, stderr, workers=workers))
         return started[-1]
 
     yield begin

@@ -1,4 +1,8 @@
-"""ftrun in a process that is forked from the test: this one has imported torch already, which takes 1.6 s of a processor."""
+"""A launcher in a process that is forked from the test, which has imported torch already: 1.6 s of a processor each.
+
+``workers=True``: so are those of its workers that run a script, from the launcher in its turn, with what a training script
+imports sooner or later: 3 s each. All else of a worker is its launcher's: session, signals, environment, output, death.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +19,50 @@ import sys
 import tempfile
 import threading
 import traceback
+import types
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
-import ftcomm.launch.cli as cli
+import torch
+from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+from ftcomm.launch import standby, worker
 from ftcomm.launch.parent import die_with_launcher
 
+FTRUN = "ftcomm.launch.cli"
+TORCHRUN = "torch.distributed.run"
+TESTS = Path(__file__).parents[1]
+_SEED = 67280421310721  # a fresh generator's
 
-def popen(args: list[str], env: dict[str, str], **how: Any) -> subprocess.Popen[str]:
-    """What ``python -m ftcomm.launch.cli ARGS`` would be, with this interpreter's flags."""
+
+def popen(
+    args: list[str], env: dict[str, str], *, launcher: str = FTRUN, workers: bool = False, **how: Any
+) -> subprocess.Popen[str]:
+    """What ``python -m LAUNCHER ARGS`` would be, with this interpreter's flags."""
+    if workers:
+        _import_what_training_does()
+    return _fork(lambda: _launcher(launcher, args, workers), env, text=True, **how)
+
+
+def _fork(body: Callable[[], int], env: dict[str, str], **how: Any) -> subprocess.Popen[Any]:
     # The child of a Popen runs this where it would exec; what is open there but for its three descriptors closes with it.
     dies = die_with_launcher()  # else it would outlive a test that is killed, and its workers with it
-    return subprocess.Popen([sys.executable], text=True, preexec_fn=lambda: (dies(), _ftrun(args, env)), **how)  # noqa: PLW1509
+    return subprocess.Popen([sys.executable], preexec_fn=lambda: (dies(), _run(body, env)), **how)  # noqa: PLW1509
 
 
-def _ftrun(args: list[str], env: dict[str, str]) -> NoReturn:
+def _import_what_training_does() -> None:
+
+    import ftcomm.recovery
+    import ftcomm.torch  # noqa: F401
+
+
+def _run(body: Callable[[], int], env: dict[str, str]) -> NoReturn:
     status = 1
     try:
-        _forget_the_test(env)
-        sys.argv = [cli.__file__, *args]
-        status = _status_of_the_module()
+        _forget_the_parent(env)
+        status = body()
         threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter does at its end
         atexit._run_exitfuncs()
     except BaseException:
@@ -46,7 +74,7 @@ def _ftrun(args: list[str], env: dict[str, str]) -> NoReturn:
         os._exit(status)
 
 
-def _forget_the_test(env: dict[str, str]) -> None:
+def _forget_the_parent(env: dict[str, str]) -> None:
     gc.freeze()  # harness.after_fork says why
     faulthandler.disable()
     for fd in os.listdir("/proc/self/fd"):
@@ -55,7 +83,10 @@ def _forget_the_test(env: dict[str, str]) -> None:
                 os.close(int(fd))
     atexit._clear()
     signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+    for handled in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        if callable(signal.getsignal(handled)):
+            signal.signal(handled, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
@@ -71,10 +102,36 @@ def _forget_the_test(env: dict[str, str]) -> None:
                 handler.setStream(sys.stderr)
 
 
-def _status_of_the_module() -> int:
-    sys.modules.pop(cli.__name__)
+def _launcher(module: str, args: list[str], workers: bool) -> int:
+    if workers:
+        worker.subprocess = types.SimpleNamespace(Popen=_worker)  # type: ignore[attr-defined]
+        subprocess_handler.Popen = _worker
+    sys.argv = [module, *args]
+    sys.modules.pop(module, None)
+    return _status_of(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+
+
+def _worker(args: tuple[str, ...], env: dict[str, str], **how: Any) -> subprocess.Popen[Any]:
+    if args[:2] != (sys.executable, "-u") or args[2] == "-m":
+        return subprocess.Popen(args, env=env, **how)
+    how.pop("preexec_fn", None)  # as that of _fork
+    return _fork(lambda: _script(args[2:], env), env, **how)
+
+
+def _script(args: tuple[str, ...], env: dict[str, str]) -> int:
+    torch.set_num_threads(int(env["OMP_NUM_THREADS"]))
+    torch.manual_seed(_SEED)
+    sys.argv = [*args]
+    sys.path[:] = [one for one in sys.path if not Path(one).is_relative_to(TESTS)]
+    for name, module in [*sys.modules.items()]:
+        if (getattr(module, "__file__", None) or "").startswith(f"{TESTS}/"):
+            del sys.modules[name]
+    return _status_of(lambda: standby._run_script(args[0]))
+
+
+def _status_of(body: Callable[[], object]) -> int:
     try:
-        runpy.run_module(cli.__name__, run_name="__main__", alter_sys=True)
+        body()
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0

@@ -29,8 +29,12 @@ class Ftrun:
         env: dict[str, str],
         stderr: IO[str] | int = subprocess.PIPE,
         cwd: str | os.PathLike[str] | None = None,
+        workers: bool = False,
     ) -> None:
-        self.process = forked.popen(args, env, stdout=subprocess.PIPE, stderr=stderr, cwd=cwd, start_new_session=True)
+        """``workers``: they are forked, too."""
+        self.process = forked.popen(
+            args, env, workers=workers, stdout=subprocess.PIPE, stderr=stderr, cwd=cwd, start_new_session=True
+        )
 
     def read_lines(self, count: int) -> list[str]:
         """The next lines that workers print; they stand for 'so far has it come'."""

@@ -7,11 +7,11 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from launch import forked
 from launch.running import PATIENCE, clean_environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,6 +25,11 @@ if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 sys.path.insert(0, {str(EXAMPLES)!r})
 runpy.run_path(os.path.join({str(EXAMPLES)!r}, os.environ["EXAMPLE"]), run_name="__main__")
 """
+
+
+def start(flags: list[str], **environment: str) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return forked.popen(flags, clean_environment(**environment), launcher=forked.TORCHRUN, workers=True, **pipes)
 
 
 class Torchrun:
@@ -43,16 +48,14 @@ class Torchrun:
         policy: str = "lossy",
         workers: int = 4,
     ) -> tuple[int, str, str]:
-        process = subprocess.Popen(
+        process = start(
             [
-                *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-                *("--nproc-per-node", str(workers)),
+                *("--standalone", "--nproc-per-node", str(workers)),
                 *("--max-restarts", str(restarts), str(self._script), "--epochs", "1", *script_flags),
             ],
-            env=clean_environment(FTCOMM_POLICY=policy, FAULTS=faults, EXAMPLE=example),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            FTCOMM_POLICY=policy,
+            FAULTS=faults,
+            EXAMPLE=example,
         )
         try:
             out, err = process.communicate(timeout=PATIENCE)
@@ -155,16 +158,15 @@ def test_two_nodes_need_one_restart(tmp_path: Path, undisturbed: Callable[..., s
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     nodes = [
-        subprocess.Popen(
+        start(
             [
-                *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"),
+                *("--nnodes", "2", "--nproc-per-node", "2"),
                 *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "two-nodes"),
                 *("--max-restarts", "1", str(script), "--epochs", "1", "--checkpoints", str(tmp_path / "c")),
             ],
-            env=clean_environment(FTCOMM_POLICY="lossy", EXAMPLE="train_engine.py", FAULTS="rank=2,at=step:10,do=kill"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            FTCOMM_POLICY="lossy",
+            EXAMPLE="train_engine.py",
+            FAULTS="rank=2,at=step:10,do=kill",
         )
         for _ in range(2)
     ]

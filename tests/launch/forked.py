@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import faulthandler
 import gc
+import importlib
 import logging
 import os
 import runpy
@@ -53,9 +54,9 @@ def _fork(body: Callable[[], int], env: dict[str, str], **how: Any) -> subproces
 
 
 def _import_what_training_does() -> None:
-
-    import ftcomm.recovery
-    import ftcomm.torch  # noqa: F401
+    # torch._dynamo: an optimizer imports it at its first step.
+    for name in ("torch._dynamo", "torch.distributed.pipelining", "ftcomm.torch", "ftcomm.recovery"):
+        importlib.import_module(name)
 
 
 def _run(body: Callable[[], int], env: dict[str, str]) -> NoReturn:

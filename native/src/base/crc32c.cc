@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <string>
 
 #include "base/copy.h"
 #include "base/crc32c_folding.h"
@@ -181,6 +183,12 @@ std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed) {
     if (has_instruction()) return ~with_instruction(p, size, ~seed);
 #endif
     return crc32c_portable(data, size, seed);
+}
+
+std::string crc_text(std::uint32_t crc) {
+    char text[12];
+    std::snprintf(text, sizeof text, "%08x", crc);
+    return text;
 }
 
 }  // namespace ftcomm

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "base/copy.h"
 
@@ -18,5 +19,7 @@ std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uin
 // What they fall back to without the instructions, apart for tests.
 std::uint32_t crc32c_portable(const void* data, std::size_t size, std::uint32_t seed = 0);
 std::uint32_t crc32c_copy_portable(void* to, const void* from, std::size_t size, std::uint32_t seed, Into into);
+
+std::string crc_text(std::uint32_t crc);  // as people read it: 8 hexadecimal digits
 
 }  // namespace ftcomm

@@ -32,6 +32,12 @@ public:
         std::vector<std::int32_t> groups{};  // log groups, by slot
         int spread_degree = kSpreadDegree;
     };
+    static Setup replaying(bool one_host = true) {
+        Setup s;
+        s.replay = true;
+        s.one_host = one_host;
+        return s;
+    }
     explicit Rig(int slots) : Rig(slots, Setup()) {}
     Rig(int slots, Setup setup);
     ~Rig();

@@ -51,7 +51,7 @@ def calls(job: Any, id: int, name: str, rank: int, size: int, *, closed: bool = 
         size,
         job.options.heartbeat,
         name,
-        functools.partial(Request, job, None, size, None, ""),
+        functools.partial(Request, job, size, None, ""),
         finish_now,
         functools.partial(as_usual, everyone),
         orphans,

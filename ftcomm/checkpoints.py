@@ -45,10 +45,8 @@ class Checkpoints:
                 tags, or :meth:`resume` was not called before.
             ReplayDiverged: a process before this one committed another tag here.
         """
-        ffi, C = lib()
-        out = ffi.new("ft_request**")
-        check(C.ft_comm_commit(*self._ordered, _text_of(tag).encode(), out))
-        Request(self._job, out[0], self.size, None, f"commit_checkpoint({tag!r}) on {self.name}").wait()
+        request = Request(self._job, self.size, None, f"commit_checkpoint({tag!r}) on {self.name}")
+        request.post(lib()[1].ft_comm_commit, *self._ordered, _text_of(tag).encode()).wait()
         self._job.emit("checkpoint", tag=tag, comm=self.name)
 
     def log_position(self, iteration: int, micro_batch: int | None = None) -> None:
@@ -123,10 +121,9 @@ class Checkpoints:
             ReplayDiverged: a process before this one has done something else before it called resume.
         """
         ffi, C = lib()
-        out = ffi.new("ft_request**")
         text = ffi.NULL if tag is None else _text_of(tag).encode()
-        check((C.ft_comm_resume_noted if noted else C.ft_comm_resume)(*self._ordered, text, out))
-        Request(self._job, out[0], self.size, None, f"resume on {self.name}").wait()
+        request = Request(self._job, self.size, None, f"resume on {self.name}")
+        request.post(C.ft_comm_resume_noted if noted else C.ft_comm_resume, *self._ordered, text).wait()
 
     def resume_from(self, load: Callable[[str | int], T]) -> tuple[str | int | None, T | None]:
         """Loads the newest checkpoint that can be loaded, and resumes from it; ``(None, None)`` if there is none yet.

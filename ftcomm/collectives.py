@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ftcomm._lib import check, lib
+from ftcomm._lib import lib
 from ftcomm.buffers import Buffer, buffer_of
 from ftcomm.dtypes import dtype_name, dtype_number, op_number
 from ftcomm.errors import ConfigError, Unsupported
@@ -308,9 +308,8 @@ class Collectives:
         described.factor = factor
         if timeout is not None:
             described.timeout = _positive(timeout)
-        out = ffi.new("ft_request**")
-        check(C.ft_collective(*self._ordered, described, out))
-        return Request(self._job, out[0], self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
+        request = Request(self._job, self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
+        return request.post(C.ft_collective, *self._ordered, described)
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not isinstance(rank, int) or not 0 <= rank < self.size:

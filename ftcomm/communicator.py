@@ -12,7 +12,7 @@ from ftcomm._calls import calls
 from ftcomm._lib import check, lib
 from ftcomm.checkpoints import Checkpoints
 from ftcomm.collectives import Collectives
-from ftcomm.errors import Closed, ConfigError
+from ftcomm.errors import Closed, ConfigError, Unsupported
 from ftcomm.job import Job
 from ftcomm.point_to_point import PointToPoint
 from ftcomm.request import Outcome, Request, wait_all
@@ -90,9 +90,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         bound = job.options.operation_timeout if timeout is None else timeout
         check(C.ft_comm_create(job.handle, number, name.encode(), array, len(members), _POLICIES[policy], bound))
         if policy == "replay" and job.incarnation > 0:  # where the log was lost with a host, the others have it
-            out = ffi.new("ft_request**")
-            check(C.ft_comm_ready(job.handle, number, out))
-            Request(job, out[0], len(members), None, f"the log of {name}").wait()
+            Request(job, len(members), None, f"the log of {name}").post(C.ft_comm_ready, job.handle, number).wait()
         job.made[number] = name
         return cls(job, number, name, members, policy)
 
@@ -154,10 +152,8 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
 
     def iagree(self, flag: int = 1) -> Request:
         """Starts :meth:`agree`; the flag is ``request.value``."""
-        ffi, C = lib()
-        out = ffi.new("ft_request**")
-        check(C.ft_agree(*self._native, flag, out))
-        return Request(self._job, out[0], self.size, None, f"agree on {self.name}")
+        request = Request(self._job, self.size, None, f"agree on {self.name}")
+        return request.post(lib()[1].ft_agree, *self._native, flag)
 
     def agree(self, flag: int = 1) -> int:
         """The bitwise AND of all living ranks' flags (64 bits), the same on each; works on a revoked communicator.
@@ -176,10 +172,8 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
 
         As MPIX_Comm_shrink of ULFM (Bland et al. 2013). The old communicator remains open until it is closed.
         """
-        ffi, C = lib()
-        out = ffi.new("ft_request**")
-        check(C.ft_shrink(*self._native, out))
-        request = Request(self._job, out[0], self.size, None, f"shrink of {self.name}")
+        request = Request(self._job, self.size, None, f"shrink of {self.name}")
+        request.post(lib()[1].ft_shrink, *self._native)
         survivors = request.wait().contributors
         slots = [self.slots[rank] for rank in survivors]
         return Communicator.create(self._job, f"{self.name}.shrunk", slots, id=request.new_comm, policy=self.policy)
@@ -189,8 +183,14 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """One communicator for each color (64-bit integers), ranks ordered by key, then by rank here. Collective.
 
-        A rank with color None gets None. Raises what an all_gather raises.
+        A rank with color None gets None. Raises what an all_gather raises; and Unsupported in a replacement that is not admitted
+        yet (policy ``lossy``): it would not have the members that the others have.
         """
+        if self.policy != "replay" and lib()[1].ft_comm_solo(*self._native):
+            raise Unsupported(
+                f"split() of {self.name!r} asks all ranks for their colors, and this replacement is not admitted yet. Call it "
+                "after the join point, on all ranks, or make the communicator of ranks that are known: Communicator.create()."
+            )
         number = int(lib()[1].ft_comm_seq(*self._ordered))
         mine = array("q", (color is not None, color or 0, key))
         everybody = array("q", bytes(24 * self.size))
@@ -226,7 +226,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
     # -- end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Frees this communicator; the job and other communicators go on. Pending operations end with Closed."""
+        """The end of this communicator here; the job and others go on. Pending messages end with Closed, collectives as ever."""
         if not self._closed and not self._job.closed:
             check(lib()[1].ft_comm_close(*self._native))
             self._closed = True

@@ -217,10 +217,7 @@ class Job:
         return self._request("ft_admit", "admission to job " + self.name)
 
     def _request(self, function: str, operation: str) -> Request:
-        ffi, C = lib()
-        out = ffi.new("ft_request**")
-        check(getattr(C, function)(self.handle, out))
-        return Request(self, out[0], self.world_size, None, operation)
+        return Request(self, self.world_size, None, operation).post(getattr(lib()[1], function), self.handle)
 
     # -- events --------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ftcomm._lib import check, lib
+from ftcomm._lib import lib
 from ftcomm.buffers import buffer_of
 from ftcomm.errors import ConfigError
 from ftcomm.request import Request
@@ -34,10 +34,8 @@ class PointToPoint:
         """Starts :meth:`send`; the buffer may not be changed until the request is done."""
         self._check_peer("dst", dst, any_allowed=False)
         data = buffer_of(buf, writable=False, dtype=dtype)
-        ffi, C = lib()
-        out = ffi.new("ft_request**")
-        check(C.ft_send(*self._ordered, data.pointer, data.nbytes, dst, tag, out))
-        return Request(self._job, out[0], self.size, data, f"send to rank {dst} on {self.name}")
+        request = Request(self._job, self.size, data, f"send to rank {dst} on {self.name}")
+        return request.post(lib()[1].ft_send, *self._ordered, data.pointer, data.nbytes, dst, tag)
 
     def irecv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> Request:
         """Starts :meth:`recv`; ``request.source`` and ``request.nbytes`` tell what came."""
@@ -113,11 +111,9 @@ class PointToPoint:
 
     def _receive(self, buf: Any, src: int, tag: int, dtype: Any) -> Request:
         data = buffer_of(buf, writable=True, dtype=dtype)
-        ffi, C = lib()
-        out = ffi.new("ft_request**")
-        check(C.ft_recv(*self._ordered, data.pointer, data.nbytes, src, tag, out))
         source = "any rank" if src < 0 else f"rank {src}"
-        return Request(self._job, out[0], self.size, data, f"recv from {source} on {self.name}")
+        request = Request(self._job, self.size, data, f"recv from {source} on {self.name}")
+        return request.post(lib()[1].ft_recv, *self._ordered, data.pointer, data.nbytes, src, tag)
 
     def _check_logged(self, call: str, other: str) -> None:
         if self.policy != "replay":

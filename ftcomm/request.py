@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ftcomm._lib import last_error, lib
+from ftcomm._lib import check, last_error, lib
 from ftcomm.errors import Closed, Timeout
 from ftcomm.exit_code import end_with_group
 
@@ -22,6 +23,7 @@ _LOOK = -1  # of the calls that wait: done, but not as usual
 
 # Operations that were dropped before they were done still write into their buffers: both are kept until they are.
 orphans: list[tuple[Any, Any, Any]] = []
+_pruning = threading.RLock()  # a signal's handler may post, too
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,30 @@ class Request:
     new_comm = 0
 
     def __init__(
-        self, job: Job, handle: Any, size: int, keep: Any, operation: str, finish: Callable[[], None] | None = None
+        self, job: Job, size: int, keep: Any, operation: str, finish: Callable[[], None] | None = None
     ) -> None:
-        self._job, self._handle, self._size, self._keep = job, handle, size, keep
+        self._job, self._handle, self._size, self._keep = job, None, size, keep
         self.operation = operation
         if finish is not None:
             self._finish = finish
         prune_orphans()
+
+    def post(self, call: Callable[..., int], *arguments: Any) -> Request:
+        """Posts the operation by ``call(*arguments, out)`` of the C interface.
+
+        Where a signal's exception comes as soon as it is posted, it is given up as in :meth:`wait`, and not forgotten.
+        """
+        ffi, _ = lib()
+        out = ffi.new("ft_request**")
+        try:
+            check(call(*arguments, out))
+            self._handle = out[0]
+        except BaseException:
+            if out[0] != ffi.NULL:
+                self._handle = out[0]
+                self._give_up()
+            raise
+        return self
 
     def wait(self, timeout: float | None = None) -> Outcome:
         """Blocks until the operation is done and returns its outcome, or raises its error.
@@ -185,8 +204,9 @@ class Request:
         self.source, self.nbytes, self.value = result.source, result.bytes, result.value
         self.new_comm = result.new_comm
         self._done = True
-        lib()[1].ft_request_free(self._handle)
-        self._handle = self._keep = None
+        # Forgotten before it is freed: a signal's exception may come right after the call.
+        handle, self._handle, self._keep = self._handle, None, None
+        lib()[1].ft_request_free(handle)
 
     def _chunks(self, number: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
         if number == 0:
@@ -246,22 +266,32 @@ def _set(flags: Any) -> tuple[int, ...]:
 
 
 def prune_orphans() -> None:
-    """Lets go of those that are done."""
+    """Lets go of those that are done. One thread at a time; each is off the list before it is freed, whatever comes between."""
     if not orphans:
         return
     ffi, C = lib()
     done = ffi.new("int32_t*")
-    for orphan in tuple(orphans):
-        job, handle, _ = orphan
-        try:
-            job.handle  # noqa: B018
-        except Closed:
-            orphans.remove(orphan)
-            continue
-        C.ft_request_test(handle, done)
-        if done[0]:
-            C.ft_request_free(handle)
-            orphans.remove(orphan)
+    with _pruning:
+        for orphan in tuple(orphans):
+            job, handle, _ = orphan
+            try:
+                job.handle  # noqa: B018
+            except Closed:
+                _forget(orphan)
+                continue
+            if not any(one is orphan for one in orphans):  # by a signal's handler, meanwhile
+                continue
+            C.ft_request_test(handle, done)
+            if done[0] and _forget(orphan):
+                C.ft_request_free(handle)
+
+
+def _forget(orphan: tuple[Any, Any, Any]) -> bool:
+    for index, one in enumerate(orphans):
+        if one is orphan:
+            del orphans[index]
+            return True
+    return False
 
 
 def wait_all(requests: list[Request], timeout: float | None = None) -> list[Outcome]:

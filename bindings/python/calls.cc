@@ -35,21 +35,39 @@ bool number_of(PyObject* thing, long long least, long long most, long long* out)
     return overflow == 0 && *out >= least && *out <= most;
 }
 
-// Nothing was begun yet: False, to give up before it, with or without an exception.
-bool can_begin(Calls* self) {
-    if (self->gate->job == nullptr || PyList_GET_SIZE(self->orphans) > 0) return false;
-    if (self->spare == nullptr) self->spare = PyObject_CallNoArgs(self->make_request);
-    return self->spare != nullptr;
-}
+// The request of a call, should it not end as usual: made before it begins, as nothing may fail then. Most calls put it back.
+class Spare {
+public:
+    // Nothing was begun yet: false, to give up before it, with or without an exception.
+    bool take(Calls* self) {
+        if (self->gate->job == nullptr || PyList_GET_SIZE(self->orphans) > 0) return false;
+        request_ = self->spare != nullptr ? std::exchange(self->spare, nullptr) : PyObject_CallNoArgs(self->make_request);
+        return request_ != nullptr;
+    }
+    void put_back(Calls* self) {
+        if (self->spare == nullptr) self->spare = std::exchange(request_, nullptr);  // else another thread has been as fast
+    }
+    PyObject* get() const { return request_; }
+    Spare() = default;
+    ~Spare() { Py_XDECREF(request_); }
+    Spare(const Spare&) = delete;
+    Spare& operator=(const Spare&) = delete;
+
+private:
+    PyObject* request_ = nullptr;
+};
 
 PyObject* not_begun() { return PyErr_Occurred() != nullptr ? nullptr : the_long_way(); }
 
 // It did not end as usual. No Python runs, and so no signal's handler, before the request has all that must not be lost. Gives what
 // Python's finish_now() does; or, of a message, the attribute of the request that is asked for.
-PyObject* finish(Calls* self, const char* what, int code, const ft_now& now, PyObject* one, PyObject* other,
+PyObject* finish(Calls* self, Spare& spare, const char* what, int code, const ft_now& now, PyObject* one, PyObject* other,
                  PyObject* attribute = nullptr) {
-    if (now.request == nullptr) return the_long_way();  // which says why
-    PyObject* request = std::exchange(self->spare, nullptr);
+    if (now.request == nullptr) {
+        spare.put_back(self);
+        return the_long_way();  // which says why
+    }
+    PyObject* request = spare.get();
     PyObject* keep = PyTuple_Pack(2, one, other);
     PyObject* handle =
         PyObject_CallFunction(handle_of, "K", static_cast<unsigned long long>(reinterpret_cast<std::uintptr_t>(now.request)));
@@ -69,7 +87,6 @@ PyObject* finish(Calls* self, const char* what, int code, const ft_now& now, PyO
         PyErr_Restore(type, value, trace);
     }
     if (result != nullptr && attribute != nullptr) Py_SETREF(result, PyObject_GetAttr(request, attribute));
-    Py_DECREF(request);
     return result;
 }
 
@@ -141,11 +158,13 @@ PyObject* collective(PyObject* object, PyObject* const* args, Py_ssize_t n) {
         if (!counts(op, in.view(), out.view(), self->rank, self->size)) return the_long_way();
         if (reduces && ft_reduce_supported(op.dtype, op.op) == 0) return the_long_way();
     }
-    if (!can_begin(self)) return not_begun();
+    Spare spare;
+    if (!spare.take(self)) return not_begun();
     ft_now now;
     ft_job* job = self->gate->job;
     const int code = unlocked([&] { return ft_collective_now(job, self->comm, &op, self->piece, &now); });
-    if (code != FT_OK) return finish(self, kNames[kind], code, now, args[1], args[2]);
+    if (code != FT_OK) return finish(self, spare, kNames[kind], code, now, args[1], args[2]);
+    spare.put_back(self);
     return outcome(self, now);
 }
 
@@ -159,7 +178,8 @@ PyObject* message(PyObject* object, PyObject* const* args, Py_ssize_t n, bool se
     if (!number_of(args[1], sends ? 0 : FT_ANY_OR_FAIL, self->size - 1, &peer) ||
         !number_of(args[2], INT64_MIN, INT64_MAX, &tag) || !held.look(args[0], !sends))
         return the_long_way();
-    if (!can_begin(self)) return not_begun();
+    Spare spare;
+    if (!spare.take(self)) return not_begun();
     const auto& view = held.view();
     const auto rank = static_cast<std::int32_t>(peer);
     ft_now now;
@@ -168,8 +188,11 @@ PyObject* message(PyObject* object, PyObject* const* args, Py_ssize_t n, bool se
         return sends ? ft_send_now(job, self->comm, view.data, view.bytes, rank, tag, self->piece, &now)
                      : ft_recv_now(job, self->comm, view.data, view.bytes, rank, tag, self->piece, &now);
     });
-    if (code == FT_OK) return sends ? Py_NewRef(Py_True) : PyLong_FromLong(now.source);
-    PyObject* result = finish(self, what, code, now, args[0], args[0], sends ? nullptr : source_name);
+    if (code == FT_OK) {
+        spare.put_back(self);
+        return sends ? Py_NewRef(Py_True) : PyLong_FromLong(now.source);
+    }
+    PyObject* result = finish(self, spare, what, code, now, args[0], args[0], sends ? nullptr : source_name);
     if (sends && result != nullptr && result != Py_None) Py_SETREF(result, Py_NewRef(Py_True));
     return result;
 }

@@ -103,29 +103,57 @@ FT_TEST(what_nobody_expects_is_a_mismatch_for_all) {
     for (const auto& r : requests) EXPECT(r->done && r->status.code == Code::Mismatch);
 }
 
-// The part for itself lies where another rank's is received.
-FT_TEST(own_part_of_an_exchange_is_safe_from_what_comes) {
+// The root's part lies where another rank's is received.
+FT_TEST(own_part_of_a_gather_is_safe_from_what_comes) {
     Rig::Setup setup;
     setup.reads = true;
     Rig rig(3, setup);
     rig.comm(kThree);
-    const std::vector<std::uint64_t> counts(3, 20);
-    Exchange second(1, counts, counts), third(2, counts, counts);
-    std::vector<std::int64_t> buffer(80);
+    std::vector<std::int64_t> buffer(80), others(20, -1);
     std::iota(buffer.begin(), buffer.end(), 0);
     const std::vector<std::int64_t> own(buffer.begin() + 20, buffer.begin() + 40);
-    OpDesc d;
-    d.kind = OpKind::AllToAll;
-    d.dtype = DType::Int64;
-    d.count = 20;
-    d.recv = buffer.data();
-    d.send = buffer.data() + 20;
-    std::vector<RequestPtr> requests{rig.node(0).collective(rig.now(), Rig::kComm, d)};
-    requests.push_back(second.post(rig, 1));
-    requests.push_back(third.post(rig, 2));
+    std::vector<RequestPtr> requests;
+    for (int r : kThree) {
+        OpDesc d;
+        d.kind = OpKind::Gather;
+        d.dtype = DType::Int64;
+        d.count = 20;
+        d.recv = r == 0 ? buffer.data() : nullptr;
+        d.send = r == 0 ? buffer.data() + 20 : others.data();
+        requests.push_back(rig.node(r).collective(rig.now(), Rig::kComm, d));
+    }
     rig.go_on(kThree);
     for (const auto& r : requests) EXPECT(r->done && r->status.ok());
     EXPECT(std::equal(own.begin(), own.end(), buffer.begin()));
+}
+
+// What is written over it could be a message for another rank, or a part of its sum.
+FT_TEST(output_over_the_input_is_refused) {
+    Rig rig(3);
+    rig.comm(kThree);
+    std::vector<std::int64_t> buffer(80);
+    const auto post = [&](OpKind kind, std::size_t to, std::size_t from) {
+        OpDesc d;
+        d.kind = kind;
+        d.dtype = DType::Int64;
+        d.count = 20;
+        d.root = 1;
+        d.recv = buffer.data() + to;
+        d.send = buffer.data() + from;
+        return rig.node(1).collective(rig.now(), Rig::kComm, d);
+    };
+    const auto refuses = [&](const RequestPtr& r) { return r->done && r->status.code == Code::Invalid; };
+    for (auto kind : {OpKind::ReduceScatter, OpKind::Scatter, OpKind::AllToAll, OpKind::Reduce}) {
+        EXPECT(refuses(post(kind, 10, 0)));
+        EXPECT(refuses(post(kind, 0, 10)));
+    }
+    EXPECT(refuses(post(OpKind::AllToAll, 0, 0)));
+    for (auto kind : {OpKind::ReduceScatter, OpKind::Scatter}) {
+        EXPECT(refuses(post(kind, 0, 0)));  // another rank's block
+        EXPECT(!refuses(post(kind, 20, 0)));
+        EXPECT(!refuses(post(kind, 60, 0)));
+    }
+    EXPECT(!refuses(post(OpKind::Reduce, 0, 0)));
 }
 
 }  // namespace ftcomm::unit

@@ -254,6 +254,62 @@ FT_TEST(node_messages_end_with_the_node) {
     EXPECT(!receiving->done && !sending->done);
 }
 
+// What comes for a node that is closed, between its callers' being told and the end of the io thread.
+FT_TEST(node_that_was_halted_hears_no_decision) {
+    Rig rig(3);
+    rig.comm(kThree);
+    std::int64_t a = 1, b = 2;
+    const auto lives = rig.sum(0, a), closed = rig.sum(1, b);
+    rig.settle();
+    rig.kill(2);
+    for (int by : {0, 1}) rig.evidence(by, 2, Evidence::Pidfd);
+    rig.hold_cells(0);
+    rig.settle();
+    rig.node(1).halt();
+    b = -1;
+    rig.hold_cells(0, false);
+    rig.settle();
+    EXPECT(b == -1 && !closed->done);
+    EXPECT(!lives->done || !lives->status.ok());
+}
+
+FT_TEST(node_that_was_halted_receives_nothing_from_a_log) {
+    Rig rig(2, Rig::replaying(false));
+    rig.comm({0, 1}, Rig::kComm, Policy::Replay);
+    const auto data = numbers(4000, 5);
+    Numbers got(4000, 0);
+    const auto receiving = receive(rig, 1, got, 0);
+    rig.settle();
+    rig.node(1).halt();
+    send(rig, 0, data, 1);
+    rig.settle();
+    EXPECT(!receiving->done && got == Numbers(4000, 0));
+}
+
+// Shown or to be sent: nobody gets what its caller has had back.
+FT_TEST(node_messages_that_were_cancelled_are_not_received) {
+    for (const bool reads : {true, false}) {
+        Rig rig(2, reads ? reading() : Rig::Setup());
+        rig.comm({0, 1});
+        auto data = numbers(100, 5);
+        const auto cancelled = send(rig, 0, data, 1);
+        rig.settle();
+        rig.node(0).fail_request(rig.now(), cancelled, Code::Interrupted);
+        rig.advance(Rig::kHeartbeat);
+        rig.settle();
+        EXPECT(is_done(cancelled, Code::Cancelled));
+        std::fill(data.begin(), data.end(), -1);
+        Numbers got(100);
+        const auto receiving = receive(rig, 1, got, 0);
+        all_that_moves(rig);
+        EXPECT(!receiving->done);
+        const auto next = numbers(100, 7);
+        const auto sending = send(rig, 0, next, 1);
+        all_that_moves(rig);
+        EXPECT(is_done(receiving) && is_done(sending) && got == next);
+    }
+}
+
 FT_TEST(node_messages_in_pieces_are_last_words) {
     for (const bool whole : {true, false}) {
         Rig rig(3, reading());

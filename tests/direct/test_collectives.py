@@ -303,3 +303,40 @@ def test_small_sums_of_float16_are_rounded_once(ranks: Ranks) -> None:
         return float(total.min()), float(mean.max())
 
     assert ranks(3, run) == [(2050.0, float(np.float16(60000)))] * 3
+
+
+@pytest.mark.parametrize("size", [1000, 30_000, 1_000_000])
+def test_one_on_the_buffer_of_the_one_before(ranks: Ranks, size: int) -> None:
+    """One after another: what the first one writes is what the second one reads, and the second writes when the first is done."""
+
+    def run(comm: ftcomm.Communicator) -> tuple[list[float], list[float]]:
+        x, out = np.full(size, 1.0 + comm.rank), np.zeros(size * comm.size)
+        if comm.rank == 1:
+            comm.recv(np.zeros(1), 0)  # so that both have been posted on rank 0
+        requests = [comm.iall_reduce(x), comm.iall_gather(out, x)]
+        if comm.rank == 0:
+            comm.send(np.zeros(1), 1)
+        for request in requests:
+            request.wait()
+        first = out[::size].tolist()
+        comm.barrier()
+        x[:], out[:] = comm.rank, 1.0
+        requests = [comm.iall_reduce(out), comm.iall_gather(out, x)]
+        for request in requests:
+            request.wait()
+        return first, out[::size].tolist()
+
+    assert ranks(2, run) == [([3.0, 3.0], [0.0, 1.0])] * 2
+
+
+def test_output_over_the_input(ranks: Ranks) -> None:
+    def run(comm: ftcomm.Communicator) -> None:
+        data = np.zeros(9)
+        with pytest.raises(ftcomm.ConfigError, match="all_to_all lies over its input"):
+            comm.all_to_all(data, data)
+        with pytest.raises(ftcomm.ConfigError, match="or this rank's block of the input"):
+            comm.reduce_scatter(data[1:4], data)
+        comm.reduce_scatter(data[3 * comm.rank : 3 * comm.rank + 3], data)
+        comm.all_gather(data, data[3 * comm.rank : 3 * comm.rank + 3])
+
+    ranks(3, run)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import sys
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -137,3 +140,85 @@ def test_the_gil_is_free_while_waiting(ranks: Ranks) -> None:
     group.wait_for(0, "another thread runs")
     group.release(1)
     Ranks.values(group)
+
+
+@pytest.mark.parametrize("point", ["p2p.rts", "pull.enter"])
+def test_ctrl_c_in_the_call_that_posts(ranks: Ranks, point: str) -> None:
+    """No request has come back from it: the operation is given up all the same, and its buffer kept until it is done."""
+    size = 4_000_000
+
+    def run(comm: Comm, context: Context) -> Any:
+        comm.barrier()
+        if comm.rank == 1:
+            context.hold()
+            mine = np.zeros(size)
+            with pytest.raises(ftcomm.Error) as caught:
+                comm.all_reduce(mine) if point == "pull.enter" else comm.recv(mine, 0)
+            return type(caught.value).__name__
+        with pytest.raises(KeyboardInterrupt):
+            context.mark("posts")
+            if point == "pull.enter":
+                comm.iall_reduce(np.ones(size)).wait()
+            else:
+                comm.isend(np.ones(size), 1).wait()
+        gc.collect()
+        context.mark("interrupted")
+        return "KeyboardInterrupt"
+
+    group = ranks.start(2, run, heartbeat=0.5, timeout=5.0, faults=f"rank=0,at={point},do=delay:1000")
+    group.wait_for(0, "posts")
+    time.sleep(0.3)  # so that it is in the call; the result is the same where it is not
+    group.kill(0, signal.SIGINT)
+    group.wait_for(0, "interrupted")
+    group.release(1)
+    assert Ranks.values(group)[1] in ("Cancelled", "PeerFailure")  # the other has left, but for what was decided before
+
+
+def test_cancel_of_a_send(ranks: Ranks, transport: str) -> None:
+    """Nobody receives it afterwards, when its caller has the buffer back."""
+
+    def run(comm: Comm, context: Context) -> float:
+        buf = np.full(100_000, float(comm.rank))
+        if comm.rank == 1:
+            context.hold()
+            comm.recv(buf, 0)
+            return float(buf[0])
+        request = comm.isend(buf, 1)
+        request.cancel()
+        with pytest.raises(ftcomm.Cancelled):
+            request.wait()
+        buf[:] = -1
+        context.mark("cancelled")
+        buf[:] = 7
+        comm.send(buf, 1)
+        return 7.0
+
+    group = ranks.start(2, run, transport=transport, heartbeat=0.5)
+    group.wait_for(0, "cancelled")
+    group.release(1)
+    assert Ranks.values(group) == [7.0, 7.0]
+
+
+def test_dropped_requests_of_two_threads(ranks: Ranks) -> None:
+    """Each has a communicator of its own; what they let go of is one list."""
+
+    def run(comm: Comm) -> list[str]:
+        sys.setswitchinterval(1e-4)
+        errors: list[str] = []
+
+        def messages(comm: Comm) -> None:
+            buf = np.zeros(4)
+            try:
+                for _ in range(5000):
+                    comm.recv(buf, 0) if comm.rank else comm.isend(buf, 1)
+            except ftcomm.Error as error:
+                errors.append(str(error))
+
+        threads = [threading.Thread(target=messages, args=(comm.dup(),)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return errors
+
+    assert ranks(2, run) == [[], []]

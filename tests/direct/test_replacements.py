@@ -62,3 +62,35 @@ def test_a_replacement_whose_last_member_stops(ranks: Ranks, transport: str) -> 
     group.kill(0)
     results = group.results()
     assert results[-1].value == (0,), "\n".join(r.text() for r in results)
+
+
+def test_what_a_script_makes_before_it_is_let_in(ranks: Ranks) -> None:
+    """The same calls give the same communicators as in the process before it; colors it cannot ask for."""
+
+    def run(comm: Comm, context: Context) -> Any:
+        comm.broadcast(np.ones(4))
+        first = comm.dup()
+        second = comm.dup()
+        if context.incarnation:
+            with pytest.raises(ftcomm.Unsupported, match=r"split\(\) of 'world' .* not admitted yet"):
+                comm.split(0)
+            context.mark("waiting")
+            comm.job.join_wait().wait()
+        else:
+            if comm.rank == 1:
+                context.die()
+            while comm.all_reduce(np.ones(100)).contributors != (0,):
+                pass
+            context.mark("without")
+            context.hold()
+            comm.job.admit().wait()
+        sums = np.ones(2)
+        return [one.all_reduce(sums).contributors for one in (first, second)], sums.tolist()
+
+    group = ranks.start(2, run, policy="lossy", heartbeat=0.5)
+    group.wait_for(0, "without")
+    group.spawn(1, run, incarnation=1)
+    group.wait_for(1, "waiting")
+    group.release(0)
+    results = [result.value for result in group.results() if result.value is not None]
+    assert results == [([(0, 1), (0, 1)], [4.0, 4.0])] * 2

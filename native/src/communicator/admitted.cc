@@ -27,6 +27,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     }
     since_ = nth;
     if (entry == nullptr) {
+        if (slots.has(core_.self()) && open_.empty()) next_seq_ = 1;
         // Nobody who is left had it: what an admission before has said of it went with those who had.
         if (attempt_ > 0 && open_.empty()) {
             core_.host.trace("admission.anew");

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
+#include "collectives/overlap.h"
 #include "collectives/results.h"
 #include "communicator/restore.h"
 
@@ -160,7 +161,9 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     }
     auto request = core_.fresh_request();
     const bool again = is_called_again(desc);
-    if (auto s = again ? Status{} : check(desc); !s) {
+    auto s = again ? Status{} : check(desc);
+    if (s) s = check_overlap(desc, rank_, spec_.members.size());
+    if (!s) {
         core_.finish(request, std::move(s));
         return request;
     }
@@ -179,15 +182,12 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     }
     const auto& shape = called_shape_;
     const bool alone = core_.solo && !replays();
-    const auto seq = alone ? 0 : next_seq_++;
+    // Counted while this rank is alone, too: it names what is derived from this communicator, as it does on those who go on.
+    const auto seq = next_seq_++;
     auto op = spare_op_ != nullptr ? std::move(spare_op_) : std::make_unique<OpState>();
     op->begin(seq, desc, shape, called_grid_, rank_, signature_of(shape), request);
-    if (desc.kind == OpKind::AllGather && desc.send != nullptr) {
-        const auto bytes = desc.count * size_of(desc.dtype);
-        auto* own = static_cast<std::byte*>(desc.recv) + static_cast<std::size_t>(rank_) * bytes;
-        if (bytes > 0 && own != desc.send) std::memmove(own, desc.send, bytes);
-    }
     if (alone) {
+        bring_in(*op);
         op->make_room();
         run_alone(*op, static_cast<int>(spec_.members.size()), rank_, {}, true);
         op->outcome(rank_, RankSet::only(rank_), core_.view.epoch, &request->outcome);
@@ -202,8 +202,18 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     op->timeout = timeout;
     op->deadline = core_.now + timeout;
     open_.push_back(std::move(op));
+    if (open_.size() == 1) bring_in(*open_.front());
     pump();
     return request;
+}
+
+// Its input, where it is not where the others' results go: once those before it are done, whose results it may be.
+void Communicator::bring_in(const OpState& op) {
+    const auto& d = op.desc;
+    if (d.kind != OpKind::AllGather || d.send == nullptr) return;
+    const auto bytes = d.count * size_of(d.dtype);
+    auto* own = static_cast<std::byte*>(d.recv) + static_cast<std::size_t>(rank_) * bytes;
+    if (bytes > 0 && own != d.send) std::memmove(own, d.send, bytes);
 }
 
 RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
@@ -312,6 +322,7 @@ void Communicator::close() {
     closed_ = true;
     const auto closed = Status::error(Code::Closed, "communicator " + spec_.name + " was closed");
     fail_messages(closed);
+    if (!replays()) p2p_.forget_arrived();
     keep_apart();
 }
 

@@ -160,6 +160,7 @@ private:
     Shape shape_of(const OpDesc& desc, Grid* grid) const;
     bool is_flat(const OpDesc& desc) const;
     bool is_called_again(const OpDesc& desc) const;
+    void bring_in(const OpState& op);
     void pump();
     OpState* current() const;
     bool start(OpState& op);  // false: it is finished already or cannot start

@@ -372,6 +372,7 @@ void Communicator::finish_current(Status status) {
         core_.event(std::move(e));
     }
     if (closed_) keep_apart();
+    if (!open_.empty()) bring_in(*open_.front());
     if (replays() && !status.ok()) log_failure(*op, status);
     if (!proposals_.empty()) std::erase_if(proposals_, [&](const Proposal& p) { return p.seq != 0 && p.seq <= done_seq_; });
     bool others_run_it = false;

@@ -303,9 +303,10 @@ void PointToPoint::on_tick(Time now) {
             }
             const char* what =
                 it->unsent ? " has not taken what was sent to it before a message of " : " has posted no receive for ";
-            auto s =
-                Status::error(Code::Timeout, "Timed out: rank " + std::to_string(it->dst) + what + std::to_string(it->bytes) +
-                                                 " bytes. Look what it is doing, or raise the timeout");
+            auto s = it->cancelled ? Status::error(Code::Cancelled, "the send was cancelled")
+                                   : Status::error(Code::Timeout, "Timed out: rank " + std::to_string(it->dst) + what +
+                                                                      std::to_string(it->bytes) +
+                                                                      " bytes. Look what it is doing, or raise the timeout");
             s.ranks = {it->dst};
             s.operation = "send in communicator " + spec_.name;
             if (group_) group_->not_received(s);
@@ -335,6 +336,11 @@ bool PointToPoint::cancel(const RequestPtr& request) {
         if (it->request != request || it->matched >= 0) continue;
         core_.finish(request, Status::error(Code::Cancelled, "the receive was cancelled"));
         recvs_.erase(it);
+        return true;
+    }
+    for (auto& s : sends_) {
+        if (s.request != request || s.open || s.is_read) continue;
+        s.cancelled = true;  // as one whose time is over: first nobody may begin to read it, and then it ends
         return true;
     }
     return false;

@@ -41,6 +41,7 @@ public:
     void on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence);
     void replaced(int rank);  // a slot gets a new incarnation: numbering starts again
     void fail_all(const Status& status);
+    void forget_arrived() { arrived_.clear(); }  // and not received: nobody will
     void halt();  // nobody reads a buffer any more, and none is written to; no request is finished
     bool cancel(const RequestPtr& request);  // a receive that has not matched
     bool waits_for(int rank) const;
@@ -81,6 +82,7 @@ private:
         bool unsent = false;  // its first frame has found no room, or one to the same rank before it
         bool open = false;  // the receiver wants it sent, or it is small
         bool is_read = false;  // or reads it
+        bool cancelled = false;
         std::int64_t tag = 0;
         bool waits = false;  // for the receiver to be back: nothing of it has been sent
         std::uint64_t* word = nullptr;  // of one that is or was shown

@@ -65,7 +65,9 @@ bool PointToPoint::work() {
 // Not before the sender can see that it is read.
 bool PointToPoint::can_read(const Recv& r) const { return r.shown.ticket != 0 && core_.sender.clear(slot_of(r.matched)); }
 
-bool PointToPoint::is_late(const Send& s, Time now) const { return s.deadline > 0 && now > s.deadline && !s.open && !s.is_read; }
+bool PointToPoint::is_late(const Send& s, Time now) const {
+    return (s.cancelled || (s.deadline > 0 && now > s.deadline)) && !s.open && !s.is_read;
+}
 
 void PointToPoint::drain_late(Time now) {
     RankSet late;

@@ -250,6 +250,7 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
             on_offer(from, h.seq);
             return;
         }
+        if (closed_ && !replays() && h.kind != FrameKind::Cts) return;  // nobody will receive it
         if (!replays() || h.kind <= FrameKind::Data) {  // under replay: inside a log group
             p2p_.on_frame(from, h, payload);
             return;

@@ -146,6 +146,38 @@ def test_log_is_bounded(ranks: Any, tmp_path: Path) -> None:
         assert max(taken[8:]) <= max(taken[:8])
 
 
+def test_what_was_said_elsewhere_has_checkpoints_of_its_own(ranks: Any) -> None:
+    """A replacement that goes on from this one would begin anew there. Before resume, all do it again; and it may be closed."""
+
+    def program(comm: Any) -> None:
+        x = np.ones(8)
+        before, used, marked = comm.dup(), comm.dup(), comm.dup()
+        for one in (before, used, marked):
+            one.all_reduce(x)
+        marked.resume()
+        comm.resume()
+        comm.commit_checkpoint(1)
+        marked.all_reduce(x)
+        marked.commit_checkpoint(2)
+        comm.commit_checkpoint(2)
+        if comm.rank == 0:
+            used.send(x, 1)
+        if comm.rank == 1:
+            used.recv(x, 0)
+        with pytest.raises(ftcomm.ConfigError, match=r"ranks \[0, 1\] have used .* since resume") as refused:
+            comm.commit_checkpoint(3)
+        assert refused.value.ranks == (0, 1)
+        assert (used.name in str(refused.value)) == (comm.rank < 2)
+        if comm.rank < 2:
+            with pytest.raises(ftcomm.ConfigError, match="have been used"):
+                comm.note("here")
+        used.close()
+        comm.commit_checkpoint(3)
+        comm.note("here")
+
+    ranks(3, program, policy="replay")
+
+
 def test_what_is_not_quiet_is_refused_everywhere(ranks: Any) -> None:
     def run(comm: Any) -> str:
         comm.resume(None)

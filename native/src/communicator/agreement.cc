@@ -15,7 +15,7 @@ namespace ftcomm {
 
 struct Communicator::Agreement {
     static constexpr std::size_t kTag = 0, kState = 1, kMarked = 2, kCounts = kAgreementCounts;  // of a row
-    enum State : std::int64_t { kBusy, kQuiet, kFailed };
+    enum State : std::int64_t { kBusy, kQuiet, kFailed, kElsewhere };
     RequestPtr request, gather;
     std::string tag;
     bool commits = false, noted = false;  // noted: the tag is that of a note
@@ -91,8 +91,9 @@ RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits, b
     const auto& messages = a.here.messages;
     const auto bytes = std::as_bytes(std::span(tag));
     const auto state = ring_ != nullptr && ring_->has_failed() ? Agreement::kFailed
-                       : messages.quiet                        ? Agreement::kQuiet
-                                                               : Agreement::kBusy;
+                       : !messages.quiet                       ? Agreement::kBusy
+                       : commits && !used_elsewhere().empty()  ? Agreement::kElsewhere
+                                                               : Agreement::kQuiet;
     a.mine = {commits ? static_cast<std::int64_t>(hash64(bytes)) : 0, state, static_cast<std::int64_t>(marks_)};
     for (const auto* counts : {&messages.sent, &messages.received})
         for (auto n : *counts) a.mine.push_back(static_cast<std::int64_t>(n));
@@ -160,11 +161,12 @@ void Communicator::settle_agreement() {
 Status Communicator::judge(const Agreement& a) const {
     const auto what = a.commits ? "checkpoint " + a.tag : std::string("resume");
     const auto n = spec_.members.size();
-    std::vector<int> other, busy, failed;
+    std::vector<int> other, busy, failed, elsewhere;
     for (std::size_t r = 0; r < n; ++r) {
         if (a.row(r, Agreement::kTag) != a.row(0, Agreement::kTag)) other.push_back(static_cast<int>(r));
         if (a.row(r, Agreement::kState) == Agreement::kBusy) busy.push_back(static_cast<int>(r));
         if (a.row(r, Agreement::kState) == Agreement::kFailed) failed.push_back(static_cast<int>(r));
+        if (a.row(r, Agreement::kState) == Agreement::kElsewhere) elsewhere.push_back(static_cast<int>(r));
     }
     if (!other.empty())
         return refused(what + ": ranks " + list_of(other) + " gave another tag. Give the same one on every rank.", other);
@@ -184,7 +186,34 @@ Status Communicator::judge(const Agreement& a) const {
     if (!busy.empty())
         return refused(what + ": ranks " + list_of(busy) + " have operations that are not done. Wait for all requests first.",
                        busy);
+    if (!elsewhere.empty())
+        return refused(what + ": ranks " + list_of(elsewhere) +
+                           " have used communicators since resume that have no resume point of their own" + used_elsewhere() +
+                           ". " + std::string(kHearsAgain),
+                       elsewhere);
     return {};
+}
+
+// L3, of all communicators together: a process that goes on from here begins anew in those that have no checkpoints.
+void Communicator::note_use() {
+    if (!replays() || marks_ > 0 || used_ == core_.resumes + 1) return;
+    used_ = core_.resumes + 1;
+    core_.unmarked[spec_.id] = {spec_.name, core_.resumes};
+}
+
+void Communicator::pass_resume_point(std::uint64_t marks) {
+    marks_ = marks;
+    pairs_->count_anew(marks_);
+    core_.unmarked.erase(spec_.id);
+    resumed_ = ++core_.resumes;
+}
+
+// Their names; empty if there are none.
+std::string Communicator::used_elsewhere() const {
+    std::string names;
+    for (const auto& [id, other] : core_.unmarked)
+        if (other.used >= resumed_) names += (names.empty() ? " (here: " : ", ") + other.name;
+    return names.empty() ? names : names + ")";
 }
 
 }  // namespace ftcomm

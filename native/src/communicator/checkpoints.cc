@@ -111,7 +111,7 @@ Status Communicator::find_mark(const std::string& tag, const Place& here, std::u
 }
 
 Status Communicator::go_on_from(std::uint64_t number, const Place& here) {
-    marks_ = number;
+    pass_resume_point(number);
     if (core_.config.log->last(note_key(kMarks)) == 0) {
         const Mark mark{"", here, here};
         FT_POINT("checkpoint.resume");
@@ -119,12 +119,10 @@ Status Communicator::go_on_from(std::uint64_t number, const Place& here) {
         if (auto s = find_resume_point(); !s) return s;
         log_->set_reading(true);
         for_pairs([](LoggedPairs& pairs) { pairs.on_resume_point(); });
-        pairs_->count_anew(marks_);
         return {};
     }
     const auto to = read_mark(number);
     if (!to) return damaged_marks();
-    pairs_->count_anew(marks_);
     go_on_at(to->place);
     return {};
 }

@@ -160,6 +160,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         return collective(without);
     }
     auto request = core_.fresh_request();
+    note_use();
     const bool again = is_called_again(desc);
     auto s = again ? Status{} : check(desc);
     if (s) s = check_overlap(desc, rank_, spec_.members.size());
@@ -227,6 +228,7 @@ RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, st
     if (!s) {
         core_.finish(request, std::move(s));
     } else {
+        note_use();
         if (replays()) pairs_->send(request, data, bytes, dst, tag, core_.now + timeout());
         else p2p_.send(request, data, bytes, dst, tag, core_.now + timeout());
     }
@@ -244,6 +246,7 @@ RequestPtr Communicator::recv(void* data, std::uint64_t bytes, int src, std::int
     if (!s) {
         core_.finish(request, std::move(s));
     } else {
+        note_use();
         if (replays()) pairs_->recv(request, data, bytes, src, tag, core_.now + timeout());
         else p2p_.recv(request, data, bytes, src == kAnyOrFail || src >= 0 ? src : kAny, tag, core_.now + timeout());
     }
@@ -320,6 +323,7 @@ void Communicator::on_dead_end() { fail_everything(core_.dead_end()); }
 
 void Communicator::close() {
     closed_ = true;
+    core_.unmarked.erase(spec_.id);
     const auto closed = Status::error(Code::Closed, "communicator " + spec_.name + " was closed");
     fail_messages(closed);
     if (!replays()) p2p_.forget_arrived();

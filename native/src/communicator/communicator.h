@@ -253,6 +253,13 @@ private:
     RequestPtr begin_agreement(const std::string& tag, bool commits, bool noted = false);
     RequestPtr waited_for(const RequestPtr& request) const;
     Status judge(const Agreement& agreement) const;
+    static constexpr const char* kHearsAgain =
+        "A process that goes on from here would hear again what was said there: call resume() and commit_checkpoint() on them, "
+        "too, "
+        "before this one's, or close() them";
+    void note_use();
+    void pass_resume_point(std::uint64_t marks);
+    std::string used_elsewhere() const;
     Status at_resume_point(const Mark& mark, const Place& here) const;
     Status find_mark(const std::string& tag, const Place& here, std::uint64_t* number) const;
     Status go_on_from(std::uint64_t number, const Place& here);
@@ -426,6 +433,7 @@ private:
     std::optional<GroupResume> group_resume_;
     std::map<int, std::uint64_t> offers_;  // of the others of the log group: the mark that each can go on from
     std::uint64_t marks_ = 0;  // the program has passed so many, the resume point included
+    std::uint64_t used_ = 0, resumed_ = 0;  // while there were so many resume points, and one; this one's number
     std::optional<std::uint64_t> noted_;  // how far it was at the newest note
     std::uint64_t replayed_ = 0;  // so many were
     bool catching_up_ = false;  // until the first operation that is not in the log

@@ -48,8 +48,15 @@ struct Core {
     bool has_work = false;     // some run may have work that waits for no frame
     Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read
     int agreements = 0;        // replay: checkpoints that are being committed, in all communicators
-    RankSet may_leave;         // slots that want to, and have heard from this rank that they may
-    RankSet left;              // slots that said goodbye (not necessarily out of the view yet)
+    // Replay: communicators without a resume point that have been used, and how many resume points there were in others at their last use.
+    struct Unmarked {
+        std::string name;
+        std::uint64_t used;
+    };
+    std::map<CommId, Unmarked> unmarked;
+    std::uint64_t resumes = 0;
+    RankSet may_leave;  // slots that want to, and have heard from this rank that they may
+    RankSet left;  // slots that said goodbye (not necessarily out of the view yet)
 
     int self() const { return config.slot; }
     // Bytes from one rank to another that the receiver reads where it can; a copy through the ring is as fast below.

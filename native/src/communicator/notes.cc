@@ -27,6 +27,8 @@ Status Communicator::note(const std::string& tag) {
     // Whoever is voted out has been given up on by its operations, and has not returned from the last one.
     if (auto s = core_.dead_end(); !s || closed_) return s ? refused("it is closed") : s;
     if (marks_ == 0) return refused("call resume() first");
+    if (const auto names = used_elsewhere(); !names.empty())
+        return refused("communicators that have no resume point of their own have been used" + names + ". " + kHearsAgain);
     if (!others_of_group().empty()) return refused("messages inside a log group are in no log: use checkpoints");
     const auto here = place();
     if (!here.messages.quiet || agreement_ != nullptr || (ring_ != nullptr && ring_->has_failed()))
@@ -117,8 +119,7 @@ Status Communicator::go_on_from_note(const std::string& tag, const Place& here) 
     for (const auto& note : usable_notes()) {
         // One that did not hold when this process began is not what it has voted by.
         if (note.tag != tag || (core_.rules.l16 && note.place.next_seq - 1 > served_)) continue;
-        marks_ = note.marks;
-        pairs_->count_anew(marks_);
+        pass_resume_point(note.marks);
         pairs_->count_on(note.asked);
         go_on_at(note.place, note.left);
         return {};

@@ -476,3 +476,18 @@ def test_what_the_last_survivor_gets_of_the_dead(ranks: Ranks) -> None:
         return [got.tolist(), out.tolist()]
 
     assert ranks(3, run, dies={0, 2}, policy="lossy")[1] == [[0, 0, 2, 3, 0, 0], [0, 0, 7, 7, 0, 0]]
+
+
+@pytest.mark.parametrize("frame", [1, 2, 3])
+def test_a_goodbye_outlives_its_connection(ranks: Ranks, frame: int) -> None:
+    """Rank 1 cuts it, at one of its last frames: whoever left is not taken for dead, as its port refuses then."""
+
+    def run(comm: Comm) -> Any:
+        comm.all_reduce(np.ones(10))
+        if comm.rank == 0:
+            return ("left",)
+        with pytest.raises(ftcomm.PeerFailure) as failure:
+            comm.recv(np.zeros(4), 0, 5)
+        return failure.value.evidence
+
+    assert ranks(2, run, transport="tcp", faults=f"rank=1,at=tcp.send:{frame},do=cut:0") == [("left",)] * 2

@@ -168,8 +168,10 @@ void TcpImpl::round_failed(const LinkPtr& link) {
         link->refusals = 0;
         return;
     }
-    if (++link->refusals == 1)
+    if (++link->refusals == 1) {
         log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + " refuses: " + link->why);
+        check_idle();  // it is not waited for any more
+    }
     // The others, if they are there, say so now: whoever misses many waits longer (M11).
     for (const auto& slot : links_)
         for (const auto& [incarnation, other] : slot) ask(other);

@@ -71,6 +71,7 @@ public:
     void tick();
     void cut(int slot);
     bool all_acknowledged() const;
+    bool is_awaited(const tcp::Link& link) const;
 
     // tcp_accept.cc
     void watch_listener(int fd);

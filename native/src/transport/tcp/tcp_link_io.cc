@@ -228,7 +228,7 @@ void TcpImpl::broken(const LinkPtr& link, const std::string& why) {
     log("rank " + std::to_string(link->slot) + "." + std::to_string(link->incarnation) + ": " + why + "; reconnecting");
     schedule_dial(link, link->backoff);
     link->backoff = link->backoff == 0 ? fraction(80) : std::min(2 * link->backoff, fraction(2));
-    check_idle();  // a peer that has gone is not waited for
+    check_idle();  // one that is not attached is not waited for
 }
 
 }  // namespace ftcomm

@@ -204,10 +204,18 @@ void TcpImpl::cut(int slot) {
     }
 }
 
+// Also while its connection is broken: what was sent last may be a goodbye, and its receiver would take the next refusal for a death. Not a
+// peer that nobody answers for any more: most likely it has left, too.
+bool TcpImpl::is_awaited(const Link& link) const {
+    return link.current != nullptr ||
+           (link.linked && link.refusals == 0 &&
+            attached_[static_cast<std::size_t>(link.slot)] == static_cast<std::int64_t>(link.incarnation));
+}
+
 bool TcpImpl::all_acknowledged() const {
     for (const auto& slot : links_) {
         for (const auto& [incarnation, link] : slot) {
-            if (link->current != nullptr && !link->session.all_acknowledged()) return false;
+            if (!link->session.all_acknowledged() && is_awaited(*link)) return false;
         }
     }
     return true;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -83,6 +84,32 @@ def test_full_disk_loses_nothing(ranks: Ranks, small_disk: Path) -> None:
     assert 4 < first < 24
     assert second > first / 2
     assert "No space left on device" in text
+
+
+def test_full_disk_and_a_replacement_that_needs_none(keep: Keep, small_disk: Path) -> None:
+    """It looks at streams that were never used, and may not want room for that."""
+
+    def program(comm: Any, context: Context) -> float:
+        x, got = np.ones(4), np.zeros(MIB, np.uint8)
+        comm.all_reduce(x)
+        if comm.rank == 0:
+            comm.ft_send(message(1), 1)
+        else:
+            comm.ft_recv(got, 0)
+            context.mark("received")
+            if context.incarnation == 0:
+                context.hold()
+        comm.all_reduce(x)
+        return float(x[0] + got[0])
+
+    job = keep(2, program, transport="shm", log_dir=str(small_disk / "log"), heartbeat=2.0)
+    job.run_until(lambda: job.marked(1, "received"))
+    with contextlib.suppress(OSError), open(small_disk / "of another program", "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    assert os.statvfs(small_disk).f_bavail == 0
+    job.kill(1)
+    assert job.values() == [4.0, 4.0 + message(1)[0]]
 
 
 def test_full_log_of_one_rank_is_told_to_all(ranks: Ranks) -> None:

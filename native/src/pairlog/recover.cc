@@ -30,6 +30,10 @@ Status StreamWriter::open(LogDir& dir, const StreamKey& key, std::unique_ptr<Str
     return {};
 }
 
+bool StreamWriter::exists(const LogDir& dir, const StreamKey& key) {
+    return ::faccessat(dir.folder(), name_of(key).c_str(), F_OK, 0) == 0;
+}
+
 Status StreamWriter::recover() {
     collected_ = wanted_ = index_->collected.load();
     if (auto status = load(); !status) return status;

@@ -22,6 +22,8 @@ public:
     // Makes the stream, or goes on with what its last writer left: a record that was not committed is dropped. Refused while
     // another living process writes it. The LogDir must outlive the writer.
     static Status open(LogDir& dir, const StreamKey& key, std::unique_ptr<StreamWriter>* out);
+    // Whether there is one to go on with.
+    static bool exists(const LogDir& dir, const StreamKey& key);
     ~StreamWriter();
 
     const StreamKey& key() const { return key_; }

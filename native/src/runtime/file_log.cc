@@ -97,9 +97,20 @@ pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
     if (found == nullptr) {
         auto s = pairlog::StreamWriter::open(*dir_, file_of(key), &found);
         if (why != nullptr) *why = std::move(s);
+        unused_.erase(key);
     }
     recent_key_ = key;
     return recent_ = found.get();
+}
+
+// Asked only: one that was never used is empty, and is not made for that. There may be no room, and a replacement may need none.
+pairlog::StreamWriter* FileLog::used_writer(const LogKey& key, Status* why) {
+    if (unused_.contains(key)) return nullptr;
+    if (!writers_.contains(key) && !pairlog::StreamWriter::exists(*dir_, file_of(key))) {
+        unused_.insert(key);
+        return nullptr;
+    }
+    return writer(key, why);
 }
 
 Status FileLog::own_writer(const LogKey& key, pairlog::StreamWriter** out) {
@@ -125,7 +136,7 @@ pairlog::StreamReader* FileLog::reader(const LogKey& key, Status* why) {
 
 std::uint64_t FileLog::last(const LogKey& key) {
     if (own(key)) {
-        const auto* w = writer(key);
+        const auto* w = used_writer(key);
         return w != nullptr ? w->last_seq() : 0;
     }
     auto* r = reader(key);
@@ -136,7 +147,7 @@ std::uint64_t FileLog::last(const LogKey& key) {
 
 std::uint64_t FileLog::first(const LogKey& key) {
     if (own(key)) {
-        const auto* w = writer(key);
+        const auto* w = used_writer(key);
         return w != nullptr ? w->first_seq() : 1;
     }
     auto* r = reader(key);
@@ -146,7 +157,7 @@ std::uint64_t FileLog::first(const LogKey& key) {
 Status FileLog::state(const LogKey& key) {
     Status s;
     if (own(key)) {
-        writer(key, &s);
+        used_writer(key, &s);
         return s;
     }
     auto* r = reader(key, &s);

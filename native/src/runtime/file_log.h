@@ -72,6 +72,7 @@ private:
     pairlog::StreamKey file_of(const LogKey& key) const;
     // Of this rank's own streams; a failure to open is said by append and find.
     pairlog::StreamWriter* writer(const LogKey& key, Status* why = nullptr);
+    pairlog::StreamWriter* used_writer(const LogKey& key, Status* why = nullptr);
     pairlog::StreamReader* reader(const LogKey& key, Status* why = nullptr);
     struct Found {
         pairlog::StreamReader* reader = nullptr;
@@ -91,6 +92,7 @@ private:
     pairlog::FileLock mark_;            // this process is the rank
     bool lost_ = false;
     std::map<LogKey, std::unique_ptr<pairlog::StreamWriter>> writers_;
+    std::set<LogKey> unused_;  // own streams that no process of this slot has written to
     LogKey recent_key_;  // looked for last: most of the time it is the next one, too
     pairlog::StreamWriter* recent_ = nullptr;  // of writers_
     std::map<LogKey, std::unique_ptr<pairlog::StreamReader>> readers_;

@@ -65,6 +65,40 @@ def test_full_log_loses_nothing(ranks: Ranks, transport: str) -> None:
     assert "Raise log_limit, commit_checkpoint more often, or give a folder on disk to spill to" in text
 
 
+def test_after_a_full_log_there_is_room_for_a_checkpoint(ranks: Ranks, tmp_path: Path) -> None:
+    """Its result and its mark are the first that this process notes behind the resume point."""
+
+    def run(comm: Any, context: Context) -> int:
+        comm.resume(None)
+        if comm.rank == 0:
+            for sent in range(100):
+                try:
+                    comm.ft_send(message(0), 1)
+                except ftcomm.LogFull as full:
+                    assert "are kept for results and checkpoints" in str(full)
+                    (tmp_path / "sent").write_text(str(sent))
+                    break
+            context.mark("full")
+        else:
+            context.hold()
+            for _ in range(int((tmp_path / "sent").read_text())):
+                comm.ft_recv(np.zeros(MIB, np.uint8), 0)
+        for tag in range(3):
+            comm.commit_checkpoint(tag)
+        comm.barrier()
+        if comm.rank == 0:
+            comm.ft_send(message(0), 1)
+        else:
+            comm.ft_recv(np.zeros(MIB, np.uint8), 0)
+        return int((tmp_path / "sent").read_text())
+
+    group = ranks.start(2, run, policy="replay", transport="shm", log_limit=64 * MIB)
+    group.wait_for(0, "full")
+    group.release(1)
+    sent, _ = Ranks.values(group)
+    assert 40 < sent < 64
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 24 MiB."""
@@ -116,7 +150,7 @@ def test_full_log_of_one_rank_is_told_to_all(ranks: Ranks) -> None:
     """Rank 1 cannot log the result of an all-reduce: nobody takes it for done."""
 
     def run(comm: Any) -> tuple[str, list[float]]:
-        x = np.full(MIB, comm.rank, np.float32)
+        x = np.full(3 * MIB, comm.rank, np.float32)  # more than what messages leave to results
         comm.all_reduce(x[:1].copy())
         if comm.rank == 1:
             with pytest.raises(ftcomm.LogFull):

@@ -71,7 +71,20 @@ Status LogDir::prepare(int segments) {
     }
 }
 
-Status LogDir::take(std::uint64_t bytes, FreeSegment* out) {
+Status LogDir::keep_back(std::uint64_t bytes) {
+    const auto kept = config_.segment_bytes;
+    if (config_.limit < 8 * kept) return {};  // it would be much of it
+    while (resident_ - pool_.bytes() + bytes > config_.limit - kept)
+        if (const auto status = spill_one(); !status)
+            return status.code != Code::LogFull ? status
+                                                : full(bytes, size_text(kept) + " are kept for results and checkpoints" +
+                                                                  (status.message.empty() ? "" : "; " + status.message));
+    return {};
+}
+
+Status LogDir::take(std::uint64_t bytes, bool notes, FreeSegment* out) {
+    if (!notes)
+        if (auto status = keep_back(bytes); !status) return status;
     if (pool_.take(bytes, out)) {
         note_peak();
         return {};

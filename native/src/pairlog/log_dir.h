@@ -57,7 +57,10 @@ private:
     friend class StreamWriter;
 
     // For writers, all under mutex_.
-    Status take(std::uint64_t bytes, FreeSegment* out);  // free, or new after making room
+    // Free, or new after making room. notes: for what a rank notes itself (results, marks); messages leave room for one such segment, as
+    // the checkpoint that gives them room again has to be noted.
+    Status take(std::uint64_t bytes, bool notes, FreeSegment* out);
+    Status keep_back(std::uint64_t bytes);
     void give_back(FreeSegment segment);  // from a stream to the pool
     void trim();
     Status spill_one();

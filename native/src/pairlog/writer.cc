@@ -165,7 +165,8 @@ Status StreamWriter::roll(std::uint64_t length) {
         return dir_.full(length, "a record can't be larger").within("the log " + text_of(key_));
     const auto bytes = segment_size_for(length, dir_.config_.segment_bytes);
     FreeSegment free;
-    if (auto status = dir_.take(bytes, &free); !status) return std::move(status).within("the log " + text_of(key_));
+    if (auto status = dir_.take(bytes, key_.dst >= dir_.config().world_size, &free); !status)
+        return std::move(status).within("the log " + text_of(key_));
     SegmentHeader header{.comm = key_.comm,
                          .src = key_.src,
                          .dst = key_.dst,

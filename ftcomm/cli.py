@@ -128,7 +128,7 @@ def _clean(chosen: argparse.Namespace) -> None:
 
     removed: list[str] = []
     remove_abandoned(removed.append)
-    given = [os.environ["FTCOMM_LOG_DIR"]] if os.environ.get("FTCOMM_LOG_DIR") else []
+    given = [os.environ[name] for name in ("FTCOMM_LOG_DIR", "FTCOMM_LOG_SPILL") if os.environ.get(name)]
     for place in dict.fromkeys(map(os.path.realpath, [default_place(), *given, *chosen.folder])):
         remove_abandoned_logs(Path(place), removed.append)
     print("\n".join(f"removed {path}" for path in removed) or "Nothing was left behind.")

@@ -267,6 +267,8 @@ class Job:
                 error = last_error(code)
                 exit_code.end_with_group(error)
                 raise error
+            if self.options.policy == "replay":
+                self.emit("goodbye")  # to ftrun: from here on nobody needs this process
         finally:
             self.close()
 

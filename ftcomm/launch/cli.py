@@ -90,7 +90,7 @@ def main(argv: list[str] | None = None) -> int:
         handled = parse_signals(args.signals_to_handle)
         standbys = check_standbys(args)
         if options.policy == "replay":
-            pair_log = PairLog(args.pair_log or options.log_dir)
+            pair_log = PairLog(args.pair_log or options.log_dir, options.log_spill)
         elif args.pair_log:
             raise ConfigError("--pair-log is for --policy replay")
         folder = RunFolder(args.events or os.environ.get("FTCOMM_EVENTS") or None)

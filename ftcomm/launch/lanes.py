@@ -158,6 +158,9 @@ class LaneReader:
                         self._all_go_on(time)
                 elif event.get("incarnation", 0) == self.incarnation.get(lane.rank, 0):
                     self._death(lane, time, known=False, text=str(event.get("how", "failed")))
+            case "no-goodbye" if lane is not None and event["again"]:
+                self._death(lane, time, known=False, text="ended without leaving")
+                lane.enter(State.GONE, time)
             case "suspected" if lane is not None:
                 self._noticed(lane, event)
             case "repaired" if lane is not None:

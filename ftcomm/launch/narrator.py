@@ -37,6 +37,7 @@ class Narrator:
             "given-up": self._given_up,
             "orphaned": self._orphaned,
             "voted-out": self._voted_out,
+            "no-goodbye": self._no_goodbye,
             "generation": self._generation,
             "interrupted": self._interrupted,
             "killing": self._killing,
@@ -143,6 +144,21 @@ class Narrator:
         self.say(
             f"rank {event['rank']} was voted out by the others and still runs: it is killed (pid {event['pid']})",
             event["time"],
+        )
+
+    def _no_goodbye(self, event: Event) -> None:
+        then = (
+            "it starts again, as after a failure"
+            if event["again"]
+            else "it has no restarts left, and is taken as finished"
+        )
+        self.say(
+            f"rank {event['rank']} ended with exit code 0, but without leaving (for example by os._exit), while others worked: "
+            f"{then}",
+            event["time"],
+        )
+        self._once(
+            ("goodbyes",), "leave() says goodbye, and so does the regular end of a script (atexit)", event["time"]
         )
 
     def _generation(self, event: Event) -> None:

@@ -1,7 +1,8 @@
-"""The folder of the pair log: ftrun makes it for a run under the policy replay, and removes it at the end (L9).
+"""The folder of the pair log: ftrun makes it for a run under the policy replay, and removes it at the end (L9); so too the folder
+on disk that the log spills to, if there is one.
 
-Its file ``owner`` tells whose it is and is locked as long as that ftrun lives. The lock tells processes of another pid namespace
-about it, which may share the folder's file system; pid, start time and boot tell where a file system has no locks.
+The file ``owner`` in each tells whose it is and is locked as long as that ftrun lives. The lock tells processes of another pid
+namespace about it, which may share the folder's file system; pid, start time and boot tell where a file system has no locks.
 """
 
 from __future__ import annotations
@@ -29,66 +30,116 @@ def default_place() -> Path:
     return _MEMORY if os.access(_MEMORY, os.W_OK | os.X_OK) else Path(tempfile.gettempdir())
 
 
-class PairLog:
-    """A folder of its own in ``place`` (default: tmpfs), so that nothing else is ever removed with it."""
+class _Owned:
+    """A folder, made just now, with the owner's file in it."""
 
-    def __init__(self, place: str | None = None) -> None:
-        parent = Path(place).resolve() if place else default_place()
-        parent.mkdir(parents=True, exist_ok=True)
-        remove_abandoned_logs(parent)
-        self.path = Path(tempfile.mkdtemp(prefix=f"ftcomm-log-{os.getuid()}-{os.getpid()}-", dir=parent))  # 0700
+    def __init__(self, path: Path, notes: dict[str, str]) -> None:
+        self.path, self._notes = path, notes
         try:
             # Locked before it gets its name: whoever sees it sees it locked.
-            scratch = self.path / _SCRATCH
-            self._fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            scratch = path / _SCRATCH
+            self.fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.claim("")
-            os.rename(scratch, self.path / _OWNER)
+            os.rename(scratch, path / _OWNER)
         except BaseException:
-            shutil.rmtree(self.path, ignore_errors=True)
+            shutil.rmtree(path, ignore_errors=True)
+            raise
+
+    def claim(self, job: str) -> None:
+        owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": _boot(), "job": job, **self._notes}
+        text = json.dumps(owner).encode() + b"\n"
+        os.pwrite(self.fd, text, 0)
+        os.ftruncate(self.fd, len(text))
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self.fd)
+
+
+class PairLog:
+    """A folder of its own in ``place`` (default: tmpfs), so that nothing else is ever removed with it.
+
+    ``spill``: where the workers put what is above their limit. They do so in a folder of the log's name, which is made here, too:
+    so it has an owner, and goes with the log.
+    """
+
+    def __init__(self, place: str | None = None, spill: str | None = None) -> None:
+        parent = _place(Path(place).resolve() if place else default_place())
+        notes = {"spill": str(Path(spill).resolve())} if spill else {}
+        self.path = Path(tempfile.mkdtemp(prefix=f"ftcomm-log-{os.getuid()}-{os.getpid()}-", dir=parent))  # 0700
+        self.folders = [_Owned(self.path, notes)]
+        try:
+            if notes and Path(notes["spill"]) != parent:
+                spilled = _place(Path(notes["spill"])) / self.path.name
+                spilled.mkdir(0o700)
+                self.folders.append(_Owned(spilled, {"node": os.uname().nodename}))
+        except BaseException:
+            self.remove()
             raise
 
     def claim(self, job: str) -> None:
         """Writes who owns it, for which job."""
-        owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": _boot(), "job": job}
-        text = json.dumps(owner).encode() + b"\n"
-        os.pwrite(self._fd, text, 0)
-        os.ftruncate(self._fd, len(text))
+        for folder in self.folders:
+            folder.claim(job)
 
     def remove(self) -> None:
         """After the last worker's end."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._fd)
+        for folder in reversed(self.folders):  # the log's last: its owner's file says where the other one is
+            folder.remove()
+
+
+def _place(parent: Path) -> Path:
+    """Makes it, and removes there what killed runs have left behind."""
+    parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned_logs(parent)
+    return parent
 
 
 def remove_abandoned_logs(place: Path, report: Callable[[str], None] | None = None) -> None:
-    """Removes this user's logs in ``place`` whose ftrun is gone, never one whose ftrun lives."""
+    """Removes this user's logs in ``place`` whose ftrun is gone, with what they have spilled, never one whose ftrun lives."""
     try:
         entries = list(place.iterdir())
     except OSError:
         return
     for entry in entries:
-        match = _FOLDER.match(entry.name)
-        if match is None or entry.is_symlink():
-            continue
-        with contextlib.suppress(OSError):  # another process removes it as well
-            facts = entry.stat()
-            if facts.st_uid != os.getuid():
-                continue
-            with _unlocked(entry) as free:
-                if not free or _lives(entry, int(match[2]), time.time() - facts.st_mtime):
-                    continue
-                shutil.rmtree(entry)
-            if report is not None:
-                report(str(entry))
+        _remove_if_abandoned(entry, report)
+
+
+def _remove_if_abandoned(entry: Path, report: Callable[[str], None] | None) -> None:
+    match = _FOLDER.match(entry.name)
+    if match is None or entry.is_symlink():
+        return
+    with contextlib.suppress(OSError):  # another process removes it as well
+        facts = entry.stat()
+        if facts.st_uid != os.getuid():
+            return
+        with _unlocked(entry) as free:
+            if not free or _lives(entry, int(match[2]), time.time() - facts.st_mtime):
+                return
+            if (spilled := _spilled(entry)) is not None:  # before the note of it is gone
+                _remove_if_abandoned(spilled, report)
+            shutil.rmtree(entry)
+        if report is not None:
+            report(str(entry))
+
+
+def _spilled(log: Path) -> Path | None:
+    """The folder of the same name that the log's owner has made to spill to; it has an owner's file of its own."""
+    try:
+        noted = json.loads((log / _OWNER).read_bytes()).get("spill")
+    except (FileNotFoundError, ValueError, AttributeError):
+        return None
+    spilled = Path(noted) / log.name if isinstance(noted, str) else log
+    return spilled if spilled != log and spilled.is_dir() else None
 
 
 @contextlib.contextmanager
 def _unlocked(folder: Path) -> Iterator[bool]:
     """True while nobody has the folder's owner file locked, as far as the file system knows of locks."""
     try:
-        fd = os.open(folder / _OWNER, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(folder / _OWNER, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)  # NFS locks no other for one alone
     except FileNotFoundError:
         yield True
         return
@@ -108,9 +159,12 @@ def _lives(folder: Path, named: int, age: float) -> bool:
     try:
         owner = json.loads((folder / _OWNER).read_bytes())
         pid, start, boot = int(owner["pid"]), int(owner["start"]), str(owner["boot"])
+        node = owner.get("node", os.uname().nodename)
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         started = set(os.listdir(folder)) <= {_OWNER, _SCRATCH}  # else it is no ftrun's
         return not started or start_time(named) is not None or age < _UNFINISHED
+    if node != os.uname().nodename:
+        return True  # a disk that hosts share, maybe without locks: who made it there removes it
     return boot == _boot() and start_time(pid) == start
 
 

@@ -17,6 +17,7 @@ from torch.distributed.elastic.agent.server.api import WorkerGroup
 from ftcomm.exit_code import STARTS_AGAIN
 from ftcomm.launch.agent import FtAgent
 from ftcomm.launch.folder import Event
+from ftcomm.launch.goodbyes import Goodbyes
 from ftcomm.launch.workers import Exit, Slot, SlotState
 
 SUSPICIONS = ("heartbeat", "reset")  # may be wrong: the process may well live
@@ -28,6 +29,9 @@ class ReplayAgent(FtAgent):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._generation = 0
+        self._finished: list[int] = []  # ranks that the present generation does without
+        self._goodbyes = Goodbyes()
+        self._ended_early: set[int] = set()  # ranks whose last worker had come to its end, but had not left
         self._voted_out: set[tuple[Any, Any]] = set()  # (rank, incarnation)
         self._groups: dict[int, list[int]] = {}  # of each rank: the ranks of its log group
         # Of each rank's worker: how often its log group had started again. Incarnations are no measure, as a worker may have
@@ -37,7 +41,7 @@ class ReplayAgent(FtAgent):
         self._hopeless = False  # a slot is given up: the others can't go on
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._announce(finished=[])
+        self._announce()
         return super()._start_workers(worker_group)
 
     def _name_job(self, worker_group: WorkerGroup) -> None:
@@ -50,15 +54,16 @@ class ReplayAgent(FtAgent):
         if os.environ.get("PYTHONHASHSEED", "random") == "random":
             os.environ["PYTHONHASHSEED"] = "0"  # else a set of strings has another order in each process of a slot
 
-    def _announce(self, finished: list[int]) -> None:
-        """For the workers that start from now on. ``finished``: slots that are not in this generation any more."""
+    def _announce(self) -> None:
+        """For the workers that start from now on."""
         os.environ["FTCOMM_GENERATION"] = str(self._generation)
-        os.environ["FTCOMM_FINISHED"] = ",".join(map(str, finished))
+        os.environ["FTCOMM_FINISHED"] = ",".join(map(str, self._finished))
 
     # -- one worker ------------------------------------------------------------------------------------------------
 
     def _on_event(self, event: Event) -> None:
         """A worker that the others have voted out, stopped or hung, is in its replacement's way."""
+        self._goodbyes.hear(event)
         if event["event"] == "started" and event.get("log_group"):
             self._groups[event["rank"]] = event["log_group"]
         if event["event"] == "stale" and event.get("evidence") == "group":
@@ -116,6 +121,8 @@ class ReplayAgent(FtAgent):
         self._start_again(slot)
 
     def _on_exit(self, ended: Exit) -> None:
+        if not self._is_ours(ended):
+            self._ended_early.discard(ended.slot.rank)
         super()._on_exit(ended)
         slot = ended.slot
         if slot.incarnation != ended.incarnation or self._ending:
@@ -125,7 +132,7 @@ class ReplayAgent(FtAgent):
             self._start_again(slot)
 
     def _start_again(self, slot: Slot) -> None:
-        if not self._nobody_to_join():
+        if not self._nobody_to_join() and slot.rank not in self._finished:
             self._next_round(slot)
             self._start(slot, self._context.replace)
 
@@ -160,6 +167,42 @@ class ReplayAgent(FtAgent):
                 slot.state = SlotState.FAILED
                 self._start_again(slot)
 
+    # -- an end without a goodbye ----------------------------------------------------------------------------------
+
+    def _look_for_early_ends(self) -> None:
+        """Who has ended with 0, but is dead to the others, is started again like one that has failed: they wait for it."""
+        if self._worker_group.group_world_size > 1:
+            return  # they may all have finished, on their nodes, and then nobody would let it in
+        for slot in self._context.slots.values():
+            if slot.state is SlotState.SUCCEEDED and self._goodbyes.missed(slot) and self._somebody_goes_on():
+                self._goodbyes.settle(slot)
+                self._ended_without_leaving(slot)
+
+    def _somebody_goes_on(self) -> bool:
+        return not self._nobody_to_join() or not self._all_came_to_their_end()
+
+    def _all_came_to_their_end(self) -> bool:
+        """Well, or at least with 0: when nobody is left who would wait for those that had not left, nothing is done again."""
+        return all(
+            slot.state is SlotState.SUCCEEDED or slot.rank in self._ended_early or self._works_on(slot)
+            for slot in self._context.slots.values()
+        )
+
+    def _works_on(self, slot: Slot) -> bool:
+        """After it has left, for itself."""
+        return slot.state is SlotState.RUNNING and self._goodbyes.left(slot)
+
+    def _ended_without_leaving(self, slot: Slot) -> None:
+        """Where it does so each time it stays ended in the end: the others may well need it no more."""
+        slot.failures += 1
+        again = slot.failures <= self._worker_group.spec.max_restarts
+        self._log("no-goodbye", rank=slot.rank, incarnation=slot.incarnation, again=again)
+        if again:
+            slot.state = SlotState.FAILED
+            self._ended_early.add(slot.rank)
+            self._take_group_along(slot)
+            self._start_again(slot)
+
     # -- all of them -----------------------------------------------------------------------------------------------
 
     def _nobody_to_join(self) -> bool:
@@ -168,26 +211,41 @@ class ReplayAgent(FtAgent):
         return not any(self._holds_state(slot) for slot in self._context.running())
 
     def _holds_state(self, slot: Slot) -> bool:
-        return (slot.rank, slot.incarnation) not in self._with_group and super()._holds_state(slot)
+        taken_along = (slot.rank, slot.incarnation) in self._with_group
+        return not taken_along and not self._goodbyes.left(slot) and super()._holds_state(slot)
 
     def _look_for_members(self) -> None:
         """Starts the next generation where nobody of the present one is left."""
+        self._look_for_early_ends()
         if not self._nobody_to_join():
             return
-        for slot in self._context.running():
+        members = [slot for slot in self._context.running() if not self._works_on(slot)]
+        for slot in members:
             if (slot.rank, slot.incarnation) not in self._orphaned:
-                self._orphaned.add((slot.rank, slot.incarnation))
-                self._context.worker(slot).kill()
-        # M9: not before the last one of the old generation is dead and reaped.
-        slots = self._context.slots.values()
-        again = [slot for slot in slots if slot.state is SlotState.FAILED]
-        if self._context.running() or not again or self._retries:
+                self._end_orphan(slot)
+        # M9: not before the last one of the old generation is dead and reaped, but for those that have left it.
+        again = [slot for slot in self._context.slots.values() if slot.state is SlotState.FAILED]
+        if members or not again or self._retries:
             return
-        finished = [slot.rank for slot in slots if slot.state is SlotState.SUCCEEDED]
-        self._generation += 1
-        self._announce(finished)
+        if self._all_came_to_their_end():
+            for slot in again:
+                slot.state = SlotState.SUCCEEDED
+        else:
+            self._next_generation(again)
+
+    def _end_orphan(self, slot: Slot) -> None:
+        self._orphaned.add((slot.rank, slot.incarnation))
+        if self._all_came_to_their_end():
+            why = "the others had finished before it came in"
+            self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
+        self._context.worker(slot).kill()
+
+    def _next_generation(self, again: list[Slot]) -> None:
         ranks = [slot.rank for slot in again]
-        self._log("generation", generation=self._generation, ranks=ranks, finished=finished)
+        self._generation += 1
+        self._finished = [slot.rank for slot in self._context.slots.values() if slot.rank not in ranks]
+        self._announce()
+        self._log("generation", generation=self._generation, ranks=ranks, finished=self._finished)
         for slot in again:
             self._next_round(slot)
             self._start(slot, self._context.found, generation=self._generation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import textwrap
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from launch.running import Ftrun, Start, clean_environment
+from launch.speaking import WORKER, Replay
 
 from ftcomm.launch import retries, worker
 
@@ -36,6 +38,17 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
         if ftrun.process.poll() is None:
             ftrun.process.kill()
             ftrun.process.communicate()
+
+
+@pytest.fixture
+def replay(start: Start, tmp_path: Path) -> Replay:
+    def begin(script: str, ranks: int, *flags: str, fifos: int = 0) -> Ftrun:
+        for n in range(fifos):
+            os.mkfifo(tmp_path / f"fifo{n}")
+        place = ("--policy", "replay", "--pair-log", str(tmp_path))
+        return start(WORKER + script, "--nproc-per-node", str(ranks), *place, *flags)
+
+    return begin
 
 
 @pytest.fixture

@@ -137,6 +137,26 @@ def test_replay_what_ftrun_ended_is_no_failure() -> None:
     assert "replacement started" not in [mark.text for mark in timeline.lanes[2].marks]
 
 
+def test_replay_who_has_not_left_has_failed() -> None:
+    plain = read_timeline(replay_story())
+    events = []
+    for event in replay_story():
+        if event["event"] == "exit" and event["pid"] == 102:
+            end = {**event, "code": 0, "how": "exit code 0"}
+            del end["waiting"]
+            events += [end, {**event, "event": "no-goodbye", "again": True}]
+        else:
+            events.append(event)
+    timeline = read_timeline(events)
+    assert len(timeline.failures) == len(plain.failures)
+    assert timeline.lanes[2].marks[0].text == "ended without leaving"
+    spans = timeline.lanes[2].spans
+    assert [span.state for span in spans[:5]] == [
+        State.STARTING, State.TRAINING, State.GONE, State.GONE, State.REPLAYING,
+    ]  # fmt: skip
+    assert spans[3].start == spans[2].end
+
+
 def test_replay_a_repaired_operation_ends_the_wait() -> None:
     """Also where the replacement's program has nothing to catch up with: no collective, or it ends before."""
     back = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -105,15 +106,72 @@ def test_clean_says_what_it_removed(
     assert list(tmp_path.iterdir()) == []
 
 
-def left_behind(place: Path) -> Path:
+def test_what_was_spilled_goes_with_the_log(start: Start, tmp_path: Path) -> None:
+    spill = tmp_path / "spill"
+    run = start(
+        """
+import os, signal
+log, spill = os.environ["FTCOMM_LOG_DIR"], os.environ["FTCOMM_LOG_SPILL"]
+host = f"{spill}/{os.path.basename(log)}/0123456789abcdef"  # as the native side makes it
+os.makedirs(host, 0o700)
+open(f"{host}/segment", "w").close()
+""",
+        *REPLAY,
+        FTCOMM_LOG_SPILL=str(spill),
+    )
+    (tmp_path / "spill/data").mkdir(parents=True)
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert [entry.name for entry in spill.iterdir()] == ["data"]
+
+
+def test_what_a_killed_ftrun_has_spilled_goes_with_its_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs, spill = tmp_path / "logs", tmp_path / "spill"
+    used = PairLog(str(logs), str(spill))
+    left = left_behind(logs, spill)
+    (spill / left.name / "0123456789abcdef").mkdir()
+    assert main(["clean", str(logs)]) == 0
+    assert set(capsys.readouterr().out.splitlines()) >= {f"removed {left}", f"removed {spill / left.name}"}
+    assert [entry.name for entry in spill.iterdir()] == [used.path.name]
+    used.remove()
+    assert [*logs.iterdir(), *spill.iterdir()] == []
+
+
+def test_what_was_spilled_may_have_outlived_its_log(tmp_path: Path) -> None:
+    """The log was in memory, and the host has started anew. Another host's is not looked at: its locks may not be seen here."""
+    spill = tmp_path / "spill"
+    left = spill / left_behind(tmp_path / "logs", spill).name
+    rewrite(left, boot="another")
+    foreign = left.with_name(f"{left.name}x")
+    shutil.copytree(left, foreign)
+    rewrite(foreign, node="another")
+    PairLog(None, str(spill)).remove()
+    assert list(spill.iterdir()) == [foreign]
+
+
+@pytest.mark.parametrize("proof", ["lock", "process"])
+def test_either_proof_of_life_protects_what_was_spilled(tmp_path: Path, proof: str) -> None:
+    """Also where the log's owner seems to be dead."""
+    log = PairLog(str(tmp_path / "logs"), str(tmp_path / "spill"))
+    lose_proof(log, 0, "lock")
+    lose_proof(log, 0, "process")
+    lose_proof(log, 1, "process" if proof == "lock" else "lock")
+    remove_abandoned_logs(tmp_path / "logs")
+    assert not log.path.exists()
+    assert log.folders[1].path.exists()
+    log.remove()
+
+
+def left_behind(place: Path, spill: Path | None = None) -> Path:
     """A log whose owner was killed."""
     made = subprocess.run(
         [
             sys.executable,
             "-c",
             "import os, sys; from ftcomm.launch.pair_log import PairLog\n"
-            "print(PairLog(sys.argv[1]).path, flush=True); os.kill(os.getpid(), 9)",
+            "print(PairLog(*sys.argv[1:]).path, flush=True); os.kill(os.getpid(), 9)",
             str(place),
+            *([str(spill)] if spill else []),
         ],
         capture_output=True,
         check=False,
@@ -127,14 +185,19 @@ def left_behind(place: Path) -> Path:
 def test_either_proof_of_life_protects(tmp_path: Path, proof: str) -> None:
     """The lock one of another pid namespace, the process one in a file system without locks."""
     log = PairLog(str(tmp_path))
-    if proof == "lock":
-        rewrite(log.path, pid=2**22 + 1)
-    else:
-        os.close(os.dup2(os.open(os.devnull, os.O_RDONLY), log._fd))
-        log._fd = os.open(log.path / "owner", os.O_RDWR)
+    lose_proof(log, 0, "process" if proof == "lock" else "lock")
     remove_abandoned_logs(tmp_path)
     assert log.path.exists()
     log.remove()
+
+
+def lose_proof(log: PairLog, which: int, proof: str) -> None:
+    folder = log.folders[which]
+    if proof == "process":
+        rewrite(folder.path, pid=2**22 + 1)
+    else:
+        os.close(os.dup2(os.open(os.devnull, os.O_RDONLY), folder.fd))
+        folder.fd = os.open(folder.path / "owner", os.O_RDWR)
 
 
 def rewrite(folder: Path, **changed: object) -> None:

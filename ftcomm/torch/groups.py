@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ftcomm._lib import lib
 from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError, SystemFailure, Timeout
 from ftcomm.job import Job
@@ -25,7 +26,16 @@ from ftcomm.torch._extension import load
 from ftcomm.torch.register import DEVICES
 from ftcomm.torch.shrunk import serve_all_devices
 
-__all__ = ["backend_of", "communicator", "communicator_of", "create", "job_of", "others_open", "outcome"]
+__all__ = [
+    "backend_of",
+    "communicator",
+    "communicator_of",
+    "create",
+    "job_of",
+    "others_open",
+    "outcome",
+    "over_all_ranks",
+]
 
 _POLICIES = {"raise": 0, "lossy": 1, "replay": 2}
 
@@ -226,6 +236,11 @@ class _GroupCommunicator(Communicator):
         self._no_short_way()
 
     @property
+    def operations(self) -> int:
+        """The number of the next one, when all that were called before have theirs."""
+        return int(lib()[1].ft_comm_seq(*self._ordered))
+
+    @property
     def _ordered(self) -> tuple[Any, int]:  # type: ignore[override]
         if self._waits:
             # Not held by this: a join point's communicator is held by its job, and that by the backend.
@@ -276,6 +291,13 @@ def others_open() -> list[Communicator]:
     with _lock:
         found = [backend for backend in _groups.values() if backend is not default and not backend.closed]
     return [communicator_of(backend) for backend in found]
+
+
+def over_all_ranks(job: Job) -> list[Any]:
+    """The open backends of this process's groups that have all ranks of the job, the default group's among them."""
+    with _lock:
+        found = [one for one in _groups.values() if not one.closed and one.job.pointer == job.pointer]
+    return [one for one in found if len(one.slots) == job.world_size]
 
 
 def outcome(work: Any) -> Outcome:

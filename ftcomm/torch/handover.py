@@ -7,6 +7,7 @@ from typing import Any
 
 from ftcomm.errors import PeerFailure
 from ftcomm.torch import reducer
+from ftcomm.torch.modules import ddp_of
 from ftcomm.torch.point import DOUBTS, HAS, NEEDS, Point, expect, flag_left
 from ftcomm.torch.shards import reshard
 from ftcomm.torch.state import TrainingState
@@ -53,7 +54,7 @@ def hand_over(point: Point, model: Any, optimizer: Any, extra: dict[str, Any] | 
         flag_left(point)
         point.flags[me] = HAS if receiver is None else DOUBTS if receiver.doubts else NEEDS
         there = point.everybody.all_reduce(point.flags, "max").contributors
-        said = point.flags.tolist()[:-1]
+        said = point.flags.tolist()[: point.job.world_size]
         expect(point, said, there)  # a newcomer has not heard who left before
         wanting = [rank for rank in point.group.slots if said[rank] in (NEEDS, DOUBTS)]
         asked.update(wanting)
@@ -70,8 +71,8 @@ def hand_over(point: Point, model: Any, optimizer: Any, extra: dict[str, Any] | 
             result_extra, point.step = receiver.load()
             receiver = None
             state = TrainingState(model, optimizer, result_extra, point.shards)  # it may have to hand it on
-    if hasattr(model, "reducer"):
-        reducer.renew(model)
+    if (ddp := ddp_of(model)) is not None:
+        reducer.renew(ddp)
     joined = tuple(rank for rank in sorted(asked) if said[rank] == HAS)
     point.is_back(joined)
     return Join(point.step, result_extra, joined, there)

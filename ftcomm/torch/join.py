@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from ftcomm._lib import lib
 from ftcomm.communicator import Communicator, communicator_id
-from ftcomm.errors import ConfigError, PeerFailure
+from ftcomm.errors import ConfigError, Mismatch, PeerFailure
 from ftcomm.launch import preempt
 from ftcomm.torch.groups import leave
 from ftcomm.torch.handover import Join, hand_over
@@ -45,6 +45,9 @@ def join_point(model: Any, optimizer: Any = None, extra: dict[str, Any] | None =
     return enter(model, optimizer, extra)
 
 
+_TOP = 255  # of a flag
+_PLACES = _TOP - 4  # places beyond that are told as if they began anew
+
 # Of the ranks that are there.
 LastWords = Callable[[tuple[int, ...]], None]
 
@@ -55,21 +58,24 @@ def enter(
     extra: dict[str, Any] | None = None,
     complete_within: float | None = None,
     last_words: LastWords | None = None,
+    place: int | None = None,
 ) -> Join:
     """:func:`join_point`, which may wait until all ranks are there that have not said goodbye.
 
     Args:
         complete_within: seconds to wait for the replacements of dead ranks; None: goes on without them.
         last_words: is called, on all ranks, before a goodbye after which nobody is left who has the state of the training.
+        place: in the data, the same on all ranks.
 
     Raises:
+        Mismatch: on all ranks; their places differ.
         PeerFailure: on all ranks; ``complete_within`` has passed for one of them, or one has left that held shards.
     """
     point = point_of(model)
     if point.job.joining:
         _come_in(point)
         return _begin(point, hand_over(point, model, optimizer, extra, needs=True))
-    waiting, there = _who_waits(point, complete_within, last_words)
+    waiting, there = _who_waits(point, complete_within, last_words, place)
     if not waiting or point.group.policy != "lossy":
         return _begin(point, Join(point.step, extra or {}, (), there))
     point.job.admit().wait()
@@ -102,7 +108,7 @@ def everybody(model: Any) -> Communicator:
 
 
 def _who_waits(
-    point: Point, complete_within: float | None, last_words: LastWords | None
+    point: Point, complete_within: float | None, last_words: LastWords | None, place: int | None
 ) -> tuple[bool, tuple[int, ...]]:
     """Whether somebody asks to come in, and who is there: the same on all ranks, as it is what one all-reduce has found.
 
@@ -119,15 +125,18 @@ def _who_waits(
                 bell = until_all_are_awake.enter_context(_bell(point, there))
                 in_time = _wait_for(point, missing, deadline, bell)
             point.flags.zero_()
-            point.flags[-1] = not in_time
+            point.flags[-3] = not in_time
+            if place is not None:
+                point.flags[-2], point.flags[-1] = 1 + place % _PLACES, _TOP - place % _PLACES
             flag_left(point)
             for rank in point.job.waiting():
                 point.flags[rank] = WAITS
             for rank in preempt.told(point.job.rank):
                 point.flags[rank] = GOES
             there = point.everybody.all_reduce(point.flags, "max").contributors
-        *said, impatient = point.flags.tolist()
+        *said, impatient, most, least = point.flags.tolist()
         expect(point, said, there)
+        _same_place(most, least)
         if going := {rank for rank, what in enumerate(said) if what == GOES}:
             _part(point, going, there, last_words)
             there = tuple(rank for rank in there if rank not in going)
@@ -147,6 +156,17 @@ def _who_waits(
             # From now on, when all know of it: so it is over for all at once.
             deadline = time.monotonic() + complete_within
         point.job.emit("awaiting", step=point.step, missing=missing)
+
+
+def _same_place(most: int, least: int) -> None:
+    """The largest place and the smallest, as all have told them: seen at once, when they are not far from each other."""
+    if most and most + least != 1 + _TOP:
+        raise Mismatch(
+            "The ranks are at different places in their data: an epoch, or the loop, ends for some and not for others. All ranks "
+            "must have the same number of batches in an epoch, and the same epochs= in engine.steps(). Cut the longer ones, or "
+            "give the engine a DataLoader over a map-style dataset, which it deals out evenly.",
+            operation="join_point",
+        )
 
 
 def _part(point: Point, going: set[int], there: tuple[int, ...], last_words: LastWords | None) -> None:

@@ -28,7 +28,8 @@ class Point:
     job: Job
     everybody: Communicator  # of its own, so that it works whatever the policy and state of the script's groups
     group: Communicator  # the model's: who holds replicas
-    flags: Any  # one for each rank, and whether somebody's patience is at its end
+    # One for each rank; whether somebody's patience is at its end; the largest place in the data, and the smallest, upside down.
+    flags: Any
     shards: Shards | None  # None: the ranks are replicas
     step: int = 0
     expected: tuple[int, ...] = ()  # job ranks that have not said goodbye, the same on all ranks
@@ -90,7 +91,7 @@ def _make_point(model: Any) -> Point:
     number = communicator_id(job.name, "join_point", backend.comm_id)
     everybody = Communicator.create(job, "join point", id=number, policy="lossy")
     group = communicator_of(backend)
-    flags = torch.zeros(job.world_size + 1, dtype=torch.uint8)
+    flags = torch.zeros(job.world_size + 3, dtype=torch.uint8)
     point = Point(job, everybody, group, flags, shards, expected=tuple(range(job.world_size)))
     job.add_listener(point.hear)
     return point

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from ftcomm.errors import ConfigError
+from ftcomm.torch.modules import extra_states, set_extra_states, unwrapped
+from ftcomm.torch.optimizers import load_optimizer
 from ftcomm.torch.shards import Part, Shards, is_sharded, local
 
 __all__ = ["TrainingState"]
@@ -41,12 +43,13 @@ class TrainingState:
     Attributes, once it was packed or its header has come:
         tensors: what is to be moved.
         names: of the tensors.
-        digest: of names, shapes, types and the step, not of values: ranks with the same one may each give some of the tensors.
+        digest: of names, shapes, types, layouts and the step, not of values: ranks with the same one may each give some of the
+            tensors.
     """
 
     def __init__(self, model: Any, optimizer: Any, extra: dict[str, Any] | None, shards: Shards | None = None) -> None:
         self._shards = shards
-        self.module = getattr(model, "module", model) if hasattr(model, "reducer") else model
+        self.module = unwrapped(model)
         self.optimizers: list[Any] = (
             [] if optimizer is None else list(optimizer) if isinstance(optimizer, Sequence) else [optimizer]
         )
@@ -83,14 +86,16 @@ class TrainingState:
         layout = [(name, tuple(t.shape), t.dtype) for name, t in model]
         values = {
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "modules": extra_states(self.module),
             "extra": {name: value.state_dict() if _stateful(value) else value for name, value in self.extra.items()},
             "more": more,
         }
         rest = {name: self._outline(value, name) for name, value in values.items()}
-        shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in zip(self.names, self.tensors, strict=True)]
-        digest = hashlib.blake2b(repr((more["step"], shapes)).encode(), digest_size=8).digest()
+        tensors = self._shapes(len(model))
+        known = (more["step"], layout, [shape[:-1] for shape in tensors])  # not the device, which is each rank's own
+        digest = hashlib.blake2b(repr(known).encode(), digest_size=8).digest()
         self.digest = int.from_bytes(digest, "little", signed=True)
-        return pickle.dumps({"model": layout, "rest": rest, "tensors": self._shapes(len(model))})
+        return pickle.dumps({"model": layout, "rest": rest, "tensors": tensors})
 
     def _outline(self, value: Any, name: str) -> Any:
         if isinstance(value, torch.Tensor) and value.layout == torch.strided:
@@ -104,9 +109,9 @@ class TrainingState:
             return type(value)(self._outline(item, f"{name} {number}") for number, item in enumerate(value))
         return value
 
-    def _shapes(self, first: int) -> list[tuple[str, tuple[int, ...], torch.dtype, str]]:
+    def _shapes(self, first: int) -> list[tuple[str, tuple[int, ...], torch.dtype, tuple[int, ...], str]]:
         rest = zip(self.names[first:], self.tensors[first:], strict=True)
-        return [(name, tuple(t.shape), t.dtype, t.device.type) for name, t in rest]
+        return [(name, tuple(t.shape), t.dtype, _layout(t), t.device.type) for name, t in rest]
 
     # -- on a replacement ----------------------------------------------------------------------------------------
 
@@ -132,19 +137,21 @@ class TrainingState:
         device = own and model[0][1].device
         before = dict(zip(self.names[len(own) :], self.tensors[len(own) :], strict=True))
         rest = []
-        for name, shape, dtype, kind in self._received["tensors"]:
+        for name, shape, dtype, layout, kind in self._received["tensors"]:
             tensor = before.get(name)
-            if tensor is None or (tuple(tensor.shape), tensor.dtype) != (shape, dtype):
-                tensor = torch.empty(shape, dtype=dtype, device="cpu" if kind == "cpu" else device)
+            if tensor is None or (tuple(tensor.shape), tensor.dtype, tensor.stride()) != (shape, dtype, layout):
+                # A fused update goes through parameter and state in the order of memory.
+                tensor = torch.empty_strided(shape, layout, dtype=dtype, device="cpu" if kind == "cpu" else device)
             rest.append(tensor)
         self.tensors = [tensor for _, tensor in model] + rest
         self.names = [name for name, _ in model] + [name for name, *_ in self._received["tensors"]]
 
     def load(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Puts what came into the optimizers and stateful extras; returns the other extras, and what pack() was given."""
+        """Puts what came into optimizers, modules and stateful extras; returns the other extras, and what pack() was given."""
         rest = self._inline(self._received["rest"])
         for optimizer, state in zip(self.optimizers, rest["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+            load_optimizer(optimizer, state)
+        set_extra_states(self.module, rest["modules"])
         extra = {}
         for name, value in rest["extra"].items():
             mine: Any = self.extra.get(name)
@@ -171,6 +178,11 @@ class TrainingState:
     @property
     def nbytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in self.tensors)
+
+
+def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of a copy: the tensor's own if it fills its memory, else such that each element has a place of its own."""
+    return tuple(torch.empty_like(tensor, device="meta").stride())
 
 
 def _stateful(value: Any) -> bool:

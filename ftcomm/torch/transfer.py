@@ -24,6 +24,7 @@ from ftcomm.errors import PeerFailure, SystemFailure
 from ftcomm.request import Request
 from ftcomm.torch import reducer
 from ftcomm.torch.blocks import Blocks, checksum
+from ftcomm.torch.modules import ddp_of
 from ftcomm.torch.point import Point
 from ftcomm.torch.state import TrainingState
 from ftcomm.torch.transfer_plan import deal, indices, pick, spans
@@ -44,8 +45,8 @@ class Sender:
 
     def __init__(self, point: Point, state: TrainingState, model: Any) -> None:
         more: dict[str, Any] = {"step": point.step}
-        if hasattr(model, "reducer"):
-            more.update(hooks=reducer.hook_random_states(model), layout=reducer.layout_of(model))
+        if (ddp := ddp_of(model)) is not None:
+            more.update(hooks=reducer.hook_random_states(ddp), layout=reducer.layout_of(ddp))
         self._point = point
         self._header = torch.frombuffer(bytearray(state.pack(more)), dtype=torch.uint8)
         self._state = state
@@ -133,9 +134,9 @@ class Receiver:
         """All is there: puts it in its place. Returns the extra state and the step."""
         self._blocks.finish()
         extra, more = self._state.load()
-        if hasattr(self._model, "reducer"):
-            reducer.set_hook_random_states(self._model, more["hooks"])
-            reducer.set_layout(self._model, more["layout"])
+        if (ddp := ddp_of(self._model)) is not None:
+            reducer.set_hook_random_states(ddp, more["hooks"])
+            reducer.set_layout(ddp, more["layout"])
         job = self._point.job
         job.emit(
             "rejoined",

@@ -386,10 +386,26 @@ def test_what_the_loader_says_is_taken_over() -> None:
     shared = DistributedSampler(data, 2, 1, seed=9, drop_last=True)
     told = of(DataLoader(data, 3, sampler=shared)).shares
     assert (told.shuffle, told.drop_last, told.seed) == (True, True, 9)
-    assert of(DataLoader(data, 3, sampler=shared), seed=4).shares.seed == 4
+    assert of(DataLoader(data, 3, sampler=shared), seed=4).shares.seed == 9
     assert not of(DataLoader(data, 3, sampler=DistributedSampler(data, 2, 1, shuffle=False))).shares.shuffle
     assert len(of(DataLoader(data, 3))) == 4
     assert of(DataLoader(Subset(data, range(5, 15)), 2, collate_fn=list)).draw([0, 1]).batch[1][0][0] == 6
+
+
+def test_a_distributed_samplers_seed_is_of_the_order_only() -> None:
+    """The engine gives a seed always: augmentations have that one."""
+
+    def drawn(order: int, seed: int) -> tuple[Any, Any]:
+        data = cases.Noisy(8)
+        loader = DataLoader(data, 8, sampler=DistributedSampler(data, 1, 0, seed=order))
+        samples, noise = of(loader, slots=1, seed=seed).draw([0]).batch
+        return samples[:, 0], noise
+
+    (numbers, noise), (again, other), (moved, same) = (drawn(*seeds) for seeds in [(7, 0), (7, 1), (8, 0)])
+    assert numbers.equal(again)
+    assert not noise.equal(other)
+    assert not numbers.equal(moved)
+    assert noise[numbers.argsort()].equal(same[moved.argsort()])
 
 
 class Sampler(RandomSampler):

@@ -178,6 +178,81 @@ def test_other_optimizers_are_refused() -> None:
         Engine(net, [torch.optim.SGD([p], 0.1) for p in net.parameters()])
 
 
+def scaled(folder: Path | None) -> tuple[Any, Any]:
+    net, scale = nn.Linear(2, 2), nn.Parameter(torch.ones(1))
+    return scale, lambda *parameters: Engine(
+        net, torch.optim.SGD([*net.parameters(), *parameters], 0.1), checkpoint_dir=folder
+    )
+
+
+def test_parameters_that_are_not_the_models_are_refused(tmp_path: Path) -> None:
+    """No checkpoint would have them."""
+    scale, engine = scaled(tmp_path)
+    with pytest.raises(
+        ftcomm.ConfigError, match=r"parameter 2 \(shape \[1\]\) is not in the model.*a parameter of the"
+    ):
+        engine(scale)
+    engine()
+    scale, engine = scaled(None)
+    engine(scale)  # nothing is saved
+
+
+class Reducing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.reducer = nn.Linear(8, 1)
+
+    def forward(self, x: Any) -> Any:
+        return self.reducer(x)
+
+
+def test_a_module_with_a_reducer_of_its_own(tmp_path: Path) -> None:
+    """It is no DistributedDataParallel for that."""
+    net = Reducing()
+    Engine(net, torch.optim.SGD(net.parameters(), 0.1), checkpoint_dir=tmp_path)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.NAdam, torch.optim.ASGD])
+def test_optimizer_state_of_another_type_than_its_parameter(tmp_path: Path, kind: Any) -> None:
+    def weights(folder: Path, end_at: int = -1) -> Any:
+        torch.manual_seed(3)
+        net = nn.Linear(8, 1, dtype=torch.float64)
+        optimizer = kind(net.parameters())
+        engine = Engine(net, optimizer, checkpoint_dir=folder, checkpoint_every=3)
+        data = TensorDataset(torch.arange(STEPS * 4 * 8.0).reshape(-1, 8).sin())
+        for step, (x,) in engine.steps(DataLoader(data, 4, shuffle=True)):
+            if step == end_at:
+                raise Ended
+            with engine.step():
+                net(x.double()).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        kept = [value for values in optimizer.state.values() for value in values.values()]
+        return net.weight.tolist(), [(value.dtype, value.tolist()) for value in kept]
+
+    with pytest.raises(Ended):
+        weights(tmp_path, 5)
+    assert weights(tmp_path) == weights(tmp_path / "other")
+
+
+def test_a_checkpoint_goes_into_a_model_of_another_type(tmp_path: Path) -> None:
+    """Then the optimizer's state follows its parameters, as with torch alone."""
+
+    def steps(dtype: Any, epochs: int) -> Any:
+        net = nn.Linear(8, 1, dtype=dtype)
+        optimizer = torch.optim.Adam(net.parameters())
+        engine = Engine(net, optimizer, checkpoint_dir=tmp_path)
+        for _, (x,) in engine.steps(DataLoader(TensorDataset(torch.randn(8, 8)), 4), epochs):
+            with engine.step():
+                net(x.to(dtype)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return engine.step_number, optimizer.state[net.weight]["exp_avg"].dtype
+
+    assert steps(torch.float32, 1) == (2, torch.float32)
+    assert steps(torch.bfloat16, 2) == (4, torch.bfloat16)
+
+
 def facts(**more: Any) -> Facts:
     return Facts(
         **{"world_size": 4, "policy": "lossy", "replicas": True, "replaced": True, "checkpoints": True, **more}

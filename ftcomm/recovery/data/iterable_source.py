@@ -65,6 +65,13 @@ class IterableSource(Source):
     def lost_batches(self) -> int:
         return sum(self.lost_steps.values())
 
+    def ended(self) -> bool:
+        if not self._hand and not self._ended:
+            self._begin()
+            self._hand = self._next()
+            self._ended = not self._hand
+        return self._ended
+
     def draw(self, alive: Sequence[int]) -> Share | None:
         if self._closed:
             raise Closed("The data source was closed: nothing can be drawn from it.")
@@ -73,11 +80,7 @@ class IterableSource(Source):
             raise ConfigError(
                 f"alive={list(alive)!r} must be different slots of 0 to {self._slots - 1}, slot {self._rank} among them."
             )
-        if not self._hand and not self._ended:
-            self._begin()
-            self._hand = self._next()
-            self._ended = not self._hand
-        if self._ended:
+        if self.ended():
             return None
         self._alive = living
         return Share(self._hand[0], 1, len(living), False)

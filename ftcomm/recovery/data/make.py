@@ -25,7 +25,7 @@ def make_source(
         rank: this rank's slot, 0 to ``slots - 1``.
         slots: ranks of the job, dead ones too.
         keep_batch: the samples of dead slots are computed by the others in the same step. Only with the first kind of loader.
-        seed: the same on all ranks. None: that of the loader's DistributedSampler, or 0.
+        seed: the same on all ranks; the order of samples has that of a DistributedSampler. None: that one for all, or 0.
         reseed: see :class:`MapSource`.
 
     Raises:

@@ -25,7 +25,7 @@ class MapSource(Source):
     ``num_workers * prefetch_factor`` of them (with ``keep_batch=False`` a death costs none: each slot keeps its own samples).
 
     Args:
-        seed: of the order and the augmentations. None: the DistributedSampler's, or 0.
+        seed: of the augmentations, and of the order, unless the loader's DistributedSampler has one. None: that one, or 0.
         reseed: random numbers drawn in the dataset depend on seed, epoch and sample only, and the script's generators do not
             notice; see :class:`SeededDataset`. Without, a rank that was replaced or that retries draws other augmentations.
     """
@@ -40,14 +40,14 @@ class MapSource(Source):
         seed: int | None = None,
         reseed: bool = True,
     ) -> None:
-        if seed is None:
-            seed = settings.seed or 0
+        order = settings.seed if settings.seed is not None else seed or 0
+        seed = order if seed is None else seed
         self.shares = Shares(
             settings.samples,
             settings.batch_size,
             slots,
             shuffle=settings.shuffle,
-            seed=seed,
+            seed=order,
             drop_last=settings.drop_last,
             keep_batch=keep_batch,
         )
@@ -75,6 +75,9 @@ class MapSource(Source):
     def warm(self) -> None:
         if self._ahead is not None:
             self._ahead.warm()
+
+    def ended(self) -> bool:
+        return self.shares.finished
 
     def draw(self, alive: Sequence[int]) -> Share | None:
         if self._closed:

@@ -61,6 +61,16 @@ class Source(ABC):
         """
 
     @abstractmethod
+    def ended(self) -> bool:
+        """Whether the present epoch has no step left. A rank that can't know loads the next batch, which :meth:`draw` gives."""
+
+    def place(self, epochs: int) -> int:
+        """Of the present step, or of the end of an epoch, or of all: the same on all ranks that have as many batches."""
+        if self.epoch >= epochs:
+            return 3 * self.epoch + 2
+        return 3 * self.epoch + (0 if not self.ended() else 1 if self.epoch + 1 < epochs else 2)
+
+    @abstractmethod
     def commit(self, contributed: Collection[int]) -> None:
         """Ends the step that was drawn last.
 

@@ -57,7 +57,7 @@ class Engine:
         keep: how many are kept.
         scheduler, scaler: of the optimizer; or several schedulers. They are stepped in the body, by the script.
         extra: more state that is equal on all ranks, as for ``ftcomm.torch.join_point``: plain values, tensors, objects with
-            ``state_dict`` and ``load_state_dict``. Found in ``engine.extra`` afterwards.
+            ``state_dict`` and ``load_state_dict``. The script may change the dictionary, and finds in it what came from others.
         seed: the global generators of Python, NumPy and torch are set at the begin of each step, from it, the step and the
             rank, so that a replacement draws what its predecessor would have. None: they are left alone.
         patience: seconds that survivors wait for a replacement (``replication``).
@@ -70,7 +70,7 @@ class Engine:
         strategy, reason: what was chosen and why.
         step_number: committed steps, when the loop's body begins.
         epoch: of the data, from 0.
-        extra: as given, or as it came from the survivors or the checkpoint.
+        extra: the dictionary that was given, with what came from the survivors or the checkpoint.
 
     Raises:
         ConfigError, Unsupported: model, optimizer or strategy can't be used so; the message says why and what can.
@@ -98,6 +98,8 @@ class Engine:
                 f"Engine takes one torch optimizer, not {type(optimizer).__name__}. Several optimizers, or one for each "
                 "parameter, are not carried over failures yet: use ftcomm.torch.join_point and ftcomm.recovery.Undo."
             )
+        if extra is not None and not (isinstance(extra, dict) and all(isinstance(name, str) for name in extra)):
+            raise ConfigError("extra= is a dictionary, with strings as names.")
         count("checkpoint_every", checkpoint_every, "steps")
         number("patience", patience, "seconds")
         self.model, self.optimizer = model, optimizer
@@ -161,8 +163,12 @@ class Engine:
 
     @property
     def committed(self) -> bool:
-        """Whether the last ``with engine.step():`` is a part of the run; if not, the loop gives its batch again."""
-        return self._step.stepped and not self._step.inside and not self._step.dropped
+        """Whether the last ``with engine.step():`` is a part of the run; if not, the loop gives its batch again.
+
+        After an exception that the loop has caught it is not known yet, and so it isn't.
+        """
+        step = self._step
+        return step.stepped and not (step.inside or step.undecided or step.dropped)
 
     @property
     def epoch(self) -> int:
@@ -171,7 +177,7 @@ class Engine:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """As given, or as it came from the survivors or the checkpoint."""
+        """The dictionary that was given, with what came from the survivors or the checkpoint."""
         return self._state.extra
 
     @property
@@ -216,7 +222,7 @@ class Engine:
         kind = self._kind
         kind.resume()
         while True:
-            kind.meet()
+            kind.meet(epochs)
             share = self._draw(epochs)
             if share is None:
                 break

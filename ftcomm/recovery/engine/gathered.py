@@ -10,6 +10,7 @@ import torch
 from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.torch.blocks import Blocks
+from ftcomm.torch.optimizers import load_optimizer, same_types
 from ftcomm.torch.shards import Part, Shards, is_sharded, local, reshard
 
 __all__ = ["Gathered"]
@@ -142,7 +143,7 @@ class Gathered:
             }
             for number, values in saved["optimizer"]["state"].items()
         }
-        self._optimizer.load_state_dict({**saved["optimizer"], "state": state})
+        load_optimizer(self._optimizer, {**saved["optimizer"], "state": state}, same_types(saved["model"], own))
 
     def _cut(self, name: str, like: Any, value: Any) -> Any:
         if not is_sharded(like):

@@ -6,9 +6,10 @@ import torch
 import torch.distributed as dist
 
 from ftcomm.errors import ConfigError
+from ftcomm.recovery.engine.own_operations import OwnOperations
 from ftcomm.torch import join, reducer
 from ftcomm.torch._extension import load
-from ftcomm.torch.groups import backend_of, outcome
+from ftcomm.torch.groups import backend_of, job_of, outcome
 
 __all__ = ["Gradients"]
 
@@ -30,6 +31,7 @@ class Gradients:
                 "register_comm_hook(...) from the script."
             )
         self.group = ddp.process_group
+        self._own = OwnOperations(job_of(backend_of(self.group)))
         self._slots = backend_of(self.group).slots
         self.weight = 1.0  # of this rank's gradients in the coming step
         self._works: list[Any] = []
@@ -44,6 +46,7 @@ class Gradients:
         """A step begins. ``weight``: 1 where all ranks have as many samples; 0 for one that has none."""
         self.weight = weight
         self._works.clear()
+        self._own.mark()
 
     def joined(self) -> None:
         """DDP has a new reducer. It orders its buckets by its first iteration, and keeps to that from the second on."""
@@ -54,17 +57,28 @@ class Gradients:
         if raised:
             reducer.renew(self._ddp)
             self._look = True
+        self._own.mark()
 
     def unanswered(self, wanted: set[int]) -> set[int]:
-        """Who has not answered DDP's question which parameters were used: it comes after the gradients, and has no outcome.
+        """Who may be missing in an operation of this step whose outcome is not known here.
 
-        Collective. Who takes part in an operation after it has answered.
+        That is DDP's question which parameters were used, and what the script has made itself: without any this costs nothing.
+        Else collective: who takes part in an operation after them has taken part in them.
         """
-        if not self._ddp.find_unused_parameters:
+        if not self._ddp.find_unused_parameters and self._own.since() <= len(self._works):
             return set()
         return wanted - {*join.everybody(self._ddp).all_reduce(torch.zeros(1), "max").contributors}
 
+    def short(self, wanted: set[int]) -> set[int]:
+        """Who may be missing in what the script has made since the step was decided."""
+        return self._own.missing(wanted)
+
     def finish(self) -> None:
+        """The step will be committed."""
+        self._lay_out()
+        self._own.mark()
+
+    def _lay_out(self) -> None:
         """Collective, as the last of the first step with a new reducer: its buckets of the second step, for a replacement.
 
         DDP would order them in the next forward pass. Who dies between would have the others begin with a first iteration again,
@@ -84,6 +98,15 @@ class Gradients:
     def averaged(self) -> bool:
         """Whether there was a backward pass that was not in no_sync()."""
         return bool(self._works)
+
+    def goes_on(self) -> bool:
+        """An exception has left the step, on all ranks alike. False: in a backward pass, after its first average."""
+        if not self._works:
+            reducer.renew(self._ddp)  # it may have been before the first
+            self._look = True
+            return True
+        buckets = len(self._ddp.reducer._get_zeros_like_grad_buckets())
+        return len(self._works) % buckets == 0 and all(work.is_success() for work in self._works)
 
     def contributors(self) -> "frozenset[int] | None":
         """Job ranks whose gradients are in every part of every average of this step; None if there was none.

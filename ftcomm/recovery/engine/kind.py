@@ -8,11 +8,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from ftcomm.errors import ConfigError
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.data import Share, Source
 from ftcomm.recovery.engine.saved import RunState
 
-__all__ = ["Kind", "Setup"]
+__all__ = ["Kind", "Setup", "check_parameters"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,24 @@ class Setup:
     schedule: Any = None  # of a pipeline, whose replayed steps the ranks share
 
 
+def check_parameters(setup: Setup) -> None:
+    """The optimizer has parameters of the model only: others are neither handed over nor saved with it, nor compared.
+
+    Raises:
+        ConfigError: it has others.
+    """
+    own = {id(parameter) for parameter in setup.model.parameters()}
+    all_of_them = [parameter for group in setup.optimizer.param_groups for parameter in group["params"]]
+    for number, parameter in enumerate(all_of_them):
+        if id(parameter) not in own:
+            raise ConfigError(
+                f"The optimizer's parameter {number} (shape {list(parameter.shape)}) is not in the model: a replacement would "
+                "not get it, and no checkpoint would have it. Make it a parameter of the model: register it in the module before "
+                "that is wrapped, or wrap a module that holds both. Copies that the optimizer was given in place of the model's "
+                "own (master weights) can't be carried over failures."
+            )
+
+
 class Kind(ABC):
     """One job's way through the steps; each rank has one.
 
@@ -40,7 +59,8 @@ class Kind(ABC):
         rank: of the job.
         alive: slots of the data that take part in the present step.
         state: of the run.
-        step: what ``engine.step()`` gives; has ``offer``, ``before_update``, ``stepped``, ``inside`` and ``dropped``.
+        step: what ``engine.step()`` gives; has ``offer``, ``before_update``, ``stepped``, ``inside``, ``undecided``,
+            ``dropped``.
         folder: of this rank's checkpoints; None: there are none.
     """
 
@@ -63,8 +83,8 @@ class Kind(ABC):
         """The loop begins."""
 
     @abstractmethod
-    def meet(self) -> None:
-        """A step is about to begin: who is there?"""
+    def meet(self, epochs: int) -> None:
+        """A step is about to begin, or the loop of so many epochs is over: who is there?"""
 
     @abstractmethod
     def offer(self, share: Share) -> None:

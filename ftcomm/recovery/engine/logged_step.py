@@ -21,10 +21,10 @@ class LoggedStep:
         stepped: the batch has had its step.
         inside: in the body.
         updated: the optimizer has made an update in the last one.
-        dropped: never.
+        dropped, undecided: never.
     """
 
-    dropped = False
+    dropped = undecided = False
 
     def __init__(self, on_update: Callable[[], None] = lambda: None) -> None:
         self._on_update = on_update

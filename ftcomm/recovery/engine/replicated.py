@@ -15,10 +15,11 @@ from ftcomm.launch import preempt
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.data import Share, Source, make_source
 from ftcomm.recovery.engine.gradients import Gradients
-from ftcomm.recovery.engine.kind import Kind, Setup
+from ftcomm.recovery.engine.kind import Kind, Setup, check_parameters
 from ftcomm.recovery.engine.replicas import check_replicas
 from ftcomm.recovery.engine.restorable import Restorable
 from ftcomm.recovery.engine.saved import RunState
+from ftcomm.recovery.engine.schedules import Schedules
 from ftcomm.recovery.engine.step import Step
 from ftcomm.recovery.strategies import Strategy
 from ftcomm.torch import join
@@ -44,6 +45,8 @@ class Replicated(Kind):
         self.rank = 0 if self._job is None else self._job.rank
         self._slots: tuple[int, ...] = (0,) if comm is None else tuple(comm.slots)
         self._gradients: Any = None
+        if not self._alone or setup.checkpoint_dir is not None:
+            check_parameters(setup)
         if not self._alone:
             self._check_model()
             if sharded(model):
@@ -59,7 +62,8 @@ class Replicated(Kind):
         module = model.module if isinstance(model, DistributedDataParallel) else model
         restorable = Restorable(module, [setup.optimizer], setup.schedulers, setup.scaler)
         self.state = RunState(model, self._alone, setup.optimizer, setup.schedulers, setup.scaler, setup.extra)
-        self.step = Step(model, self._gradients, restorable, strategy)
+        schedules = Schedules(setup.optimizer, setup.schedulers)
+        self.step = Step(model, self._gradients, restorable, strategy, schedules)
         self.folder = None if setup.checkpoint_dir is None else CheckpointFolder(setup.checkpoint_dir, setup.keep)
         self.alive = self._slots
         self._samples = 0  # of this rank in the present step
@@ -90,14 +94,17 @@ class Replicated(Kind):
             step = self.state.progress.step
             print(f"ftcomm: goes on from the checkpoint of step {step}", file=sys.stderr, flush=True)
 
-    def meet(self) -> None:
+    def meet(self, epochs: int) -> None:
         if self._alone:
             if preempt.requested():
                 self._last_words(self.alive)
                 sys.exit(0)
             return
+        self.step.between()
         patience = self._setup.patience if self._strategy.waits else None
-        here = join.enter(self._model, self._optimizer, self.state.named(), patience, self._last_words)
+        # Who comes in has its place from the others.
+        place = None if self._job.joining or self.state.source is None else self.state.source.place(epochs)
+        here = join.enter(self._model, self._optimizer, self.state.named(), patience, self._last_words, place)
         gone = {*self.alive} - {*here.alive}
         self.alive = here.alive
         self.state.take(here.extra)
@@ -116,6 +123,7 @@ class Replicated(Kind):
 
     def settle(self) -> frozenset[int] | None:
         step, progress = self.step, self.state.progress
+        step.decide()
         if not step.dropped:
             return step.contributed
         progress.dropped += 1
@@ -132,6 +140,7 @@ class Replicated(Kind):
         return None
 
     def committed(self) -> None:
+        self.state.gradients.warn()
         lost = self.state.source.lost_batches if self.state.source is not None else 0
         if lost != self._lost and not self._alone:
             self._lost = lost
@@ -140,6 +149,7 @@ class Replicated(Kind):
             self._save(wait=False)
 
     def finish(self) -> None:
+        self.step.between()
         self._save(wait=True)
 
     def _last_words(self, there: tuple[int, ...]) -> None:

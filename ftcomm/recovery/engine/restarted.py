@@ -51,7 +51,7 @@ class Restarted(Stage):
     def resume(self) -> None:
         """The first step comes before the checkpoint."""
 
-    def meet(self) -> None:
+    def meet(self, epochs: int) -> None:
         step = self.state.progress.step
         # Gradients are left by the script, and the same on all: it updates in some steps only.
         stays = self._first or (self._saved != step and self._leaves_gradients())

@@ -10,9 +10,12 @@ import torch
 from ftcomm.errors import ConfigError, PeerFailure, SystemFailure
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.engine.agreed import check_same
+from ftcomm.recovery.engine.between_steps import BetweenSteps
 from ftcomm.recovery.engine.gathered import Gathered
 from ftcomm.recovery.engine.progress import Progress
 from ftcomm.torch import join, reducer
+from ftcomm.torch.modules import unwrapped
+from ftcomm.torch.optimizers import load_optimizer, same_types
 from ftcomm.torch.point import point_of
 from ftcomm.torch.shards import Shards, sharded
 
@@ -24,14 +27,15 @@ class RunState:
 
     Attributes:
         progress: of the run.
+        gradients: which parameters have one.
         gathered: of a sharded model: all ranks have to save() together; None: one of them does.
         source: of the batches, when there is one.
-        extra: the script's own, as given, or as it came from the survivors or a checkpoint.
+        extra: the script's own dictionary, with what it has put there, or what came from the survivors or a checkpoint.
     """
 
     def __init__(self, model: Any, alone: bool, optimizer: Any, schedulers: list[Any], scaler: Any, extra: Any) -> None:
         self._model, self._alone, self._optimizer = model, alone, optimizer
-        self._module = model.module if hasattr(model, "reducer") else model
+        self._module = unwrapped(model)
         self._schedulers, self._scaler = schedulers, scaler
         self.gathered: Gathered | None = None
         if sharded(model) and alone:
@@ -41,12 +45,13 @@ class RunState:
             assert point.shards is not None
             self.gathered = Gathered(model, optimizer, point.shards, point.job.rank, point.group)
         self.progress = Progress()
+        self.gradients = BetweenSteps(self._module, optimizer)
         self.source: Any = None
-        self.extra: dict[str, Any] = dict(extra or {})
+        self.extra: dict[str, Any] = {} if extra is None else extra
 
     def named(self) -> dict[str, Any]:
         """All but model and optimizer: objects with ``state_dict`` and ``load_state_dict``, and plain values."""
-        state: dict[str, Any] = {"engine": self.progress, "data": self.source}
+        state: dict[str, Any] = {"engine": self.progress, "data": self.source, "gradients": self.gradients}
         state.update({f"scheduler {n}": scheduler for n, scheduler in enumerate(self._schedulers)})
         if self._scaler is not None:
             state["scaler"] = self._scaler
@@ -54,7 +59,9 @@ class RunState:
 
     def take(self, state: dict[str, Any]) -> None:
         """What came for :meth:`named`; the objects have loaded theirs."""
-        self.extra = {name.removeprefix("extra "): value for name, value in state.items() if name.startswith("extra ")}
+        extra = {name.removeprefix("extra "): value for name, value in state.items() if name.startswith("extra ")}
+        self.extra.clear()  # and not another one: the script goes on writing to its own
+        self.extra.update(extra)
 
     def save(self, folder: CheckpointFolder, wait: bool, alive: tuple[int, ...], *, prune: bool = True) -> None:
         """``{"model": state_dict, "optimizer": state_dict, "state": {name: state_dict or value}, "buckets": DDP's}``
@@ -124,6 +131,7 @@ class RunState:
     def load(self, saved: dict[str, Any]) -> None:
         """Takes what :meth:`save` has written."""
         named = self.named()
+        saved["state"].setdefault("gradients", {"with": []})  # files of before this was kept
         if {*saved["state"]} != {*named}:
             odd = ", ".join(sorted({*saved["state"]} ^ {*named}))
             raise ConfigError(
@@ -132,8 +140,9 @@ class RunState:
         if self.gathered is not None:
             self.gathered.load(saved)
         else:
+            alike = same_types(saved["model"], self._module.state_dict())
             self._module.load_state_dict(saved["model"])
-            self._optimizer.load_state_dict(saved["optimizer"])
+            load_optimizer(self._optimizer, saved["optimizer"], alike)
         for name, value in saved["state"].items():
             if hasattr(named[name], "load_state_dict"):
                 named[name].load_state_dict(value)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from ftcomm.errors import ConfigError, PeerFailure
+from ftcomm.recovery.engine.own_operations import OwnOperations
 from ftcomm.torch import join
 from ftcomm.torch.groups import outcome
 from ftcomm.torch.point import point_of
@@ -37,6 +38,7 @@ class ShardedGradients:
     def __init__(self, model: Any, goes_on: bool) -> None:
         self.module, self._goes_on = model, goes_on
         self._job = point_of(model).job
+        self._own = OwnOperations(self._job)
         self._buffers: list[tuple[int, int]] = []
         self._epoch = 0
         self.weight = 1.0
@@ -80,12 +82,21 @@ class ShardedGradients:
             self._fail({*range(everybody.size)} - {*there})
         return found
 
+    def goes_on(self) -> bool:
+        """An exception has left the step: there is a question at its end, for all that has happened in it."""
+        return True
+
     def unanswered(self, wanted: set[int]) -> set[int]:
         """Who has not taken part in what follows the gradients: nothing does."""
         return set()
 
+    def short(self, wanted: set[int]) -> set[int]:
+        """Who may be missing in what the script has made since the step was decided."""
+        return self._own.missing(wanted)
+
     def finish(self) -> None:
         """The step will be committed."""
+        self._own.mark()
 
     def drop(self, raised: bool) -> None:
         """The step is dropped. ``raised``: an operation of the script's has failed, and the question was not asked."""
@@ -93,6 +104,7 @@ class ShardedGradients:
             self._spoilt = True
             self.contributors()
         self._reset()
+        self._own.mark()
 
     def _reset(self) -> None:
         for part in self._parts:

@@ -18,7 +18,7 @@ from ftcomm.errors import ConfigError, SystemFailure, Unsupported
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.data import Share, Source, make_source
 from ftcomm.recovery.data.map_source import MapSource
-from ftcomm.recovery.engine.kind import Kind, Setup
+from ftcomm.recovery.engine.kind import Kind, Setup, check_parameters
 from ftcomm.recovery.engine.logged_step import LoggedStep
 from ftcomm.recovery.engine.saved import RunState
 from ftcomm.torch.groups import communicator
@@ -45,6 +45,8 @@ class Stage(Kind):
 
     def __init__(self, setup: Setup, everybody: Communicator) -> None:
         _check_model(setup.model)
+        if setup.checkpoint_dir is not None:  # else nothing is saved, and a replacement does all steps again
+            check_parameters(setup)
         self._check(setup)
         self._setup, self._model, self._everybody = setup, setup.model, everybody
         self.rank = everybody.job.rank
@@ -87,6 +89,7 @@ class Stage(Kind):
     def committed(self) -> None:
         if self.folder is None:
             return
+        self.state.gradients.warn()
         if self._first:
             self._first = False
             self._build_buckets()
@@ -158,9 +161,7 @@ class Stage(Kind):
         return None
 
     def _load(self, saved: dict[str, Any]) -> None:
-        self.state.load(saved)
-        for parameter in self._model.parameters():
-            parameter.grad = None  # of the first step
+        self.state.load(saved)  # also which parameters have a gradient: those of the first step are gone
 
     def _read(self, tag: Any) -> dict[str, Any]:
         assert self.folder is not None

@@ -12,6 +12,7 @@ from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError
 from ftcomm.recovery.data import Share
 from ftcomm.recovery.determinism import deterministic
+from ftcomm.recovery.engine.between_steps import parameters_of
 from ftcomm.recovery.engine.kind import Setup
 from ftcomm.recovery.engine.logged_groups import LoggedGroups
 from ftcomm.recovery.engine.logged_step import LoggedStep
@@ -93,7 +94,7 @@ class Staged(Stage):
         if self.folder is not None:  # the first step comes before the checkpoint
             self._groups = LoggedGroups()
 
-    def meet(self) -> None:
+    def meet(self, epochs: int) -> None:
         """Nobody is ever missing: whoever sends or receives something waits for the replacement. But all may be told to leave."""
         step = self.state.progress.step
         if self._first or self._stopping is None or not self._stopping.before(step):
@@ -132,7 +133,8 @@ class Staged(Stage):
             self._twins.updates()
 
     def _updated(self, *_: Any) -> None:
-        grads = [parameter.grad for parameter in self._model.parameters()]
+        own = {id(parameter) for parameter in parameters_of(self._setup.optimizer)}  # others' gradients stay, and grow
+        grads = [parameter.grad if id(parameter) in own else None for parameter in self._model.parameters()]
         self._used = {n: (id(grad), grad._version) for n, grad in enumerate(grads) if grad is not None}
 
     # -- checkpoints ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.recovery.engine.buffers import share_buffers
 from ftcomm.recovery.engine.gradients import Gradients
 from ftcomm.recovery.engine.restorable import Restorable
+from ftcomm.recovery.engine.schedules import Schedules
 from ftcomm.recovery.strategies import Strategy
 from ftcomm.torch import join
 from ftcomm.torch.shards import local
@@ -33,6 +34,7 @@ class Step:
         gradients: of the model.
         restorable: what is put back when a step is dropped.
         strategy: decides whether it is.
+        schedules: the script leaves them alone between a dropped step and its repetition.
 
     Attributes:
         alive: job ranks that began the step.
@@ -40,19 +42,26 @@ class Step:
         missing: job ranks that the step was dropped for.
         stepped: the batch has had its step.
         inside: in the body.
+        undecided: an exception has left the body before it was known whether the step is to be committed.
         dropped: it was not committed.
         undo_seconds: that putting the last dropped one back has taken.
     """
 
     def __init__(
-        self, model: Any, gradients: Gradients | ShardedGradients | None, restorable: Restorable, strategy: Strategy
+        self,
+        model: Any,
+        gradients: Gradients | ShardedGradients | None,
+        restorable: Restorable,
+        strategy: Strategy,
+        schedules: Schedules,
     ) -> None:
         self._model, self._gradients, self._restorable, self._strategy = model, gradients, restorable, strategy
+        self._schedules = schedules
         self.alive: tuple[int, ...] = ()
         self.contributed: frozenset[int] = frozenset()
         self.missing: set[int] = set()
         self._warned, self.undo_seconds = False, 0.0
-        self.inside = self.dropped = self._settled = False
+        self.inside = self.undecided = self.dropped = self._settled = False
         self.stepped = True  # before the first batch
 
     def offer(self, alive: tuple[int, ...], weight: float) -> None:
@@ -69,7 +78,9 @@ class Step:
                 "Each batch of engine.steps() has one engine.step(): with two, the first one's update could not be undone when "
                 "the second is dropped."
             )
+        self._schedules.check(last=True)
         self.inside, self._settled, self.dropped, self.stepped, self.missing = True, False, False, True, set()
+        self.contributed = frozenset()
         self._restorable.save()
         if self._gradients is not None:
             self._gradients.inside = True
@@ -95,13 +106,38 @@ class Step:
         if error is None:
             return False
         if not isinstance(error, _Dropped) and (self._settled or not self._of_a_death(error)):
+            self.undecided = not self._settled
             return False
+        self._put_back(raised=not isinstance(error, _Dropped))
+        return True
+
+    def _put_back(self, raised: bool) -> None:
         begin = time.monotonic()
         if self._gradients is not None:
-            self._gradients.drop(raised=not isinstance(error, _Dropped))
+            self._gradients.drop(raised)
         self._restorable.restore()
+        self._schedules.keep()
         self.dropped, self.undo_seconds = True, time.monotonic() - begin
-        return True
+
+    def decide(self) -> None:
+        """Collective, after the body: an exception has left it, and the loop has caught it. A step without an update, then.
+
+        Not before: who ends by the exception must not let the others wait.
+        """
+        if not self.undecided:
+            return
+        if self._gradients is not None and not self._gradients.goes_on():
+            raise ConfigError(
+                "An exception has left engine.step() in the middle of the backward pass, and the loop has caught it: the "
+                "averages of this step are not finished, and DistributedDataParallel can't begin the next ones. Let it end the "
+                "rank, or catch what follows backward() only."
+            )
+        self.undecided = False
+        try:
+            self._settle()
+            self._warn_of_left_gradients()
+        except _Dropped:
+            self._put_back(raised=False)
 
     def _warn_of_left_gradients(self) -> None:
         """Are they to be added to the next step's? That would not survive a death, or be in a checkpoint."""
@@ -116,6 +152,29 @@ class Step:
                 "lost with a death. If the next step begins with zero_grad() all is well; call it at this step's end.",
                 RuntimeWarning,
                 stacklevel=4,
+            )
+
+    def between(self) -> None:
+        """Before the next step, and before a replacement gets what there is: has the script done what can't be right?
+
+        Raises:
+            ConfigError: on all ranks that have dropped a step.
+        """
+        self._schedules.check()
+        self._warn_of_short()
+
+    def _warn_of_short(self) -> None:
+        """Of what the script makes after the update nothing can be put back."""
+        if self._gradients is None or not self._strategy.drops:
+            return
+        if missing := self._gradients.short({*self.alive}):
+            who = ", ".join(map(str, sorted(missing)))
+            warnings.warn(
+                f"Rank {who} died, and a collective of the script's, after the update of a step or between steps, has ended "
+                "without it: the result may lack its part, and what comes of it is another than in an undisturbed run. Before "
+                "the update the step would have been dropped, and done again.",
+                RuntimeWarning,
+                stacklevel=6,
             )
 
     def before_update(self, _: Any, args: tuple[Any, ...], more: dict[str, Any]) -> None:

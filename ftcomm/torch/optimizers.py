@@ -1,0 +1,51 @@
+"""Loads an optimizer's state as it was saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+__all__ = ["load_optimizer", "same_types"]
+
+
+def load_optimizer(optimizer: Any, saved: dict[str, Any], alike: bool = True) -> None:
+    """``optimizer.load_state_dict(saved)``, and each tensor keeps the type that it has in there.
+
+    torch gives all floating-point state (but the step) its parameter's type. Some optimizers keep a part in another one, as
+    NAdam and ASGD do with products and rates of any parameter but float32: they would go on with other numbers.
+
+    Args:
+        alike: the parameters have the types that they had when it was saved. Else their state follows them, as with torch.
+    """
+    optimizer.load_state_dict(saved)
+    if not alike:
+        return
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in saved["param_groups"] for number in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=False):  # load_state_dict() says if they do not fit
+        loaded = optimizer.state.get(parameter, {})
+        for name, value in saved["state"].get(number, {}).items():
+            if name in loaded:
+                loaded[name] = _as_saved(loaded[name], value, parameter.device)
+
+
+def same_types(saved: dict[str, Any], own: dict[str, Any]) -> bool:
+    """Of the tensors of two state dicts of a module."""
+    return all(
+        value.dtype == own[name].dtype
+        for name, value in saved.items()
+        if isinstance(value, torch.Tensor) and isinstance(own.get(name), torch.Tensor)
+    )
+
+
+def _as_saved(loaded: Any, saved: Any, device: torch.device) -> Any:
+    """What was loaded, with the saved tensor where that one's type has changed."""
+    if isinstance(loaded, torch.Tensor) and isinstance(saved, torch.Tensor):
+        cast = loaded.dtype != saved.dtype and loaded.shape == saved.shape
+        return saved.to(device) if cast else loaded
+    if type(loaded) is dict and isinstance(saved, dict):
+        return {key: _as_saved(value, saved.get(key), device) for key, value in loaded.items()}
+    if type(loaded) in (list, tuple) and type(saved) is type(loaded) and len(saved) == len(loaded):
+        return type(loaded)(_as_saved(*both, device) for both in zip(loaded, saved, strict=True))
+    return loaded

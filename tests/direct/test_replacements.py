@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from typing import Any
 
 import numpy as np
@@ -68,13 +69,14 @@ def test_what_a_script_makes_before_it_is_let_in(ranks: Ranks) -> None:
     """The same calls give the same communicators as in the process before it; colors it cannot ask for."""
 
     def run(comm: Comm, context: Context) -> Any:
+        asked = threading.Event()
+        comm.job.add_listener(lambda event: asked.set() if event["event"] == "join-waiting" else None)
         comm.broadcast(np.ones(4))
         first = comm.dup()
         second = comm.dup()
         if context.incarnation:
             with pytest.raises(ftcomm.Unsupported, match=r"split\(\) of 'world' .* not admitted yet"):
                 comm.split(0)
-            context.mark("waiting")
             comm.job.join_wait().wait()
         else:
             if comm.rank == 1:
@@ -82,7 +84,7 @@ def test_what_a_script_makes_before_it_is_let_in(ranks: Ranks) -> None:
             while comm.all_reduce(np.ones(100)).contributors != (0,):
                 pass
             context.mark("without")
-            context.hold()
+            asked.wait()
             comm.job.admit().wait()
         sums = np.ones(2)
         return [one.all_reduce(sums).contributors for one in (first, second)], sums.tolist()
@@ -90,7 +92,5 @@ def test_what_a_script_makes_before_it_is_let_in(ranks: Ranks) -> None:
     group = ranks.start(2, run, policy="lossy", heartbeat=0.5)
     group.wait_for(0, "without")
     group.spawn(1, run, incarnation=1)
-    group.wait_for(1, "waiting")
-    group.release(0)
     results = [result.value for result in group.results() if result.value is not None]
     assert results == [([(0, 1), (0, 1)], [4.0, 4.0])] * 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -171,9 +172,9 @@ def test_operations_of_a_closed_group(world):
 
 
 def dropped(context):
-    """The last reference may be the lane's own."""
+    """The last reference may be the lane's own. What had begun here only, as the others had closed before, times out."""
     for _ in range(5):
-        group = dist.new_group()
+        group = dist.new_group(timeout=timedelta(seconds=2))
         device(group, lambda: time.sleep(0.002))
         work = dist.all_reduce(torch.ones(3), group=group, async_op=True)
         dist.destroy_process_group(group)
@@ -181,7 +182,7 @@ def dropped(context):
         try:
             work.wait()
         except dist.DistBackendError as error:
-            assert "closed" in str(error)
+            assert re.search("closed|never entered", str(error))
         del work
     dist.barrier()
 

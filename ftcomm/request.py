@@ -23,7 +23,8 @@ _LOOK = -1  # of the calls that wait: done, but not as usual
 
 # Operations that were dropped before they were done still write into their buffers: both are kept until they are.
 orphans: list[tuple[Any, Any, Any]] = []
-_pruning = threading.RLock()  # a signal's handler may post, too
+_pruning = threading.RLock()
+_busy = False  # in it: a signal's handler that posts leaves them alone
 
 
 @dataclass(frozen=True)
@@ -266,32 +267,37 @@ def _set(flags: Any) -> tuple[int, ...]:
 
 
 def prune_orphans() -> None:
-    """Lets go of those that are done. One thread at a time; each is off the list before it is freed, whatever comes between."""
+    """Lets go of those that are done. Each is off the list before it is freed: a signal's exception may come between."""
+    global _busy
     if not orphans:
         return
+    with _pruning:
+        if _busy:
+            return
+        _busy = True
+        try:
+            _prune()
+        finally:
+            _busy = False
+
+
+def _prune() -> None:
     ffi, C = lib()
     done = ffi.new("int32_t*")
-    with _pruning:
-        for orphan in tuple(orphans):
-            job, handle, _ = orphan
-            try:
-                job.handle  # noqa: B018
-            except Closed:
-                _forget(orphan)
-                continue
-            if not any(one is orphan for one in orphans):  # by a signal's handler, meanwhile
-                continue
-            C.ft_request_test(handle, done)
-            if done[0] and _forget(orphan):
-                C.ft_request_free(handle)
-
-
-def _forget(orphan: tuple[Any, Any, Any]) -> bool:
-    for index, one in enumerate(orphans):
-        if one is orphan:
-            del orphans[index]
-            return True
-    return False
+    place = 0
+    while place < len(orphans):  # others may add to its end, and nobody else takes one away
+        job, handle, _ = orphans[place]
+        try:
+            job.handle  # noqa: B018
+        except Closed:
+            del orphans[place]
+            continue
+        C.ft_request_test(handle, done)
+        if done[0]:
+            del orphans[place]
+            C.ft_request_free(handle)
+        else:
+            place += 1
 
 
 def wait_all(requests: list[Request], timeout: float | None = None) -> list[Outcome]:

@@ -1,4 +1,4 @@
-"""Loads an optimizer's state as it was saved."""
+"""An optimizer's parameters, and its state loaded as it was saved."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["load_optimizer", "same_types"]
+__all__ = ["load_optimizer", "parameters_of", "same_types"]
 
 
 def load_optimizer(optimizer: Any, saved: dict[str, Any], alike: bool = True) -> None:
@@ -21,13 +21,18 @@ def load_optimizer(optimizer: Any, saved: dict[str, Any], alike: bool = True) ->
     optimizer.load_state_dict(saved)
     if not alike:
         return
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parameters = parameters_of(optimizer)
     numbers = [number for group in saved["param_groups"] for number in group["params"]]
     for number, parameter in zip(numbers, parameters, strict=False):  # load_state_dict() says if they do not fit
         loaded = optimizer.state.get(parameter, {})
         for name, value in saved["state"].get(number, {}).items():
             if name in loaded:
                 loaded[name] = _as_saved(loaded[name], value, parameter.device)
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """In the order of its state_dict()."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def same_types(saved: dict[str, Any], own: dict[str, Any]) -> bool:

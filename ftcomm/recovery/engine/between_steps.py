@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from ftcomm.torch.optimizers import parameters_of
 from ftcomm.torch.shards import local
 
-__all__ = ["BetweenSteps", "parameters_of"]
+__all__ = ["BetweenSteps"]
 
 
 class BetweenSteps:
@@ -60,11 +61,6 @@ class BetweenSteps:
     def _outside(self) -> list[tuple[str, Any]]:
         own = {id(parameter) for parameter in parameters_of(self._optimizer)}
         return [(name, parameter) for name, parameter in self._module.named_parameters() if id(parameter) not in own]
-
-
-def parameters_of(optimizer: Any) -> list[Any]:
-    """In the order of its state_dict()."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _left(parameter: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.torch.blocks import Blocks
-from ftcomm.torch.optimizers import load_optimizer, same_types
+from ftcomm.torch.optimizers import load_optimizer, parameters_of, same_types
 from ftcomm.torch.shards import Part, Shards, is_sharded, local, reshard
 
 __all__ = ["Gathered"]
@@ -113,7 +113,7 @@ class Gathered:
                 tensor.narrow(*self._shards.piece(part, rank)).copy_(mine)
 
     def _check(self, state: dict[str, Any]) -> None:
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        parameters = parameters_of(self._optimizer)
         for index, values in state["state"].items():
             for name, value in values.items():
                 if is_sharded(value) and value.shape != parameters[index].shape:
@@ -131,7 +131,7 @@ class Gathered:
         self._module.load_state_dict(
             {name: self._cut(name, own.get(name), value) for name, value in saved["model"].items()}
         )
-        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        parameters = parameters_of(self._optimizer)
         numbers = [number for group in saved["optimizer"]["param_groups"] for number in group["params"]]
         like = dict(zip(numbers, parameters, strict=False))  # load_state_dict() says if they do not fit
         state = {

@@ -12,6 +12,7 @@ from ftcomm.errors import ConfigError
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.data import Share, Source
 from ftcomm.recovery.engine.saved import RunState
+from ftcomm.torch.optimizers import parameters_of
 
 __all__ = ["Kind", "Setup", "check_parameters"]
 
@@ -41,8 +42,7 @@ def check_parameters(setup: Setup) -> None:
         ConfigError: it has others.
     """
     own = {id(parameter) for parameter in setup.model.parameters()}
-    all_of_them = [parameter for group in setup.optimizer.param_groups for parameter in group["params"]]
-    for number, parameter in enumerate(all_of_them):
+    for number, parameter in enumerate(parameters_of(setup.optimizer)):
         if id(parameter) not in own:
             raise ConfigError(
                 f"The optimizer's parameter {number} (shape {list(parameter.shape)}) is not in the model: a replacement would "

@@ -23,6 +23,7 @@ from ftcomm.recovery.engine.schedules import Schedules
 from ftcomm.recovery.engine.step import Step
 from ftcomm.recovery.strategies import Strategy
 from ftcomm.torch import join
+from ftcomm.torch.modules import unwrapped
 from ftcomm.torch.shards import sharded
 
 __all__ = ["Replicated"]
@@ -59,8 +60,7 @@ class Replicated(Kind):
             if strategy.waits:  # a goodbye would let the others train on without this rank, and to other bits
                 comm.job.needed = True
                 exit_code.watch()  # sys.exit(1) is a failure, too
-        module = model.module if isinstance(model, DistributedDataParallel) else model
-        restorable = Restorable(module, [setup.optimizer], setup.schedulers, setup.scaler)
+        restorable = Restorable(unwrapped(model), [setup.optimizer], setup.schedulers, setup.scaler)
         self.state = RunState(model, self._alone, setup.optimizer, setup.schedulers, setup.scaler, setup.extra)
         schedules = Schedules(setup.optimizer, setup.schedulers)
         self.step = Step(model, self._gradients, restorable, strategy, schedules)

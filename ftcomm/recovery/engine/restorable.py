@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ftcomm.recovery.data.seeded import mixed, seed_all
-from ftcomm.recovery.engine.between_steps import parameters_of
 from ftcomm.torch.modules import extra_states, keeps_more, set_extra_states
+from ftcomm.torch.optimizers import parameters_of
 
 __all__ = ["Restorable", "copied", "reseed"]
 

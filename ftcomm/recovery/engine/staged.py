@@ -12,7 +12,6 @@ from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError
 from ftcomm.recovery.data import Share
 from ftcomm.recovery.determinism import deterministic
-from ftcomm.recovery.engine.between_steps import parameters_of
 from ftcomm.recovery.engine.kind import Setup
 from ftcomm.recovery.engine.logged_groups import LoggedGroups
 from ftcomm.recovery.engine.logged_step import LoggedStep
@@ -20,6 +19,7 @@ from ftcomm.recovery.engine.stage import Stage
 from ftcomm.recovery.engine.stopping import Stopping
 from ftcomm.recovery.engine.twins import Twins
 from ftcomm.torch.groups import communicator
+from ftcomm.torch.optimizers import parameters_of
 
 __all__ = ["Staged"]
 

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "base/failpoint.h"
+#include "collectives/layout.h"
 #include "collectives/run.h"
 #include "collectives/ticket.h"
 
@@ -22,21 +23,6 @@ enum EnterFlags : std::uint8_t { kBrings = 1, kShows = 2 };  // the payload: the
 struct Shown {
     std::uint64_t bytes;
     Transport::Remote remote;
-};
-
-struct Layout {
-    const std::vector<std::uint64_t>& counts;
-    const std::vector<std::uint64_t>& offsets;
-    std::uint64_t uniform;
-
-    std::uint64_t count(int r) const { return counts.empty() ? uniform : counts[static_cast<std::size_t>(r)]; }
-    std::uint64_t offset(int r) const {
-        if (!offsets.empty()) return offsets[static_cast<std::size_t>(r)];
-        if (counts.empty()) return uniform * static_cast<std::uint64_t>(r);
-        std::uint64_t at = 0;
-        for (int i = 0; i < r; ++i) at += counts[static_cast<std::size_t>(i)];
-        return at;
-    }
 };
 
 class DirectRun final : public Run {

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
+
+#include "collectives/layout.h"
 
 namespace ftcomm {
 
@@ -19,35 +20,14 @@ Range range(const void* data, std::uint64_t offset, std::uint64_t bytes) {
     return {from, data == nullptr ? from : from + bytes};
 }
 
-// One part of a buffer for each rank, in elements.
-struct Parts {
-    const std::vector<std::uint64_t>&counts, &offsets;
-    std::uint64_t each;
-
-    std::uint64_t count(std::size_t r) const { return counts.empty() ? each : counts[r]; }
-    std::uint64_t offset(std::size_t r) const {
-        if (!offsets.empty()) return offsets[r];
-        if (counts.empty()) return r * each;
-        std::uint64_t sum = 0;
-        for (std::size_t i = 0; i < r; ++i) sum += counts[i];
-        return sum;
-    }
-    std::uint64_t end(std::size_t size) const {
-        std::uint64_t most = 0;
-        for (std::size_t r = 0; r < size; ++r)
-            if (count(r) > 0) most = std::max(most, offset(r) + count(r));
-        return most;
-    }
-};
-
 }  // namespace
 
 Status check_overlap(const OpDesc& d, int rank, std::size_t size) {
     if (size == 1 || d.send == nullptr || d.recv == nullptr) return {};
-    const auto r = static_cast<std::size_t>(rank);
+    const auto ranks = static_cast<int>(size);
     const auto element = size_of(d.dtype);
     const auto& per = d.per_rank();
-    const Parts sends{per.send_counts, per.send_offsets, d.count}, recvs{per.recv_counts, per.recv_offsets, d.count};
+    const Layout sends{per.send_counts, per.send_offsets, d.count}, recvs{per.recv_counts, per.recv_offsets, d.count};
     Range in, out = range(d.recv, 0, d.count * element), own;
     switch (d.kind) {
         case OpKind::Reduce:
@@ -58,12 +38,12 @@ Status check_overlap(const OpDesc& d, int rank, std::size_t size) {
             if (rank != d.root) return {};
             [[fallthrough]];
         case OpKind::ReduceScatter:
-            in = range(d.send, 0, sends.end(size) * element);
-            own = range(d.send, sends.offset(r) * element, d.count * element);
+            in = range(d.send, 0, sends.end(ranks) * element);
+            own = range(d.send, sends.offset(rank) * element, d.count * element);
             break;
         case OpKind::AllToAll:
-            in = range(d.send, 0, sends.end(size) * element);
-            out = range(d.recv, 0, recvs.end(size) * element);
+            in = range(d.send, 0, sends.end(ranks) * element);
+            out = range(d.recv, 0, recvs.end(ranks) * element);
             break;
         default: return {};
     }

@@ -62,6 +62,15 @@ private:
     NodeImpl& impl_;
 };
 
+// One that comes from outside. The io thread runs on for a while after halt(), and brings what others send: a decision would start what was
+// halted, from buffers that are the callers' again, and others would return with it.
+template <class F>
+void hear(NodeImpl& impl, Time now, F what) {
+    if (impl.halted) return;
+    Input input(impl, now);
+    what();
+}
+
 RequestPtr failed(NodeImpl& impl, Code code, const std::string& text) {
     auto r = std::make_shared<Request>();
     impl.core.finish(r, Status::error(code, text));
@@ -70,36 +79,28 @@ RequestPtr failed(NodeImpl& impl, Code code, const std::string& text) {
 }  // namespace
 
 void Node::on_frame(Time now, int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) {
-    if (impl_->halted) return;
-    Input input(*impl_, now);
-    impl_->on_frame(slot, incarnation, header, payload);
+    hear(*impl_, now, [&] { impl_->on_frame(slot, incarnation, header, payload); });
 }
 void Node::on_writable(Time now, int slot) {
-    if (impl_->halted) return;
-    Input input(*impl_, now);
-    impl_->core.sender.on_writable(slot);
-    impl_->on_writable(slot);
+    hear(*impl_, now, [&] {
+        impl_->core.sender.on_writable(slot);
+        impl_->on_writable(slot);
+    });
 }
 void Node::on_evidence(Time now, int slot, std::uint32_t incarnation, Evidence evidence) {
-    if (impl_->halted) return;
-    Input input(*impl_, now);
-    impl_->on_evidence(slot, incarnation, evidence);
+    hear(*impl_, now, [&] { impl_->on_evidence(slot, incarnation, evidence); });
 }
 void Node::on_heard(Time now, int slot, std::uint32_t incarnation) {
-    if (impl_->halted) return;
-    Input input(*impl_, now);
-    impl_->on_heard(slot, incarnation);
-    impl_->reconsider_resets();
+    hear(*impl_, now, [&] {
+        impl_->on_heard(slot, incarnation);
+        impl_->reconsider_resets();
+    });
 }
 void Node::on_cell(Time now, CellReply reply) {
-    if (impl_->halted) return;
-    Input input(*impl_, now);
-    impl_->core.cells.on_reply(reply);
+    hear(*impl_, now, [&] { impl_->core.cells.on_reply(reply); });
 }
 bool Node::has_work() const { return impl_->core.has_work || impl_->late.is_due(); }
 bool Node::has_idle_work() const { return impl_->late.has_work(); }
-// The io thread runs on until it is stopped, too, and brings what others send: a decision would start what was halted, from buffers that
-// are the callers' again, and others would return with it.
 void Node::halt() {
     impl_->halted = true;
     impl_->core.has_work = false;
@@ -108,15 +109,13 @@ void Node::halt() {
     for (auto& [id, comm] : impl_->comms) comm->halt();
 }
 void Node::work(Time now) {
-    if (impl_->halted) return;
-    Input input(*impl_, now);
-    impl_->work();
+    hear(*impl_, now, [&] { impl_->work(); });
 }
 void Node::on_tick(Time now) {
-    if (impl_->halted) return;
-    Input input(*impl_, now);
-    impl_->late.on_tick();
-    impl_->on_tick();
+    hear(*impl_, now, [&] {
+        impl_->late.on_tick();
+        impl_->on_tick();
+    });
 }
 Time Node::tick_interval() const { return impl_->tick_interval(); }
 

@@ -49,7 +49,7 @@ public:
     void on_goodbye(int slot);
     void on_admission(const RankSet& came, bool self_came);
 
-    bool halted = false;
+    bool halted = false;  // the job is closed: nothing is heard any more
     LateLog late;  // replay: between the node and the log that it was given
     Core core;
     std::map<CommId, std::unique_ptr<Communicator>> comms;

@@ -43,7 +43,7 @@ public:
     void fail_all(const Status& status);
     void forget_arrived() { arrived_.clear(); }  // and not received: nobody will
     void halt();  // nobody reads a buffer any more, and none is written to; no request is finished
-    bool cancel(const RequestPtr& request);  // a receive that has not matched
+    bool cancel(const RequestPtr& request);  // a receive that has not matched, a send that nobody takes yet
     bool waits_for(int rank) const;
     bool idle() const { return sends_.empty() && recvs_.empty(); }
     bool has_small_sends() const;  // that need nothing but room

@@ -105,12 +105,12 @@ pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
 
 // Asked only: one that was never used is empty, and is not made for that. There may be no room, and a replacement may need none.
 pairlog::StreamWriter* FileLog::used_writer(const LogKey& key, Status* why) {
-    if (unused_.contains(key)) return nullptr;
-    if (!writers_.contains(key) && !pairlog::StreamWriter::exists(*dir_, file_of(key))) {
+    const bool known = (recent_ != nullptr && recent_key_ == key) || writers_.contains(key);
+    if (known || !unused_.contains(key)) {
+        if (known || pairlog::StreamWriter::exists(*dir_, file_of(key))) return writer(key, why);
         unused_.insert(key);
-        return nullptr;
     }
-    return writer(key, why);
+    return nullptr;
 }
 
 Status FileLog::own_writer(const LogKey& key, pairlog::StreamWriter** out) {

@@ -36,6 +36,7 @@ SIZES = tuple(1 << power for power in (*range(10, 17), *range(19, 27)))  # bytes
 LEAST_LOAD = 0.1  # processors that others use: from here on it is told
 LEAST_GAIN = 0.05  # of the time at one size: less is within what two runs differ by
 MAX_RANKS, MAX_SIZE = 256, 1 << 30
+NEVER = 1 << 40  # a border beyond every size: the largest that the variables take
 _COLUMNS = {"flat": "small-message", "ring": "ring", "auto": "reading"}  # by the name that all_reduce knows
 
 
@@ -53,10 +54,14 @@ READING = Comparison("FTCOMM_REDUCE_PULL_LIMIT", ("ring", "auto"), last=False)  
 Times = Mapping[int, tuple[float, float]]  # size in bytes -> seconds of the first algorithm and of the second
 
 
-def default_border(comparison: Comparison, ranks: int) -> int:
-    """The built-in border, in bytes (``communicator.cc``, ``operations.cc``)."""
+def default_border(comparison: Comparison, ranks: int, streams: bool = False) -> int:
+    """The built-in border, in bytes (``communicator.cc``, ``operations.cc``).
+
+    Args:
+        streams: links of this machine are written past the caches (``FTCOMM_STREAM_LIMIT``, ``streams`` in ``stats()``).
+    """
     if comparison is READING:
-        return 4 << 20
+        return NEVER if streams else 4 << 20
     return 65536 if ranks <= 2 else 32768 if ranks == 3 else 16384
 
 
@@ -97,7 +102,9 @@ def environment_lines(report: Mapping[str, Any]) -> list[str]:
         if border is None:
             lines.append(f"# {variable}: not measured")
         elif border == default:
-            lines.append(f"export {variable}=0  # the built-in default, {default} bytes")
+            lines.append(
+                f"export {variable}=0  # the built-in default, {'never' if default == NEVER else f'{default} bytes'}"
+            )
         else:
             lines.append(f"export {variable}={border}")
     return lines
@@ -191,6 +198,8 @@ class _Table:
         self._variable = ""
 
     def row(self, found: Mapping[str, Any]) -> None:
+        if "streams" in found:
+            return
         if "not_read" in found:
             print(f"\nReading is not measured: {found['not_read']}")
             return
@@ -219,6 +228,7 @@ def tune(ranks: int, sizes: Sequence[int], rounds: int, show: Callable[[dict[str
         "rounds": rounds,
         "rows": [],
         "not_read": None,  # or why there is no reading
+        "streams": False,  # see default_border
     }
 
     def found(what: dict[str, Any]) -> None:
@@ -233,7 +243,7 @@ def tune(ranks: int, sizes: Sequence[int], rounds: int, show: Callable[[dict[str
     measure(ranks, sizes, rounds, found)
     everybody, own = (now - then for now, then in zip(_used(), before, strict=True))
     report["others"] = max(0.0, everybody - own) / (time.monotonic() - start)  # processors
-    report["defaults"] = {c.variable: default_border(c, ranks) for c in (FLAT, READING)}
+    report["defaults"] = {c.variable: default_border(c, ranks, report["streams"]) for c in (FLAT, READING)}
     report["borders"] = {}
     for c in (FLAT, READING):
         times = {r["bytes"]: tuple(r["seconds"].values()) for r in report["rows"] if r["variable"] == c.variable}

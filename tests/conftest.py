@@ -19,6 +19,14 @@ os.environ.setdefault("RES_OPTIONS", "timeout:1")
 def _no_settings_from_outside() -> None:
     for name in [name for name in os.environ if name.startswith("FTCOMM_") and name != "FTCOMM_SOAK_KILLS"]:
         del os.environ[name]
+    # Else algorithms follow the maker of the processor (native/src/base/streaming.h), and failpoints with them.
+    os.environ["FTCOMM_STREAM_LIMIT"] = str(1 << 40)
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine whose links are written past the caches."""
+    monkeypatch.setenv("FTCOMM_STREAM_LIMIT", "16384")
 
 
 @pytest.fixture(scope="session")

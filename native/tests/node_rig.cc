@@ -44,8 +44,9 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
     void drain(int from) override {
         if (node != nullptr && !rig.link(from, slot).held) rig.deliver_all(from, slot);
     }
-    std::uint32_t max_payload() const override { return 4096; }
+    std::uint32_t max_payload() const override { return rig.setup_.max_payload; }
     bool shares_memory(int) override { return rig.setup_.reads; }
+    bool is_near(int) override { return rig.setup_.reads || rig.setup_.stream_limit != kNeverStreams; }
     Read read(int from, const Remote& remote, std::byte* to, std::size_t bytes) override {
         if (rig.peer(from).node == nullptr) return Read::Over;
         if (rig.broken_reads_.contains(from)) {
@@ -94,6 +95,8 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.timeout = setup_.timeout;
     c.eager_limit = setup_.eager_limit;
     c.spread_degree = setup_.spread_degree;
+    c.stream_limit = setup_.stream_limit;
+    c.streams = setup_.stream_limit != kNeverStreams;
     if (setup_.reads) {
         c.pull_limit = 1;
         c.piece_bytes = 16;

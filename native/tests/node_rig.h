@@ -31,6 +31,8 @@ public:
         bool log_late = false;  // between hosts; settle() leaves it late
         std::vector<std::int32_t> groups{};  // log groups, by slot
         int spread_degree = kSpreadDegree;
+        std::uint32_t max_payload = 4096;
+        std::uint64_t stream_limit = kNeverStreams;
     };
     static Setup replaying(bool one_host = true) {
         Setup s;

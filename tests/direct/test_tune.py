@@ -194,11 +194,11 @@ def test_what_it_prints_is_what_a_job_takes(ranks: Ranks, tmp_path: Path, monkey
     assert ranks(2, limits) == [[int(borders[name]) for name in BORDERS]] * 2
 
 
-def report(**borders: int | None) -> dict[str, Any]:
+def report(streams: bool = False, **borders: int | None) -> dict[str, Any]:
     return {
         "machine": "host (Linux, 2 processors)", "ranks": 4, "ftcomm": "1.0", "date": "2030-01-01", "others": 0.0,
-        "borders": {c.variable: default_border(c, 4) for c in (FLAT, READING)} | borders,
-        "defaults": {c.variable: default_border(c, 4) for c in (FLAT, READING)},
+        "borders": {c.variable: default_border(c, 4, streams) for c in (FLAT, READING)} | borders,
+        "defaults": {c.variable: default_border(c, 4, streams) for c in (FLAT, READING)},
     }  # fmt: skip
 
 
@@ -215,6 +215,15 @@ def test_what_a_shell_makes_of_the_lines(tmp_path: Path, borders: dict[str, int 
     file = tmp_path / "tuned.sh"
     file.write_text("\n".join(environment_lines(report(**borders))) + "\n")
     assert sourced(file) == expected
+
+
+def test_a_machine_whose_default_is_not_to_read(tmp_path: Path) -> None:
+    found = report(streams=True)
+    lines = environment_lines(found)
+    assert "export FTCOMM_REDUCE_PULL_LIMIT=0  # the built-in default, never" in lines
+    never = found["defaults"]["FTCOMM_REDUCE_PULL_LIMIT"]
+    assert choose_border(times({MIB: 2.0, 4 * MIB: 1.5}), never, last=False) == never
+    assert choose_border(times({MIB: 2.0, 4 * MIB: 0.5}), never, last=False) == 4 * MIB
 
 
 def test_other_programs_are_told_of() -> None:

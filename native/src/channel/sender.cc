@@ -1,8 +1,7 @@
 #include "channel/sender.h"
 
-#include <cstring>
-
 #include "base/check.h"
+#include "base/copy.h"
 
 namespace ftcomm {
 namespace {
@@ -14,6 +13,10 @@ constexpr std::size_t kSpares = 16, kWorthKeeping = 16u << 10;
 std::byte* Sender::reserve(int slot, std::uint32_t length) {
     if (!clear(slot)) return nullptr;  // frames of one link keep their order
     return transport_.reserve(slot, length);
+}
+
+void Sender::fill(int slot, std::byte* room, const void* from, std::size_t bytes) const {
+    if (bytes > 0) copy(room, from, bytes, streams(slot, bytes) ? Into::Memory : Into::Caches);
 }
 
 void Sender::queue(int slot, const FrameHeader& header, Bytes payload) {
@@ -40,7 +43,7 @@ void Sender::send(int slot, FrameHeader header, ByteView payload) {
     FT_CHECK(payload.size() <= max_payload(), "frame of %zu bytes, at most %u", payload.size(), max_payload());
     header.length = static_cast<std::uint32_t>(payload.size());
     if (auto* p = reserve(slot, header.length)) {
-        if (!payload.empty()) std::memcpy(p, payload.data(), payload.size());
+        fill(slot, p, payload.data(), payload.size());
         commit(slot, header);
         return;
     }
@@ -50,7 +53,7 @@ void Sender::send(int slot, FrameHeader header, ByteView payload) {
 void Sender::send_stable(int slot, FrameHeader header, ByteView payload) {
     header.length = static_cast<std::uint32_t>(payload.size());
     if (auto* p = reserve(slot, header.length)) {
-        if (!payload.empty()) std::memcpy(p, payload.data(), payload.size());
+        fill(slot, p, payload.data(), payload.size());
         commit(slot, header);
         return;
     }
@@ -80,7 +83,7 @@ void Sender::on_writable(int slot) {
         auto* p = transport_.reserve(slot, f.header.length);
         if (p == nullptr) return;
         const ByteView payload = f.is_stable ? f.stable : ByteView(f.owned);
-        if (!payload.empty()) std::memcpy(p, payload.data(), payload.size());
+        fill(slot, p, payload.data(), payload.size());
         transport_.commit(slot, f.header);
         recycle(std::move(f.owned));
         q.pop_front();

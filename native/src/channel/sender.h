@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/streaming.h"
 #include "channel/frame.h"
 #include "transport/transport.h"
 
@@ -14,7 +15,9 @@ namespace ftcomm {
 
 class Sender {
 public:
-    explicit Sender(Transport& transport) : transport_(transport) {}
+    // `stream_limit`: base/streaming.h, of what goes to ranks of this host.
+    explicit Sender(Transport& transport, std::uint64_t stream_limit = kNeverStreams)
+        : transport_(transport), stream_limit_(stream_limit) {}
 
     std::uint32_t max_payload() const { return transport_.max_payload(); }
     // True when nothing is queued for the slot: pumps that can wait (point-to-point, direct) stop when it is false.
@@ -22,6 +25,9 @@ public:
 
     // Room in the transport for a payload, or nullptr: then build it elsewhere and use `queue`.
     std::byte* reserve(int slot, std::uint32_t length);
+    // Copies to room that was reserved.
+    void fill(int slot, std::byte* room, const void* from, std::size_t bytes) const;
+    bool streams(int slot, std::size_t bytes) const { return bytes >= stream_limit_ && transport_.is_near(slot); }
     void commit(int slot, const FrameHeader& header) { transport_.commit(slot, header); }
     void queue(int slot, const FrameHeader& header, Bytes payload);
     // Memory to build a payload in, for `queue`: used again and again, because fresh pages cost more than the sum that goes in.
@@ -50,6 +56,7 @@ private:
     void recycle(Bytes&& memory);
 
     Transport& transport_;
+    const std::uint64_t stream_limit_;
     std::map<int, std::deque<Queued>> queues_;  // by slot; no empty ones: with a thousand peers they take 0.7 MB
     std::vector<Bytes> spare_;
 };

@@ -216,7 +216,7 @@ private:
                 std::min<std::uint64_t>({pair.out_bytes - pair.out_done, env_.sender.max_payload(), 128u << 10}));
             auto* p = env_.sender.reserve(slot, n);
             if (p == nullptr) return;  // on_writable comes
-            std::memcpy(p, pair.from + pair.out_done, n);
+            env_.sender.fill(slot, p, pair.from + pair.out_done, n);
             auto h = env_.header(FrameKind::Direct, op_);
             h.length = n;
             env_.sender.commit(slot, h);

@@ -1,10 +1,12 @@
 // Token-passing ring. Every segment has a plan: reduced towards its owner and then handed round (all-reduce), handed round from
 // a holder (broadcast, all-gather, repairs), or reduced only (reduce, reduce-scatter). One engine for healthy and repair runs.
 // Ring all-reduce: Patarasuk and Yuan 2009. Each rank has exactly one event to wait for per segment.
+#include <algorithm>
 #include <cstring>
 #include <deque>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
 #include "collectives/logged_share.h"
@@ -143,13 +145,29 @@ private:
         env_.sender.queue(slot, h, std::move(scratch));
     }
 
-    void combine(std::uint32_t s, std::byte* out, ByteView partial) const {
-        const auto n = op_.grid.count(s);
-        if (op_.desc.op == ReduceOp::PremulSum) {
-            own_scaled(s, out);
-            reduce(op_.desc.dtype, op_.desc.op, out, partial.data(), out, n);
-        } else {
-            reduce(op_.desc.dtype, op_.desc.op, out, partial.data(), op_.input(s), n);
+    // `n` elements of the segment, from element `at` on.
+    void combine_part(std::uint32_t s, std::uint64_t at, std::uint64_t n, std::byte* out, ByteView partial) const {
+        const auto& d = op_.desc;
+        const auto* from = partial.data() + at * size_of(d.dtype);
+        const auto* own = op_.input(s) + at * size_of(d.dtype);
+        if (d.op == ReduceOp::PremulSum) {
+            scale(d.dtype, out, own, n, d.factor);
+            own = out;
+        }
+        reduce(d.dtype, d.op, out, from, own, n);
+    }
+
+    void combine(std::uint32_t s, std::byte* out, ByteView partial) const { combine_part(s, 0, op_.grid.count(s), out, partial); }
+
+    // Past the caches, by way of a block that stays in the nearest one.
+    void combine_into_link(std::uint32_t s, std::byte* out, ByteView partial) const {
+        alignas(64) std::byte block[8192];
+        const auto size = size_of(op_.desc.dtype);
+        const auto count = op_.grid.count(s), most = sizeof block / size;
+        for (std::uint64_t at = 0; at < count; at += most) {
+            const auto n = std::min<std::uint64_t>(most, count - at);
+            combine_part(s, at, n, block, partial);
+            copy_past_cache(out + at * size, block, n * size);
         }
     }
 
@@ -160,7 +178,12 @@ private:
         if (r.rank != env_.rank) {
             auto h = env_.header(FrameKind::ReduceScatter, op_);
             h.segment = s;
-            forward(next, h, op_.segment_bytes(s), [&](std::byte* out) { combine(s, out, payload); });
+            // Where ranks share processors the next one may run on this one, and finds it in the caches.
+            const bool streams = env_.own_processor && env_.sender.streams(next, payload.size());
+            forward(next, h, op_.segment_bytes(s), [&](std::byte* out) {
+                if (streams) combine_into_link(s, out, payload);
+                else combine(s, out, payload);
+            });
             FT_POINT("ring.rs.hop");
             if (!op_.shape.shares_finals()) --remaining_;
             return;

@@ -56,6 +56,7 @@ struct RunEnv {
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     ResultLog* log = nullptr;         // replay
+    bool own_processor = true;        // every rank of this host has one
     bool needs_inputs = true;         // until they are finals, as a death is survived: not under the policy raise
 
     int size() const { return static_cast<int>(living.size()); }

@@ -22,7 +22,7 @@ struct Core {
         : config(std::move(c)),
           rules(Rules::without(config.mutations)),
           transport(t),
-          sender(t),
+          sender(t, config.stream_limit),
           cells(a, config.boot, rules),
           host(h),
           now(start),
@@ -61,6 +61,10 @@ struct Core {
     int self() const { return config.slot; }
     // Bytes from one rank to another that the receiver reads where it can; a copy through the ring is as fast below.
     std::uint64_t read_limit() const { return config.pull_limit > 0 ? config.pull_limit : 32u << 10; }
+    // Of messages. Where ranks share processors the link's two copies take turns: then the one of a read is faster.
+    std::uint64_t show_limit() const {
+        return config.pull_limit == 0 && config.streams && config.own_processor ? ~std::uint64_t{0} : read_limit();
+    }
     std::uint64_t fresh_ticket() {  // C9: no ticket is 0
         std::uint64_t ticket = 0;
         while (ticket == 0) ticket = random();

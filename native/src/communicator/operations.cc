@@ -12,6 +12,19 @@ namespace {
 // Bytes of an all-reduce. On one host the ring stays in the caches; over several it sends more between them.
 constexpr std::uint64_t kPullFrom = 4u << 20, kGroupsFrom = 2u << 20;
 
+// From where on a collective is read, in bytes of `count`, where what ranks write into links goes past their caches (base/streaming.h): a copy
+// into a link and one out of it, by two processors at once, are faster than the kernel's one, which looks up each page.
+std::uint64_t streamed_limit(OpKind kind, std::size_t ranks, std::uint64_t otherwise) {
+    constexpr std::uint64_t kNever = ~std::uint64_t{0};
+    switch (kind) {
+        case OpKind::AllReduce:
+        case OpKind::ReduceScatter: return kNever;
+        case OpKind::Broadcast: return ranks == 2 ? kNever : 256u << 10;  // round a ring each byte is copied n - 1 times
+        case OpKind::AllGather: return ranks == 2 ? 128u << 10 : otherwise;
+        default: return otherwise;
+    }
+}
+
 }  // namespace
 
 OpState* Communicator::current() const {
@@ -128,6 +141,7 @@ RunEnv Communicator::env() {
              &flat_rooms_[next_room_],
              &ticket_};
     e.log = replays() ? this : nullptr;
+    e.own_processor = core_.config.own_processor;
     e.needs_inputs = spec_.policy != Policy::Raise;
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());
@@ -152,6 +166,8 @@ bool Communicator::reads_memory(const OpState& op, std::uint64_t from) const {
     } else if (core_.config.pull_limit == 0) {
         if (kind == OpKind::Reduce) return false;  // the root alone would do all of it
         if (kind == OpKind::AllReduce) limit = from;
+        // Ranks that read each other are on one machine, so they agree on whether it streams.
+        if (core_.config.streams && all_share_memory()) limit = streamed_limit(kind, spec_.members.size(), limit);
     }
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
@@ -176,7 +192,8 @@ bool Communicator::all_share_memory() const {
 // In a gather all sources write to their rings at once.
 std::uint64_t Communicator::show_limit(OpKind kind) const {
     if (decision_.frames_only) return ~std::uint64_t{0};
-    return core_.config.pull_limit == 0 && kind == OpKind::Gather ? 1u << 20 : core_.read_limit();
+    if (core_.config.pull_limit > 0) return core_.config.pull_limit;
+    return kind == OpKind::Gather ? 1u << 20 : core_.config.streams ? 128u << 10 : core_.read_limit();
 }
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {

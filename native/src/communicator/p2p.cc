@@ -64,7 +64,7 @@ bool PointToPoint::send_first(Send& s) {
     h.length = static_cast<std::uint32_t>(std::min<std::uint64_t>(s.bytes, s.frame));
     auto* p = core_.sender.reserve(slot, h.length);
     if (p == nullptr) return false;
-    if (h.length > 0) std::memcpy(p, s.data, h.length);
+    core_.sender.fill(slot, p, s.data, h.length);
     core_.sender.commit(slot, h);
     s.done = h.length;
     s.open = true;
@@ -254,7 +254,7 @@ void PointToPoint::pump(Send& s) {
         const auto n = static_cast<std::uint32_t>(std::min<std::uint64_t>(s.bytes - s.done, s.frame));
         auto* p = core_.sender.reserve(slot, n);
         if (p == nullptr) return;
-        std::memcpy(p, s.data + s.done, n);
+        core_.sender.fill(slot, p, s.data + s.done, n);
         auto h = header(FrameKind::Data, s.number);
         h.aux = s.done;
         h.length = n;

@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 11;
+constexpr std::uint32_t kVersion = 12;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -29,6 +29,7 @@ Bytes Address::encode() const {
         .put(reduce_pull_limit)
         .put(segment_bytes)
         .put(eager_limit)
+        .put(stream_limit)
         .put(spread_degree);
     w.text(log).bytes(tcp);
     return w.take();
@@ -66,6 +67,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.reduce_pull_limit = r.get<std::uint64_t>();
     a.segment_bytes = r.get<std::uint64_t>();
     a.eager_limit = r.get<std::uint64_t>();
+    a.stream_limit = r.get<std::uint64_t>();
     a.spread_degree = r.get<std::uint64_t>();
     a.log = r.text();
     auto tcp = r.bytes();
@@ -108,6 +110,7 @@ Status Address::check_agrees(const Address& other, int slot) const {
         return differs("reduce_pull_limit", number(other.reduce_pull_limit), number(reduce_pull_limit));
     if (other.segment_bytes != segment_bytes) return differs("segment_bytes", number(other.segment_bytes), number(segment_bytes));
     if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));
+    if (other.stream_limit != stream_limit) return differs("stream_limit", number(other.stream_limit), number(stream_limit));
     if (other.spread_degree != spread_degree) return differs("spread_degree", number(other.spread_degree), number(spread_degree));
     return {};
 }

@@ -345,6 +345,7 @@ Status Job::make_node() {
     c.reduce_pull_limit = config_.reduce_pull_limit;
     c.segment_bytes = config_.segment_bytes;
     c.eager_limit = config_.eager_limit;
+    c.streams = config_.links_stream_from() != kNeverStreams;
     c.spread_degree = static_cast<int>(config_.spread_degree);
     c.initial_view = first_view_;
 
@@ -364,7 +365,10 @@ Status Job::make_node() {
     const auto here = std::count_if(addresses_.begin(), addresses_.end(), [&](const Address& a) {
         return a.job == job_hash_ && (a.kernel == id_.kernel || !config_.has_secret) && !(a.processors & id_.processors).empty();
     });
-    parts.own_processor = here <= id_.processors.count();
+    parts.own_processor = c.own_processor = here <= id_.processors.count();
+    c.stream_limit = config_.links_stream_from();
+    if (c.streams && !c.own_processor && config_.stream_limit == 0)
+        c.stream_limit = std::max(c.stream_limit, kCrowdedStreamLimit);
     engine_.set_parts(parts);
     if (store_) store_->start();
     Authority& authority = cells_ ? static_cast<Authority&>(*cells_) : *store_;

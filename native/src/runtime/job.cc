@@ -58,6 +58,7 @@ Status Job::prepare() {
     own_.flat_limit = config_.flat_limit;
     own_.pull_limit = config_.pull_limit;
     own_.reduce_pull_limit = config_.reduce_pull_limit;
+    own_.stream_limit = config_.stream_limit;
     own_.segment_bytes = config_.segment_bytes;
     own_.eager_limit = config_.eager_limit;
     own_.spread_degree = config_.spread_degree;
@@ -228,7 +229,9 @@ std::string Job::info_json() {
     j.key("flat_limit").number(config_.flat_limit).key("pull_limit").number(config_.pull_limit);
     j.key("reduce_pull_limit").number(config_.reduce_pull_limit);
     j.key("segment_bytes").number(config_.segment_bytes);
-    j.key("eager_limit").number(config_.eager_limit).key("spread_degree").number(config_.spread_degree);
+    j.key("eager_limit").number(config_.eager_limit).key("stream_limit").number(config_.stream_limit);
+    j.key("streams").boolean(config_.links_stream_from() != kNeverStreams);
+    j.key("spread_degree").number(config_.spread_degree);
     if (cells_ != nullptr || store_ != nullptr) j.key("authority").text(cells_ != nullptr ? "shm" : "store");
     if (transport_ != nullptr && engine_.has_node()) {
         j.key("epoch").number(engine_.node().epoch()).key("alive").numbers(engine_.node().alive_slots().list());

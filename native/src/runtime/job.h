@@ -33,7 +33,7 @@ struct JobConfig {
     Bytes secret;
     bool has_store = false;
     ft_store store{};
-    std::uint64_t flat_limit = 0, pull_limit = 0, reduce_pull_limit = 0, segment_bytes = 0, eager_limit = 65536,
+    std::uint64_t flat_limit = 0, pull_limit = 0, reduce_pull_limit = 0, segment_bytes = 0, eager_limit = 65536, stream_limit = 0,
                   spread_degree = kSpreadDegree;
     bool peer_memory = true;  // ranks of one host read each other's memory where the kernel lets them
     std::function<void(const std::string& json)> on_event;
@@ -45,6 +45,12 @@ struct JobConfig {
     bool log_late = false;
     LogGroups log_groups;
     RankSet finished;
+
+    // Of this machine's links, or kNeverStreams. (What is never as long as a segment decides on no algorithm either.)
+    std::uint64_t links_stream_from() const {
+        const auto limit = stream_limit > 0 ? stream_limit : default_stream_limit();
+        return limit <= segment_bytes ? limit : kNeverStreams;
+    }
 
     // Checks everything that comes from outside, the environment's table of algorithms included.
     static Status read(const ft_job_config& from, JobConfig* out);

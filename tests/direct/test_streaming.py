@@ -1,0 +1,62 @@
+"""Ranks of one host whose links are written past the caches (``FTCOMM_STREAM_LIMIT``): values, what is read then, and deaths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from collective_values import every_collective, whole
+from harness import Ranks
+
+import ftcomm
+
+Comm = ftcomm.Communicator
+
+
+@pytest.fixture(params=["4096", "16384"], autouse=True)
+def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTCOMM_STREAM_LIMIT", request.param)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_collective(ranks: Ranks, size: int) -> None:
+    def run(comm: Comm) -> bool:
+        every_collective(comm, (1_023, 4_099, 20_001, 300_007))
+        return bool(comm.stats()["streams"])
+
+    assert ranks(size, run) == [True] * size
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_messages_of_every_size(ranks: Ranks, transport: str) -> None:
+    def run(comm: Comm) -> None:
+        for count in (1, 4_095, 4_096, 4_097, 16_383, 16_385, 65_537, 1_000_001, 9_000_003):
+            mine, theirs = (whole(rank, count, np.uint8) for rank in (comm.rank, 1 - comm.rank))
+            got = np.empty_like(mine)
+            sending = comm.isend(mine, 1 - comm.rank)
+            comm.recv(got, 1 - comm.rank)
+            sending.wait()
+            np.testing.assert_array_equal(got, theirs)
+
+    ranks(2, run, transport=transport)
+
+
+@pytest.mark.parametrize(
+    "point", ["ring.rs.first:5", "ring.rs.owner:9", "ring.ag.hop:7", "ring.ag.final", "ring.rs.hop:3"]
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_death_in_a_large_sum(ranks: Ranks, point: str, size: int) -> None:
+    if size == 2 and ".hop" in point:
+        pytest.skip("two ranks have no rank in between")
+    count = 2_000_003
+
+    def run(comm: Comm) -> list[tuple[tuple[int, ...], list[float]]]:
+        data = np.full(count, 1.0 + comm.rank, np.float32)
+        parts = comm.all_reduce(data).chunks
+        return [(who, sorted({float(x) for x in data[at : at + n]})) for at, n, who in parts]
+
+    victim = 1
+    results = ranks(size, run, policy="lossy", dies=[victim], faults=f"rank={victim},at={point},do=kill")
+    parts = results[0]
+    assert [r for rank, r in enumerate(results) if rank != victim] == [parts] * (size - 1)
+    for who, values in parts:
+        assert values == [float(sum(1 + rank for rank in who))]

@@ -23,12 +23,6 @@ def _no_settings_from_outside() -> None:
     os.environ["FTCOMM_STREAM_LIMIT"] = str(1 << 40)
 
 
-@pytest.fixture
-def streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine whose links are written past the caches."""
-    monkeypatch.setenv("FTCOMM_STREAM_LIMIT", "16384")
-
-
 @pytest.fixture(scope="session")
 def store_address() -> Iterator[tuple[str, int]]:
     """A store that outlives every rank, in a process of its own."""

@@ -96,7 +96,6 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.eager_limit = setup_.eager_limit;
     c.spread_degree = setup_.spread_degree;
     c.stream_limit = setup_.stream_limit;
-    c.streams = setup_.stream_limit != kNeverStreams;
     if (setup_.reads) {
         c.pull_limit = 1;
         c.piece_bytes = 16;

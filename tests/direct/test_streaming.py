@@ -1,4 +1,4 @@
-"""Ranks of one host whose links are written past the caches (``FTCOMM_STREAM_LIMIT``): values, what is read then, and deaths."""
+"""Ranks of one host whose links are written past the caches: values and deaths. (What is read then: test_tune.py.)"""
 
 from __future__ import annotations
 

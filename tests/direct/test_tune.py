@@ -125,6 +125,9 @@ def reads(collective: str) -> Callable[[Comm], bool]:
         ({"FTCOMM_REDUCE_PULL_LIMIT": "400001"}, [False, True]),
         ({"FTCOMM_PULL_LIMIT": "400000", "FTCOMM_REDUCE_PULL_LIMIT": "400001"}, [False, True]),
         ({"FTCOMM_PULL_LIMIT": "400000", "FTCOMM_REDUCE_PULL_LIMIT": "0"}, [True, True]),
+        ({"FTCOMM_STREAM_LIMIT": "16384"}, [False, False]),
+        ({"FTCOMM_STREAM_LIMIT": "16384", "FTCOMM_REDUCE_PULL_LIMIT": "400000"}, [True, False]),
+        ({"FTCOMM_STREAM_LIMIT": "16384", "FTCOMM_PULL_LIMIT": "400000"}, [True, True]),
     ],
 )
 def test_which_collectives_read(

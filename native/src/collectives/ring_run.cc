@@ -118,16 +118,14 @@ private:
             } else {
                 FT_POINT("ring.rs.first");
                 if (op_.desc.op == ReduceOp::PremulSum) {
-                    forward(to, h, op_.segment_bytes(s), [&](std::byte* out) { own_scaled(s, out); });
+                    forward(to, h, op_.segment_bytes(s), [&](std::byte* out) {
+                        scale(op_.desc.dtype, out, op_.input(s), op_.grid.count(s), op_.desc.factor);
+                    });
                 } else {
                     env_.sender.send_stable(to, h, ByteView(op_.input(s), op_.segment_bytes(s)));
                 }
             }
         }
-    }
-
-    void own_scaled(std::uint32_t s, std::byte* out) const {
-        scale(op_.desc.dtype, out, op_.input(s), op_.grid.count(s), op_.desc.factor);
     }
 
     // Builds a payload in the next link's own memory where there is room, else in scratch: a partial sum never touches the

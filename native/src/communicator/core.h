@@ -63,7 +63,7 @@ struct Core {
     std::uint64_t read_limit() const { return config.pull_limit > 0 ? config.pull_limit : 32u << 10; }
     // Of messages. Where ranks share processors the link's two copies take turns: then the one of a read is faster.
     std::uint64_t show_limit() const {
-        return config.pull_limit == 0 && config.streams && config.own_processor ? ~std::uint64_t{0} : read_limit();
+        return config.pull_limit == 0 && config.streams() && config.own_processor ? ~std::uint64_t{0} : read_limit();
     }
     std::uint64_t fresh_ticket() {  // C9: no ticket is 0
         std::uint64_t ticket = 0;

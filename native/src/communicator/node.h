@@ -89,10 +89,10 @@ struct NodeConfig {
     std::uint64_t read_bytes =
         4u << 20;  // of another's memory at a time: ticks and other communicators get their turn in between
     std::uint64_t eager_limit = 65536;
-    // Links of this host are written past the caches (base/streaming.h), and some algorithms are others then (C8: the same on all ranks of a
-    // host). Not in the simulator, where they would follow the machine that it runs on.
-    bool streams = false;
-    std::uint64_t stream_limit = kNeverStreams;  // from so many bytes on
+    // From so many bytes on links of this host are written past the caches (base/streaming.h), and where they are, some algorithms are others
+    // (C8: the same on all ranks of a host). Not in the simulator, where they would follow the machine that it runs on.
+    std::uint64_t stream_limit = kNeverStreams;
+    bool streams() const { return stream_limit != kNeverStreams; }
     bool own_processor = true;  // every rank of this host has one
     int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)
     bool flat_trees = true, vote_trees = true;  // small operations and votes go along them, too, where ranks are many

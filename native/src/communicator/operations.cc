@@ -156,8 +156,8 @@ bool Communicator::is_done_again(const OpState& op, const std::vector<SegmentRun
 }
 
 // The same on all ranks of an attempt (C8): from the operation, from the decision, and from what never changes of those in it.
-// `from`: of an all-reduce, unless the user says something else; in bytes.
-bool Communicator::reads_memory(const OpState& op, std::uint64_t from) const {
+// `near`: if all can read each other; else inside the hosts.
+bool Communicator::reads_memory(const OpState& op, bool near) const {
     if (decision_.frames_only) return false;
     auto limit = core_.read_limit();
     const auto kind = op.shape.kind;
@@ -165,9 +165,9 @@ bool Communicator::reads_memory(const OpState& op, std::uint64_t from) const {
         limit = core_.config.reduce_pull_limit;
     } else if (core_.config.pull_limit == 0) {
         if (kind == OpKind::Reduce) return false;  // the root alone would do all of it
-        if (kind == OpKind::AllReduce) limit = from;
+        if (kind == OpKind::AllReduce) limit = near ? kPullFrom : kGroupsFrom;
         // Ranks that read each other are on one machine, so they agree on whether it streams.
-        if (core_.config.streams && all_share_memory()) limit = streamed_limit(kind, spec_.members.size(), limit);
+        if (near && core_.config.streams()) limit = streamed_limit(kind, spec_.members.size(), limit);
     }
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
@@ -193,7 +193,7 @@ bool Communicator::all_share_memory() const {
 std::uint64_t Communicator::show_limit(OpKind kind) const {
     if (decision_.frames_only) return ~std::uint64_t{0};
     if (core_.config.pull_limit > 0) return core_.config.pull_limit;
-    return kind == OpKind::Gather ? 1u << 20 : core_.config.streams ? 128u << 10 : core_.read_limit();
+    return kind == OpKind::Gather ? 1u << 20 : core_.config.streams() ? 128u << 10 : core_.read_limit();
 }
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
@@ -232,10 +232,10 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     } else if (flat) {
         run_ = make_flat_run(env(), op, std::move(idle_flat_));
         core_.host.trace("run.flat");
-    } else if (reads_memory(op, kPullFrom) && all_share_memory()) {
+    } else if (reads_memory(op, true) && all_share_memory()) {
         run_ = make_pull_run(env(), op, std::move(plan), core_.fresh_ticket());
         core_.host.trace(repair ? "run.pull.repair" : "run.pull");
-    } else if (op.shape.kind == OpKind::AllReduce && reads_memory(op, kGroupsFrom) && !all_share_memory()) {
+    } else if (op.shape.kind == OpKind::AllReduce && reads_memory(op, false) && !all_share_memory()) {
         run_ = make_groups_run(env(), op, std::move(plan), !repair || core_.rules.c3, core_.fresh_ticket());
         core_.host.trace(repair ? "run.groups.repair" : "run.groups");
     } else {

@@ -345,7 +345,6 @@ Status Job::make_node() {
     c.reduce_pull_limit = config_.reduce_pull_limit;
     c.segment_bytes = config_.segment_bytes;
     c.eager_limit = config_.eager_limit;
-    c.streams = config_.links_stream_from() != kNeverStreams;
     c.spread_degree = static_cast<int>(config_.spread_degree);
     c.initial_view = first_view_;
 
@@ -367,7 +366,7 @@ Status Job::make_node() {
     });
     parts.own_processor = c.own_processor = here <= id_.processors.count();
     c.stream_limit = config_.links_stream_from();
-    if (c.streams && !c.own_processor && config_.stream_limit == 0)
+    if (c.streams() && !c.own_processor && config_.stream_limit == 0)
         c.stream_limit = std::max(c.stream_limit, kCrowdedStreamLimit);
     engine_.set_parts(parts);
     if (store_) store_->start();

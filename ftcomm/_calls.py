@@ -1,6 +1,7 @@
 """The compiled calls of a communicator, which are most of what its waiting operations need: bindings/python.
 
-They take arrays and tensors of types that were seen before, and give None, with nothing begun, where anything is unusual.
+They take arrays and tensors of types that were seen before. Where anything is unusual, they call the function in whose place they
+are, with nothing begun: it goes the long way, by a request, and has words for all that can be wrong.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _NAME = "_ftcomm_calls"
 @functools.cache
 def _module() -> Any:
     ffi, _ = lib()  # the one libftcomm.so of this process; the extension is linked to the same file
-    from ftcomm.collectives import ALGORITHMS
+    from ftcomm.collectives import ALGORITHMS, Collectives
+    from ftcomm.point_to_point import PointToPoint
 
     spec = importlib.util.spec_from_file_location(_NAME, native_path(_NAME + importlib.machinery.EXTENSION_SUFFIXES[0]))
     assert spec is not None
@@ -31,6 +33,10 @@ def _module() -> Any:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.configure(OP_NUMBERS, ALGORITHMS, functools.partial(ffi.cast, "ft_request*"))
+    for name in module.METHODS:
+        owner = PointToPoint if hasattr(PointToPoint, name) else Collectives
+        function = getattr(owner, name)
+        setattr(owner, name, functools.update_wrapper(module.Method(function), function))
     return module
 
 
@@ -40,7 +46,7 @@ def gate(address: int) -> Any:
 
 
 def calls(job: Any, id: int, name: str, rank: int, size: int, *, closed: bool = False) -> Any:
-    """Of the communicator ``id``: ``collective(kind, out, buf, op, algorithm, root)``, ``send`` and ``recv``."""
+    """What the compiled methods have to know of the communicator ``id``."""
     from ftcomm.request import Request, as_usual, finish_now, orphans
 
     everyone = tuple(range(size))

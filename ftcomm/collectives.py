@@ -35,7 +35,7 @@ class Collectives:
     rank: int
     size: int
     _ordered: tuple[Any, int]  # job and id; raises Closed after close()
-    _calls: Any  # compiled; None from one of them: the long way, by a request
+    _calls: Any  # of the compiled methods: see _calls.py
 
     # -- asynchronous --------------------------------------------------------------------------------------------
 
@@ -184,7 +184,8 @@ class Collectives:
 
         ``ring`` is the ring of Patarasuk and Yuan (2009) with a dissemination fence at its end; ``flat``, for small buffers,
         sends everything to everyone and adds in rank order (of many ranks: along a tree, part by part). From 4 MiB
-        on, ranks of one host read each other's memory instead (``auto``), and add in rank order, too.
+        on, ranks of one host read each other's memory instead (``auto``), and add in rank order, too (up to 4 of them on
+        processors of AMD only 8- and 16-bit floats of 3 and more: see FTCOMM_STREAM_LIMIT in docs/operations.md).
         An average is divided by the number of contributors, part by part.
 
         Args:
@@ -198,42 +199,22 @@ class Collectives:
         Raises:
             Unsupported: the operator is not defined for the type; see the table in docs/operations.md.
         """
-        if dtype is None and not more:
-            outcome = self._calls.collective(_ALL_REDUCE, buf, buf, op, algorithm, 0)
-            if outcome is not None:
-                return outcome  # type: ignore[no-any-return]
         return self.iall_reduce(buf, op, algorithm, dtype, **more).wait()
 
     def broadcast(self, buf: Any, root: int = 0, dtype: Any = None, **more: Any) -> Outcome:
         """Copies the root's buffer into every rank's, which has as many elements. No rank returns before all have entered."""
-        if dtype is None and not more:
-            outcome = self._calls.collective(_BROADCAST, buf, buf, None, None, root)
-            if outcome is not None:
-                return outcome  # type: ignore[no-any-return]
         return self.ibroadcast(buf, root, dtype, **more).wait()
 
     def reduce(self, buf: Any, root: int = 0, op: Any = "sum", dtype: Any = None, **more: Any) -> Outcome:
         """As all_reduce, but only the root's buffer is overwritten with the result; the others' stay as they are."""
-        if dtype is None and not more:
-            outcome = self._calls.collective(_REDUCE, buf, buf, op, "auto", root)
-            if outcome is not None:
-                return outcome  # type: ignore[no-any-return]
         return self.ireduce(buf, root, op, dtype, **more).wait()
 
     def all_gather(self, out: Any, buf: Any, dtype: Any = None, **more: Any) -> Outcome:
         """``out`` (size times the elements of ``buf``) gets every rank's ``buf``, in rank order."""
-        if dtype is None and not more:
-            outcome = self._calls.collective(_ALL_GATHER, out, buf, None, None, 0)
-            if outcome is not None:
-                return outcome  # type: ignore[no-any-return]
         return self.iall_gather(out, buf, dtype, **more).wait()
 
     def reduce_scatter(self, out: Any, buf: Any, op: Any = "sum", dtype: Any = None, **more: Any) -> Outcome:
         """Combines ``buf`` (size times the elements of ``out``); rank r gets part r in ``out``; ``op`` as in all_reduce."""
-        if dtype is None and not more:
-            outcome = self._calls.collective(_REDUCE_SCATTER, out, buf, op, "auto", 0)
-            if outcome is not None:
-                return outcome  # type: ignore[no-any-return]
         return self.ireduce_scatter(out, buf, op, dtype, **more).wait()
 
     def gather(
@@ -253,18 +234,10 @@ class Collectives:
 
         Parts are equal, or as ``out_counts`` (elements from each rank) and ``in_counts`` (elements to each rank) say.
         """
-        if not args and not more:
-            outcome = self._calls.collective(_ALL_TO_ALL, out, buf, None, None, 0)
-            if outcome is not None:
-                return outcome  # type: ignore[no-any-return]
         return self.iall_to_all(out, buf, *args, **more).wait()
 
     def barrier(self, **more: Any) -> Outcome:
         """Returns after every rank has entered. More than 8: the dissemination barrier of Hensgen, Finkel and Manber (1988)."""
-        if not more:
-            outcome = self._calls.collective(_BARRIER, None, None, None, None, 0)
-            if outcome is not None:
-                return outcome  # type: ignore[no-any-return]
         return self.ibarrier(**more).wait()
 
     # -- common --------------------------------------------------------------------------------------------------

@@ -52,8 +52,6 @@ class PointToPoint:
             PeerFailure: the receiver died.
             Timeout: no receive came, or no room, within the communicator's timeout.
         """
-        if dtype is None and self._calls.send(buf, dst, tag):
-            return
         self.isend(buf, dst, tag, dtype).wait()
 
     def recv(self, buf: Any, src: int = ANY, tag: int = 0, dtype: Any = None) -> int:
@@ -70,10 +68,6 @@ class PointToPoint:
         """
         self._check_peer("src", src, any_allowed=True)
         chosen = _ANY_OR_FAIL if src == ANY else src
-        if dtype is None:
-            source = self._calls.recv(buf, chosen, tag)
-            if source is not None:
-                return source  # type: ignore[no-any-return]
         request = self._receive(buf, chosen, tag, dtype)
         request.wait()
         return request.source

@@ -61,7 +61,7 @@ def default_border(comparison: Comparison, ranks: int, streams: bool = False) ->
         streams: links of this machine are written past the caches (``FTCOMM_STREAM_LIMIT``, ``streams`` in ``stats()``).
     """
     if comparison is READING:
-        return NEVER if streams else 4 << 20
+        return NEVER if streams and ranks <= 4 else 4 << 20
     return 65536 if ranks <= 2 else 32768 if ranks == 3 else 16384
 
 

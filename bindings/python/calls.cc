@@ -7,8 +7,12 @@
 namespace ftcomm_python {
 namespace {
 
-PyObject* operators = nullptr;   // names to numbers
-PyObject* algorithms = nullptr;
+// Names to numbers. A program uses the same one again and again.
+struct Numbers {
+    PyObject *all = nullptr, *last = nullptr;
+    std::int32_t number = 0;
+};
+Numbers operators, algorithms;
 PyObject* handle_of = nullptr;   // cffi's object of a request's address
 PyObject *handle_name, *keep_name, *operation_name, *source_name, *give_up_name;
 
@@ -17,13 +21,17 @@ constexpr const char* kNames[] = {"all_reduce", "broadcast", "reduce",     "all_
 
 constexpr std::int32_t kBytes = 10;  // uint8: the type of a barrier
 
-PyObject* the_long_way() { Py_RETURN_NONE; }
+PyObject* the_long_way() { Py_RETURN_NOTIMPLEMENTED; }
 
-bool number_in(PyObject* names, PyObject* name, std::int32_t* out) {
-    if (PyUnicode_CheckExact(name) == 0) return false;
-    PyObject* number = PyDict_GetItemWithError(names, name);
-    if (number == nullptr) return PyErr_Clear(), false;
-    *out = static_cast<std::int32_t>(PyLong_AsLong(number));
+bool number_in(Numbers& numbers, PyObject* name, std::int32_t* out) {
+    if (name != numbers.last) {
+        if (PyUnicode_CheckExact(name) == 0) return false;
+        PyObject* number = PyDict_GetItemWithError(numbers.all, name);
+        if (number == nullptr) return PyErr_Clear(), false;
+        numbers.number = static_cast<std::int32_t>(PyLong_AsLong(number));
+        Py_XSETREF(numbers.last, Py_NewRef(name));
+    }
+    *out = numbers.number;
     return true;
 }
 
@@ -135,53 +143,54 @@ bool counts(ft_op& op, const View& send, const View& recv, int rank, int size) {
     return send.dtype == recv.dtype && send.count == sent && recv.count == received;
 }
 
-// collective(kind, out, buf, op, algorithm, root): an outcome, or None. `buf` is `out` where there is only one.
-PyObject* collective(PyObject* object, PyObject* const* args, Py_ssize_t n) {
-    auto* self = reinterpret_cast<Calls*>(object);
-    if (n != 6) return PyErr_SetString(PyExc_TypeError, "collective takes 6 arguments"), nullptr;
+bool is_none(PyObject* thing) { return thing == nullptr || thing == Py_None; }
+
+}  // namespace
+
+PyObject* collective(Calls* self, int kind, const Given& given) {
+    PyObject* buf = given.buf;
+    PyObject* out = given.out != nullptr ? given.out : buf;
     ft_op op{};
-    long long kind = 0, root = 0;
-    if (!number_of(args[0], FT_ALL_REDUCE, FT_BARRIER, &kind) || !number_of(args[5], 0, self->size - 1, &root))
-        return the_long_way();
-    op.kind = static_cast<std::int32_t>(kind);
-    op.root = static_cast<std::int32_t>(root);
+    long long root = 0;
+    op.kind = kind;
     op.factor = 1.0;
     op.dtype = kBytes;
-    const bool reduces = kind == FT_ALL_REDUCE || kind == FT_REDUCE || kind == FT_REDUCE_SCATTER;
-    if (reduces && (!number_in(operators, args[3], &op.op) || !number_in(algorithms, args[4], &op.algorithm)))
+    if (!is_none(given.dtype) || (given.root != nullptr && !number_of(given.root, 0, self->size - 1, &root)) ||
+        (given.op != nullptr && !number_in(operators, given.op, &op.op)) ||
+        (given.algorithm != nullptr && !number_in(algorithms, given.algorithm, &op.algorithm)))
         return the_long_way();
-    Held out, in;
+    op.root = static_cast<std::int32_t>(root);
+    Held there, here;
     if (kind != FT_BARRIER) {
+        const bool reduces = kind == FT_ALL_REDUCE || kind == FT_REDUCE || kind == FT_REDUCE_SCATTER;
         const bool writes = (kind != FT_REDUCE && kind != FT_BROADCAST) || (root == self->rank) == (kind == FT_REDUCE);
-        if (!out.look(args[1], writes)) return the_long_way();
-        if (args[1] != args[2] && !in.look(args[2], false)) return the_long_way();
-        if (!counts(op, in.view(), out.view(), self->rank, self->size)) return the_long_way();
-        if (reduces && ft_reduce_supported(op.dtype, op.op) == 0) return the_long_way();
+        if (buf == nullptr || !there.look(out, writes) || (out != buf && !here.look(buf, false)) ||
+            !counts(op, here.view(), there.view(), self->rank, self->size) ||
+            (reduces && ft_reduce_supported(op.dtype, op.op) == 0))
+            return the_long_way();
     }
     Spare spare;
     if (!spare.take(self)) return not_begun();
     ft_now now;
     ft_job* job = self->gate->job;
     const int code = unlocked([&] { return ft_collective_now(job, self->comm, &op, self->piece, &now); });
-    if (code != FT_OK) return finish(self, spare, kNames[kind], code, now, args[1], args[2]);
+    if (code != FT_OK)
+        return finish(self, spare, kNames[kind], code, now, out != nullptr ? out : Py_None, buf != nullptr ? buf : Py_None);
     spare.put_back(self);
     return outcome(self, now);
 }
 
-// send(buf, dst, tag): True, or None. recv(buf, src, tag): the source, or None.
-PyObject* message(PyObject* object, PyObject* const* args, Py_ssize_t n, bool sends) {
-    auto* self = reinterpret_cast<Calls*>(object);
-    const char* what = sends ? "send" : "recv";
-    if (n != 3) return PyErr_Format(PyExc_TypeError, "%s takes 3 arguments", what), nullptr;
+PyObject* message(Calls* self, bool sends, const Given& given) {
     Held held;
-    long long peer = 0, tag = 0;
-    if (!number_of(args[1], sends ? 0 : FT_ANY_OR_FAIL, self->size - 1, &peer) ||
-        !number_of(args[2], INT64_MIN, INT64_MAX, &tag) || !held.look(args[0], !sends))
+    long long peer = FT_ANY, tag = 0;
+    if (!is_none(given.dtype) || given.buf == nullptr || (given.peer == nullptr && sends) ||
+        (given.peer != nullptr && !number_of(given.peer, sends ? 0 : FT_ANY, self->size - 1, &peer)) ||
+        (given.tag != nullptr && !number_of(given.tag, INT64_MIN, INT64_MAX, &tag)) || !held.look(given.buf, !sends))
         return the_long_way();
     Spare spare;
     if (!spare.take(self)) return not_begun();
     const auto& view = held.view();
-    const auto rank = static_cast<std::int32_t>(peer);
+    const auto rank = peer == FT_ANY ? std::int32_t{FT_ANY_OR_FAIL} : static_cast<std::int32_t>(peer);
     ft_now now;
     ft_job* job = self->gate->job;
     const int code = unlocked([&] {
@@ -190,15 +199,15 @@ PyObject* message(PyObject* object, PyObject* const* args, Py_ssize_t n, bool se
     });
     if (code == FT_OK) {
         spare.put_back(self);
-        return sends ? Py_NewRef(Py_True) : PyLong_FromLong(now.source);
+        return sends ? Py_NewRef(Py_None) : PyLong_FromLong(now.source);
     }
-    PyObject* result = finish(self, spare, what, code, now, args[0], args[0], sends ? nullptr : source_name);
-    if (sends && result != nullptr && result != Py_None) Py_SETREF(result, Py_NewRef(Py_True));
+    PyObject* result =
+        finish(self, spare, sends ? "send" : "recv", code, now, given.buf, given.buf, sends ? nullptr : source_name);
+    if (sends && result != nullptr && result != Py_NotImplemented) Py_SETREF(result, Py_NewRef(Py_None));
     return result;
 }
 
-PyObject* send(PyObject* object, PyObject* const* args, Py_ssize_t n) { return message(object, args, n, true); }
-PyObject* recv(PyObject* object, PyObject* const* args, Py_ssize_t n) { return message(object, args, n, false); }
+namespace {
 
 int init_calls(PyObject* object, PyObject* args, PyObject*) {
     auto* self = reinterpret_cast<Calls*>(object);
@@ -246,21 +255,10 @@ void free_gate(PyObject* object) {
     Py_DECREF(type);
 }
 
-template <class F>
-PyCFunction method(F f) {
-    return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(f));
-}
-
-PyMethodDef calls_methods[] = {
-    {"collective", method(collective), METH_FASTCALL, "collective(kind, out, buf, op, algorithm, root) -> Outcome or None"},
-    {"send", method(send), METH_FASTCALL, "send(buf, dst, tag) -> True or None"},
-    {"recv", method(recv), METH_FASTCALL, "recv(buf, src, tag) -> source or None"},
-    {nullptr, nullptr, 0, nullptr}};
 PyMethodDef gate_methods[] = {{"close", close_gate, METH_NOARGS, "No call gets through any more."},
                               {nullptr, nullptr, 0, nullptr}};
 
-PyType_Slot calls_slots[] = {{Py_tp_methods, calls_methods},
-                             {Py_tp_init, reinterpret_cast<void*>(init_calls)},
+PyType_Slot calls_slots[] = {{Py_tp_init, reinterpret_cast<void*>(init_calls)},
                              {Py_tp_dealloc, reinterpret_cast<void*>(free_calls)},
                              {Py_tp_new, reinterpret_cast<void*>(PyType_GenericNew)},
                              {0, nullptr}};
@@ -291,8 +289,8 @@ bool add_types(PyObject* module) {
 }
 
 void set_names(PyObject* of_operators, PyObject* of_algorithms, PyObject* of_handle) {
-    operators = Py_NewRef(of_operators);
-    algorithms = Py_NewRef(of_algorithms);
+    operators.all = Py_NewRef(of_operators);
+    algorithms.all = Py_NewRef(of_algorithms);
     handle_of = Py_NewRef(of_handle);
 }
 

@@ -1,5 +1,5 @@
-// A communicator's waiting calls, as one call from Python to C each: for arrays and tensors that nothing has to be said about. Whatever is
-// otherwise gives None, before anything was begun, and Python goes the long way.
+// A communicator's waiting calls, as one call to C each: for arrays and tensors that nothing has to be said about. Whatever is otherwise
+// gives NotImplemented, before anything was begun, and Python goes the long way.
 #pragma once
 
 #include <Python.h>
@@ -23,6 +23,16 @@ struct Calls {
     double piece;  // seconds of one wait: a signal that comes before it sleeps wakes nobody
     ft_now last;
 };
+
+// As the user has given them, borrowed; null: left out.
+struct Given {
+    PyObject *buf, *out, *op, *algorithm, *root, *peer, *tag, *dtype;
+};
+
+// An outcome, or NotImplemented. `kind`: FT_ALL_REDUCE, ...; `out` left out: `buf` is it.
+PyObject* collective(Calls* self, int kind, const Given& given);
+// None, of a receive the source; or NotImplemented.
+PyObject* message(Calls* self, bool sends, const Given& given);
 
 extern PyTypeObject* gate_type;
 extern PyTypeObject* calls_type;

@@ -1,6 +1,7 @@
 // _ftcomm_calls, whose only user is ftcomm/_calls.py.
 #include "buffers.h"
 #include "calls.h"
+#include "method.h"
 
 using namespace ftcomm_python;
 
@@ -43,7 +44,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT,
 
 PyMODINIT_FUNC PyInit__ftcomm_calls() {
     PyObject* module = PyModule_Create(&definition);
-    if (module != nullptr && !add_types(module)) {
+    if (module != nullptr && !(add_types(module) && add_methods(module))) {
         Py_DECREF(module);
         return nullptr;
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import pydoc
 import signal
 from typing import Any
 
@@ -66,19 +68,102 @@ def _with_root_in_range(make: Any, size: int) -> Any:
     return made
 
 
+WITH_NAMES: dict[str, Any] = {
+    "all_reduce": lambda c: {"op": "max", "buf": big(c)},
+    "broadcast": lambda c: {"root": 1, "buf": big(c), "dtype": None},
+    "reduce": lambda c: {"buf": big(c), "op": "min", "root": 1},
+    "all_gather": lambda c: {"buf": part(c), "out": np.zeros(4 * c.size, np.float32)},
+    "reduce_scatter": lambda c: {"buf": big(c), "out": np.zeros(4, np.float32), "op": "max"},
+    "all_to_all": lambda c: {"buf": big(c), "out": np.zeros(4 * c.size, np.float32)},
+}
+
+
 def test_none_of_them_goes_the_long_way(ranks: Ranks) -> None:
+    class Short(ftcomm.Communicator):
+        @property
+        def _ordered(self) -> Any:
+            raise AssertionError("the long way")
+
     def run(comm: Comm) -> None:
         comm.all_reduce(np.ones(2))  # from now on arrays are known
-        numbers = {"all_reduce": 0, "broadcast": 1, "reduce": 2, "all_gather": 3, "reduce_scatter": 4, "all_to_all": 7}
-        for name, number in numbers.items():
-            args = OPERATIONS[name](comm)
-            given = args[1] if len(args) > 1 and isinstance(args[1], np.ndarray) else args[0]
-            assert comm._calls.collective(number, args[0], given, "sum", "auto", 0) is not None, name
-        assert comm._calls.collective(8, None, None, None, None, 0) is not None
+        expected = {
+            name: (getattr(comm, "i" + name)(**given).wait(), given)
+            for name, given in ((name, make(comm)) for name, make in WITH_NAMES.items())
+        }
+        comm.__class__ = Short
+        with pytest.raises(AssertionError, match="the long way"):
+            comm.iall_reduce(np.ones(2))
+        for name, make in OPERATIONS.items():
+            getattr(comm, name)(*make(comm))
+        for name, make in WITH_NAMES.items():
+            given = make(comm)
+            assert getattr(comm, name)(**given) == expected[name][0], name
+            for role, there in given.items():
+                assert role not in ("buf", "out") or np.array_equal(there, expected[name][1][role]), (name, role)
         if comm.rank == 0:
-            assert comm._calls.send(np.ones(3), 1, 7) is True
+            assert comm.send(np.ones(3), 1, 7) is None
+            comm.send(tag=8, dst=1, buf=np.ones(3))
         else:
-            assert comm._calls.recv(np.ones(3), 0, 7) == 0
+            assert comm.recv(np.ones(3), 0, 7) == 0
+            assert comm.recv(src=ftcomm.ANY, buf=np.ones(3), tag=8) == 0
+        comm.__class__ = ftcomm.Communicator
+
+    ranks(2, run)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda c: c.all_reduce(), "missing 1 required positional argument: 'buf'"),
+        (lambda c: c.all_reduce(np.ones(2), buf=np.ones(2)), "multiple values for argument 'buf'"),
+        (lambda c: c.all_reduce(np.ones(2), "sum", "auto", None, 1.0), "takes from 2 to 5 positional arguments"),
+        (lambda c: c.broadcast(np.ones(2), 0, None, 1.0), "takes from 2 to 4 positional arguments"),
+        (lambda c: c.all_gather(np.ones(2)), "missing 1 required positional argument: 'buf'"),
+        (lambda c: c.barrier(np.ones(2)), "takes 1 positional argument"),
+        (lambda c: c.send(np.ones(2)), "missing 1 required positional argument: 'dst'"),
+        (lambda c: c.recv(np.ones(2), 0, speed=1), "unexpected keyword argument 'speed'"),
+        (lambda c: type(c).all_reduce(), "missing 2 required positional arguments"),
+        (lambda c: type(c).barrier(3), "'int' object has no attribute"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_pythons_errors(ranks: Ranks, call: Any, words: str) -> None:
+    def run(comm: Comm) -> None:
+        comm.all_reduce(np.ones(2))
+        with pytest.raises((TypeError, AttributeError), match=words):
+            call(comm)
+
+    ranks(1, run)
+
+
+def test_the_methods_look_like_pythons(ranks: Ranks) -> None:
+    def run(comm: Comm) -> None:
+        for name in [*OPERATIONS, "send", "recv"]:
+            method = getattr(comm, name)
+            assert method.__doc__, name
+            assert method.__name__ == name
+            assert method.__qualname__.endswith(f".{name}")
+            assert method.__self__ is comm
+            assert getattr(type(comm), name).__module__.startswith("ftcomm.")
+            assert inspect.signature(method) == inspect.signature(method.__wrapped__.__get__(comm)), name
+        assert "Combines the buffers" in pydoc.render_doc(type(comm).all_reduce)
+
+    ranks(1, run)
+
+
+def test_a_subclass_may_have_its_own(ranks: Ranks) -> None:
+    class Counting(ftcomm.Communicator):
+        count = 0
+
+        def all_reduce(self, *args: Any, **more: Any) -> Any:
+            self.count += 1
+            return super().all_reduce(*args, **more)
+
+    def run(comm: Comm) -> None:
+        comm.__class__ = Counting
+        x = np.ones(2)
+        comm.all_reduce(x, op="sum")
+        assert (comm.count, x.tolist()) == (1, [2.0, 2.0])  # type: ignore[attr-defined]
+        comm.__class__ = ftcomm.Communicator
 
     ranks(2, run)
 

@@ -105,11 +105,11 @@ def test_the_built_in_border_is_the_library_s(ranks: Ranks, size: int) -> None:
 FIRST_READ = "rank=1,at=shm.read:1,do=corrupt"
 
 
-def reads(collective: str) -> Callable[[Comm], bool]:
-    """Whether it goes by reading with 400 kB; the first read is refused."""
+def reads(collective: str, elements: int = 100_000, dtype: Any = np.float32) -> Callable[[Comm], bool]:
+    """Whether it goes by reading with so much; the first read is refused."""
 
     def run(comm: Comm) -> bool:
-        getattr(comm, collective)(np.ones(100_000, np.float32))
+        getattr(comm, collective)(np.ones(elements, dtype))
         return bool(comm.stats()["reads_refused"])
 
     return run
@@ -137,6 +137,26 @@ def test_which_collectives_read(
         monkeypatch.setenv(name, value)
     by_collective = [ranks(2, reads(name), faults=FIRST_READ) for name in ("all_reduce", "broadcast")]
     assert by_collective == [[found] * 2 for found in expected]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "variables", "expected"),
+    [
+        (2, np.float32, {}, False),
+        (2, np.float16, {}, False),
+        (3, np.float32, {}, False),
+        (3, np.float16, {}, True),  # else rounded at each hop
+        (5, np.float32, {}, True),
+        (2, np.float32, {"FTCOMM_SEGMENT_BYTES": "16384"}, True),  # most segments are shorter than the limit
+        (2, np.float32, {"FTCOMM_SEGMENT_BYTES": "32768"}, False),
+    ],
+)
+def test_what_is_read_of_links_past_the_caches(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, size: int, dtype: Any, variables: dict[str, str], expected: bool
+) -> None:
+    for name, value in {"FTCOMM_STREAM_LIMIT": "16384", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert ranks(size, reads("all_reduce", 4 * MIB, dtype), faults=FIRST_READ) == [expected] * size
 
 
 def test_ranks_must_have_the_same(ranks: Ranks) -> None:

@@ -11,6 +11,13 @@ namespace ftcomm {
 
 inline constexpr std::uint64_t kNeverStreams = ~std::uint64_t{0};
 
+// Elsewhere a copy past the caches is an ordinary one (base/copy.h).
+#if defined(__x86_64__)
+inline constexpr bool kCanStream = true;
+#else
+inline constexpr bool kCanStream = false;
+#endif
+
 // From so many bytes on, on this machine, where each rank has a processor of its own.
 std::uint64_t default_stream_limit();
 

@@ -2,6 +2,7 @@
 // a holder (broadcast, all-gather, repairs), or reduced only (reduce, reduce-scatter). One engine for healthy and repair runs.
 // Ring all-reduce: Patarasuk and Yuan 2009. Each rank has exactly one event to wait for per segment.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <deque>
 
@@ -118,7 +119,7 @@ private:
             } else {
                 FT_POINT("ring.rs.first");
                 if (op_.desc.op == ReduceOp::PremulSum) {
-                    forward(to, h, op_.segment_bytes(s), [&](std::byte* out) {
+                    forward(to, h, op_.segment_bytes(s), [&](std::byte* out, bool) {
                         scale(op_.desc.dtype, out, op_.input(s), op_.grid.count(s), op_.desc.factor);
                     });
                 } else {
@@ -134,12 +135,13 @@ private:
     void forward(int slot, FrameHeader h, std::uint32_t bytes, Fill fill) {
         h.length = bytes;
         if (auto* p = env_.sender.reserve(slot, bytes)) {
-            fill(p);
+            // Where ranks share processors the next one may run on this one, and finds it in the caches.
+            fill(p, env_.own_processor && env_.sender.streams(slot, bytes));
             env_.sender.commit(slot, h);
             return;
         }
         Bytes scratch = env_.sender.scratch(bytes);
-        fill(scratch.data());
+        fill(scratch.data(), false);
         env_.sender.queue(slot, h, std::move(scratch));
     }
 
@@ -176,9 +178,7 @@ private:
         if (r.rank != env_.rank) {
             auto h = env_.header(FrameKind::ReduceScatter, op_);
             h.segment = s;
-            // Where ranks share processors the next one may run on this one, and finds it in the caches.
-            const bool streams = env_.own_processor && env_.sender.streams(next, payload.size());
-            forward(next, h, op_.segment_bytes(s), [&](std::byte* out) {
+            forward(next, h, op_.segment_bytes(s), [&](std::byte* out, bool streams) {
                 if (streams) combine_into_link(s, out, payload);
                 else combine(s, out, payload);
             });
@@ -188,9 +188,13 @@ private:
         }
         // The owner: whole and final in one step, the divisor included.
         auto* out = op_.result(s);
-        combine(s, out, payload);
-        if (op_.desc.op == ReduceOp::Avg)
-            divide(op_.desc.dtype, out, op_.grid.count(s), static_cast<std::uint32_t>(r.contributors.count()));
+        if (op_.desc.op == ReduceOp::Avg) {  // of 8- and 16-bit floats neither this sum nor its average is rounded in between
+            const std::array<const std::byte*, 2> parts{payload.data(), op_.input(s)};
+            ftcomm::combine(op_.desc.dtype, op_.desc.op, out, parts, op_.grid.count(s),
+                            static_cast<std::uint32_t>(r.contributors.count()));
+        } else {
+            combine(s, out, payload);
+        }
         op_.set_final(s, r.contributors);
         FT_POINT("ring.rs.owner");
         --remaining_;

@@ -11,14 +11,17 @@ namespace {
 
 // Bytes of an all-reduce. On one host the ring stays in the caches; over several it sends more between them.
 constexpr std::uint64_t kPullFrom = 4u << 20, kGroupsFrom = 2u << 20;
+constexpr std::size_t kFewOnHost = 4;
 
 // From where on a collective is read, in bytes of `count`, where what ranks write into links goes past their caches (base/streaming.h): a copy
 // into a link and one out of it, by two processors at once, are faster than the kernel's one, which looks up each page.
-std::uint64_t streamed_limit(OpKind kind, std::size_t ranks, std::uint64_t otherwise) {
+std::uint64_t streamed_limit(const OpDesc& d, OpKind kind, std::size_t ranks, std::uint64_t otherwise) {
     constexpr std::uint64_t kNever = ~std::uint64_t{0};
     switch (kind) {
         case OpKind::AllReduce:
-        case OpKind::ReduceScatter: return kNever;
+        case OpKind::ReduceScatter:
+            // A ring rounds a sum at each hop but the last one; who reads all inputs adds them up in float32.
+            return ranks > 2 && is_narrow_float(d.dtype) ? otherwise : kNever;
         case OpKind::Broadcast: return ranks == 2 ? kNever : 256u << 10;  // round a ring each byte is copied n - 1 times
         case OpKind::AllGather: return ranks == 2 ? 128u << 10 : otherwise;
         default: return otherwise;
@@ -166,8 +169,8 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
     } else if (core_.config.pull_limit == 0) {
         if (kind == OpKind::Reduce) return false;  // the root alone would do all of it
         if (kind == OpKind::AllReduce) limit = near ? kPullFrom : kGroupsFrom;
-        // Ranks that read each other are on one machine, so they agree on whether it streams.
-        if (near && core_.config.streams()) limit = streamed_limit(kind, spec_.members.size(), limit);
+        // Ranks that read each other are on one machine, and agree on whether it streams (Address::check_agrees).
+        if (near && streams_decide()) limit = streamed_limit(op.desc, kind, spec_.members.size(), limit);
     }
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
@@ -183,6 +186,9 @@ bool Communicator::goes_by_tree(const OpState& op) const {
     return core_.config.flat_trees && living_.size() > kStraightOnHost && !replays() && all_share_memory();
 }
 
+// Of more than that, more share the processors and their caches: to read is faster then, as where nothing is streamed.
+bool Communicator::streams_decide() const { return core_.config.streams() && spec_.members.size() <= kFewOnHost; }
+
 bool Communicator::all_share_memory() const {
     for (int r : decision_.alive.list())
         if (r != rank_ && !core_.transport.shares_memory(spec_.members[static_cast<std::size_t>(r)])) return false;
@@ -193,7 +199,7 @@ bool Communicator::all_share_memory() const {
 std::uint64_t Communicator::show_limit(OpKind kind) const {
     if (decision_.frames_only) return ~std::uint64_t{0};
     if (core_.config.pull_limit > 0) return core_.config.pull_limit;
-    return kind == OpKind::Gather ? 1u << 20 : core_.config.streams() ? 128u << 10 : core_.read_limit();
+    return kind == OpKind::Gather ? 1u << 20 : streams_decide() ? 128u << 10 : core_.read_limit();
 }
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {

@@ -4,7 +4,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 12;
+constexpr std::uint32_t kVersion = 13;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -22,7 +22,7 @@ Bytes Address::encode() const {
     w.put(kMagic).put(kVersion).put(job).put(world_size).put(rank).put(incarnation).put(host).put(domain);
     w.text(socket).put(nonce).put(processes).put(pid).put(kernel).ranks(processors).put(transport).put(authority);
     w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(static_cast<std::uint8_t>(replay));
-    w.put(static_cast<std::uint8_t>(peer_memory));
+    w.put(static_cast<std::uint8_t>(peer_memory)).put(static_cast<std::uint8_t>(streams));
     w.put(heartbeat)
         .put(flat_limit)
         .put(pull_limit)
@@ -61,6 +61,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.has_secret = r.get<std::uint8_t>() != 0;
     a.replay = r.get<std::uint8_t>() != 0;
     a.peer_memory = r.get<std::uint8_t>() != 0;
+    a.streams = r.get<std::uint8_t>() != 0;
     a.heartbeat = r.get<Time>();
     a.flat_limit = r.get<std::uint64_t>();
     a.pull_limit = r.get<std::uint64_t>();
@@ -111,6 +112,14 @@ Status Address::check_agrees(const Address& other, int slot) const {
     if (other.segment_bytes != segment_bytes) return differs("segment_bytes", number(other.segment_bytes), number(segment_bytes));
     if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));
     if (other.stream_limit != stream_limit) return differs("stream_limit", number(other.stream_limit), number(stream_limit));
+    if (other.kernel == kernel && other.streams != streams) {
+        auto s = Status::error(Code::Mismatch,
+                               rank_text(slot) + " and " + rank_text(rank) +
+                                   ", on one machine, do not find the same processor there (one is emulated?), and would "
+                                   "choose other algorithms: set FTCOMM_STREAM_LIMIT=1099511627776 on all ranks");
+        s.ranks = {slot};
+        return s;
+    }
     if (other.spread_degree != spread_degree) return differs("spread_degree", number(other.spread_degree), number(spread_degree));
     return {};
 }

@@ -30,6 +30,7 @@ struct Address {
     TransportChoice transport = TransportChoice::Auto;
     AuthorityChoice authority = AuthorityChoice::Auto;
     bool has_store = false, has_secret = false, replay = false, peer_memory = true;
+    bool streams = false;             // its links (base/streaming.h); equal on all ranks of a machine
     std::string log = "all";          // which messages are logged
     Time heartbeat = 0;
     std::uint64_t flat_limit = 0, pull_limit = 0, reduce_pull_limit = 0, segment_bytes = 0, eager_limit = 0, stream_limit = 0,

@@ -46,10 +46,13 @@ struct JobConfig {
     LogGroups log_groups;
     RankSet finished;
 
-    // Of this machine's links, or kNeverStreams. (What is never as long as a segment decides on no algorithm either.)
+    // Of this machine's links, or kNeverStreams: for then other algorithms are the faster ones, so nearly all of what large operations put into
+    // links has to be as long. (Most of their segments are shorter than they may be: equal_segments() in communicator.cc.) The same on all
+    // ranks of a machine, whether they share processors or not.
     std::uint64_t links_stream_from() const {
-        const auto limit = stream_limit > 0 ? stream_limit : default_stream_limit();
-        return limit <= segment_bytes ? limit : kNeverStreams;
+        if (!kCanStream) return kNeverStreams;
+        if (stream_limit > 0) return 2 * stream_limit <= segment_bytes ? stream_limit : kNeverStreams;
+        return kCrowdedStreamLimit < segment_bytes ? default_stream_limit() : kNeverStreams;
     }
 
     // Checks everything that comes from outside, the environment's table of algorithms included.

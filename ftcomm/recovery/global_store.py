@@ -107,6 +107,9 @@ def collect(url: str, job: str, name: str, through_seq: int, *, storage_options:
     return needed
 
 
+_PIECE = 1.0  # seconds
+
+
 class _Reader:
     """Reads chunks ahead on a thread, at most ``prefetch``, and waits for those that are still to come."""
 
@@ -120,7 +123,11 @@ class _Reader:
 
     def next(self) -> Chunk | None:
         """The next chunk; None at the end."""
-        found = self._ready.get()
+        while True:
+            # A signal that comes between Python's last look and the wait ends no wait: cut into pieces, Ctrl-C is never lost.
+            with contextlib.suppress(queue.Empty):
+                found = self._ready.get(timeout=_PIECE)
+                break
         self._room.release()
         if isinstance(found, BaseException):
             raise found

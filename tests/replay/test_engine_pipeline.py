@@ -439,7 +439,7 @@ def test_an_update_before_each_checkpoint(keep: Keep, tmp_path: Path) -> None:
 @pytest.mark.table
 def test_many_kills_in_one_run(keep: Keep, tmp_path: Path) -> None:
     """20 at random moments, in starts and replays as well."""
-    undisturbed = keep(training(tmp_path / "undisturbed", epochs=LONG, checkpoint_every=20)).values()
+    undisturbed = keep(training(tmp_path / "undisturbed", epochs=LONG, checkpoint_every=20)).values(300.0)
     job = keep(training(tmp_path / "killed", epochs=LONG, checkpoint_every=20))
     assert job.kill_at_random(20, "pipeline") == 20
     same(job.values(300.0), undisturbed)

@@ -185,7 +185,7 @@ class Collectives:
         ``ring`` is the ring of Patarasuk and Yuan (2009) with a dissemination fence at its end; ``flat``, for small buffers,
         sends everything to everyone and adds in rank order (of many ranks: along a tree, part by part). From 4 MiB
         on, ranks of one host read each other's memory instead (``auto``), and add in rank order, too (up to 4 of them on
-        processors of AMD only 8- and 16-bit floats of 3 and more: see FTCOMM_STREAM_LIMIT in docs/operations.md).
+        processors of AMD not: see FTCOMM_STREAM_LIMIT in docs/operations.md).
         An average is divided by the number of contributors, part by part.
 
         Args:

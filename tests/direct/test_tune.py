@@ -105,11 +105,11 @@ def test_the_built_in_border_is_the_library_s(ranks: Ranks, size: int) -> None:
 FIRST_READ = "rank=1,at=shm.read:1,do=corrupt"
 
 
-def reads(collective: str, elements: int = 100_000, dtype: Any = np.float32) -> Callable[[Comm], bool]:
+def reads(collective: str, elements: int = 100_000, dtype: Any = np.float32, *more: Any) -> Callable[[Comm], bool]:
     """Whether it goes by reading with so much; the first read is refused."""
 
     def run(comm: Comm) -> bool:
-        getattr(comm, collective)(np.ones(elements, dtype))
+        getattr(comm, collective)(np.ones(elements, dtype), *more)
         return bool(comm.stats()["reads_refused"])
 
     return run
@@ -140,23 +140,30 @@ def test_which_collectives_read(
 
 
 @pytest.mark.parametrize(
-    ("size", "dtype", "variables", "expected"),
+    ("size", "dtype", "op", "variables", "expected"),
     [
-        (2, np.float32, {}, False),
-        (2, np.float16, {}, False),
-        (3, np.float32, {}, False),
-        (3, np.float16, {}, True),  # else rounded at each hop
-        (5, np.float32, {}, True),
-        (2, np.float32, {"FTCOMM_SEGMENT_BYTES": "16384"}, True),  # most segments are shorter than the limit
-        (2, np.float32, {"FTCOMM_SEGMENT_BYTES": "32768"}, False),
+        (2, np.float32, "sum", {}, False),
+        (2, np.float16, "avg", {}, False),
+        (3, np.float32, "avg", {}, False),
+        (3, np.float16, "sum", {}, False),
+        (3, np.float16, "avg", {}, True),  # a hop's sum may be too large for 16 bits
+        (5, np.float32, "sum", {}, True),
+        (2, np.float32, "sum", {"FTCOMM_SEGMENT_BYTES": "16384"}, True),  # most segments are shorter than the limit
+        (2, np.float32, "sum", {"FTCOMM_SEGMENT_BYTES": "32768"}, False),
     ],
 )
 def test_what_is_read_of_links_past_the_caches(
-    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, size: int, dtype: Any, variables: dict[str, str], expected: bool
+    ranks: Ranks,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
+    dtype: Any,
+    op: str,
+    variables: dict[str, str],
+    expected: bool,
 ) -> None:
     for name, value in {"FTCOMM_STREAM_LIMIT": "16384", **variables}.items():
         monkeypatch.setenv(name, value)
-    assert ranks(size, reads("all_reduce", 4 * MIB, dtype), faults=FIRST_READ) == [expected] * size
+    assert ranks(size, reads("all_reduce", 4 * MIB, dtype, op), faults=FIRST_READ) == [expected] * size
 
 
 def test_ranks_must_have_the_same(ranks: Ranks) -> None:

@@ -164,7 +164,7 @@ PyObject* collective(Calls* self, int kind, const Given& given) {
     if (kind != FT_BARRIER) {
         const bool reduces = kind == FT_ALL_REDUCE || kind == FT_REDUCE || kind == FT_REDUCE_SCATTER;
         const bool writes = (kind != FT_REDUCE && kind != FT_BROADCAST) || (root == self->rank) == (kind == FT_REDUCE);
-        if (buf == nullptr || !there.look(out, writes) || (out != buf && !here.look(buf, false)) ||
+        if (!there.look(out, writes) || (out != buf && !here.look(buf, false)) ||
             !counts(op, here.view(), there.view(), self->rank, self->size) ||
             (reduces && ft_reduce_supported(op.dtype, op.op) == 0))
             return the_long_way();
@@ -183,8 +183,7 @@ PyObject* collective(Calls* self, int kind, const Given& given) {
 PyObject* message(Calls* self, bool sends, const Given& given) {
     Held held;
     long long peer = FT_ANY, tag = 0;
-    if (!is_none(given.dtype) || given.buf == nullptr || (given.peer == nullptr && sends) ||
-        (given.peer != nullptr && !number_of(given.peer, sends ? 0 : FT_ANY, self->size - 1, &peer)) ||
+    if (!is_none(given.dtype) || (given.peer != nullptr && !number_of(given.peer, sends ? 0 : FT_ANY, self->size - 1, &peer)) ||
         (given.tag != nullptr && !number_of(given.tag, INT64_MIN, INT64_MAX, &tag)) || !held.look(given.buf, !sends))
         return the_long_way();
     Spare spare;

@@ -24,7 +24,7 @@ struct Calls {
     ft_now last;
 };
 
-// As the user has given them, borrowed; null: left out.
+// As the user has given them, borrowed; null: left out, which only what has a default can be.
 struct Given {
     PyObject *buf, *out, *op, *algorithm, *root, *peer, *tag, *dtype;
 };

@@ -80,11 +80,11 @@ PyObject* short_way(const Form& form, PyObject* communicator, PyObject* const* a
     if (!sort(form, args, n, names, given)) return Py_NewRef(Py_NotImplemented);
     PyObject* calls = PyObject_GetAttr(communicator, calls_name);  // held: another thread may close the communicator meanwhile
     if (calls == nullptr) return nullptr;
-    PyObject* result = Py_NewRef(Py_NotImplemented);
-    if (Py_TYPE(calls) == calls_type) {
-        auto* self = reinterpret_cast<Calls*>(calls);
-        Py_SETREF(result, form.kind >= 0 ? collective(self, form.kind, given) : message(self, form.kind == kSend, given));
-    }
+    PyObject* result;
+    auto* self = reinterpret_cast<Calls*>(calls);
+    if (Py_TYPE(calls) != calls_type) result = Py_NewRef(Py_NotImplemented);
+    else if (form.kind >= 0) result = collective(self, form.kind, given);
+    else result = message(self, form.kind == kSend, given);
     Py_DECREF(calls);
     return result;
 }

@@ -184,6 +184,17 @@ FT_TEST(reduce_combine_rounds_once) {
     check(ReduceOp::Avg, 3, std::vector<float>(wide)[0]);
 }
 
+FT_TEST(reduce_and_divide_round_once) {
+    constexpr std::size_t count = 1500;
+    const std::vector<float> wide(count, 60000.0f);
+    std::vector<std::uint16_t> a(count), out(count);
+    narrow(DType::Float16, a.data(), wide.data(), count);
+    reduce(DType::Float16, ReduceOp::Avg, out.data(), a.data(), a.data(), count, 2);  // of values whose sum overflows float16
+    EXPECT(out == a);
+    reduce(DType::Float16, ReduceOp::Avg, a.data(), a.data(), out.data(), count, 2);  // in place
+    EXPECT(out == a);
+}
+
 FT_TEST(reduce_combine_is_a_chain_of_reduce) {
     Random random(7);
     for (auto dtype : {DType::Float64, DType::Float32, DType::Int32, DType::UInt8, DType::Complex64})

@@ -36,7 +36,12 @@ def undisturbed(keep: Callable[..., keeper.Keeper], pulls: None) -> Reference:
 
     def run(size: int, program: Any, transport: str) -> list[Any]:
         # Options of ranks, such as the degree of their trees, may decide on the order of a sum.
-        key = (size, program.__name__, transport, tuple(sorted(kv for kv in os.environ.items() if "FTCOMM_" in kv[0])))
+        key = (
+            size,
+            program.__name__,
+            transport,
+            tuple(sorted(kv for kv in os.environ.items() if kv[0].startswith("FTCOMM_"))),
+        )
         if key not in _known:
             _known[key] = keep(size, program, transport=transport).values()
         return _known[key]

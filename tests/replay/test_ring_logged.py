@@ -36,6 +36,15 @@ def test_sums(ranks: Ranks, transport: str, size: int) -> None:
     assert len(set(values)) == 1, "not the same bits on every rank"
 
 
+def test_an_average_of_large_halves_is_finite(ranks: Ranks) -> None:
+    def run(comm: Any) -> set[float]:
+        mean = np.full(300_001, 60_000, np.float16)
+        comm.all_reduce(mean, "avg", algorithm="ring-logged")
+        return {float(x) for x in mean}
+
+    assert ranks(2, run, policy="replay") == [{60_000.0}] * 2
+
+
 def test_several_at_once_keep_their_order(ranks: Ranks) -> None:
     def run(comm: Any) -> None:
         buffers = [np.full(5000, float(comm.rank + i)) for i in range(6)]

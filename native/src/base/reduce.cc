@@ -109,6 +109,12 @@ void combine_parts(DType dtype, ReduceOp op, void* dst, const Part& part, std::s
 
 }  // namespace
 
+void reduce(DType dtype, ReduceOp op, void* dst, const void* a, const void* b, std::size_t count, std::uint32_t divisor) {
+    if (divisor == 1) return reduce(dtype, op, dst, a, b, count);
+    combine_parts(
+        dtype, op, dst, [&](std::size_t k) { return static_cast<const std::byte*>(k == 0 ? a : b); }, 2, count, divisor);
+}
+
 void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t parts, std::size_t count,
              std::uint32_t divisor) {
     const auto bytes = count * size_of(dtype);

@@ -21,6 +21,8 @@ void narrow(DType dtype, void* dst, const float* src, std::size_t count);  // to
 // dst[i] = op(a[i], b[i]) for count elements; dst may be a or b, no other overlap; pointers need no alignment.
 // Avg and PremulSum add. 16-bit and 8-bit floats are added in float32 and rounded once (nearest even).
 void reduce(DType dtype, ReduceOp op, void* dst, const void* a, const void* b, std::size_t count);
+// The same, then divided (1: not): the last addition of an average. What is added in float32 is rounded after that, and once.
+void reduce(DType dtype, ReduceOp op, void* dst, const void* a, const void* b, std::size_t count, std::uint32_t divisor);
 
 // buffer[i] /= divisor: the end of an average, applied once by the segment's owner before the value is final.
 void divide(DType dtype, void* buffer, std::size_t count, std::uint32_t divisor);

@@ -237,15 +237,16 @@ private:
         // Always in the groups' order, whoever came first. Only the last addition writes to the caller's buffer, when all that can
         // fail has been done (invariant B).
         auto* sum = second_half(bytes);
-        auto* out = op_.result(s);
+        const auto& d = op_.desc;
         const std::byte* so_far = nullptr;
         for (std::size_t g = 0; g < groups_.size(); ++g) {
             const auto* next = g == own_ ? own : g == group_of(at) ? payload.data() : sums.at(g).data();
-            auto* to = g + 1 == groups_.size() ? out : sum;
-            if (so_far != nullptr) reduce(op_.desc.dtype, op_.desc.op, to, so_far, next, op_.grid.count(s));
+            const bool last = g + 1 == groups_.size();
+            const auto divisor = last && d.op == ReduceOp::Avg ? static_cast<std::uint32_t>(env_.size()) : 1;
+            auto* to = last ? op_.result(s) : sum;
+            if (so_far != nullptr) reduce(d.dtype, d.op, to, so_far, next, op_.grid.count(s), divisor);
             so_far = so_far == nullptr ? next : to;
         }
-        if (op_.desc.op == ReduceOp::Avg) divide(op_.desc.dtype, out, op_.grid.count(s), static_cast<std::uint32_t>(env_.size()));
         sums_.erase(s);
         op_.set_final(s, r.contributors);
         FT_POINT("group.owner");

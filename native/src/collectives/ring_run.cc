@@ -2,7 +2,6 @@
 // a holder (broadcast, all-gather, repairs), or reduced only (reduce, reduce-scatter). One engine for healthy and repair runs.
 // Ring all-reduce: Patarasuk and Yuan 2009. Each rank has exactly one event to wait for per segment.
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <deque>
 
@@ -146,7 +145,8 @@ private:
     }
 
     // `n` elements of the segment, from element `at` on.
-    void combine_part(std::uint32_t s, std::uint64_t at, std::uint64_t n, std::byte* out, ByteView partial) const {
+    void combine_part(std::uint32_t s, std::uint64_t at, std::uint64_t n, std::byte* out, ByteView partial,
+                      std::uint32_t divisor = 1) const {
         const auto& d = op_.desc;
         const auto* from = partial.data() + at * size_of(d.dtype);
         const auto* own = op_.input(s) + at * size_of(d.dtype);
@@ -154,10 +154,12 @@ private:
             scale(d.dtype, out, own, n, d.factor);
             own = out;
         }
-        reduce(d.dtype, d.op, out, from, own, n);
+        reduce(d.dtype, d.op, out, from, own, n, divisor);
     }
 
-    void combine(std::uint32_t s, std::byte* out, ByteView partial) const { combine_part(s, 0, op_.grid.count(s), out, partial); }
+    void combine(std::uint32_t s, std::byte* out, ByteView partial, std::uint32_t divisor = 1) const {
+        combine_part(s, 0, op_.grid.count(s), out, partial, divisor);
+    }
 
     // Past the caches, by way of a block that stays in the nearest one.
     void combine_into_link(std::uint32_t s, std::byte* out, ByteView partial) const {
@@ -188,13 +190,7 @@ private:
         }
         // The owner: whole and final in one step, the divisor included.
         auto* out = op_.result(s);
-        if (op_.desc.op == ReduceOp::Avg) {  // of 8- and 16-bit floats neither this sum nor its average is rounded in between
-            const std::array<const std::byte*, 2> parts{payload.data(), op_.input(s)};
-            ftcomm::combine(op_.desc.dtype, op_.desc.op, out, parts, op_.grid.count(s),
-                            static_cast<std::uint32_t>(r.contributors.count()));
-        } else {
-            combine(s, out, payload);
-        }
+        combine(s, out, payload, op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(r.contributors.count()) : 1);
         op_.set_final(s, r.contributors);
         FT_POINT("ring.rs.owner");
         --remaining_;

@@ -182,7 +182,8 @@ private:
     bool reads_memory(const OpState& op, bool near) const;
     std::uint64_t show_limit(OpKind kind) const;
     bool goes_by_tree(const OpState& op) const;
-    bool all_share_memory() const, streams_decide() const;
+    bool all_share_memory() const;
+    bool streams_decide() const;
     std::string name_of(const OpState& op) const;
     Time timeout() const { return spec_.timeout > 0 ? spec_.timeout : core_.config.timeout; }  // of what names none itself
 

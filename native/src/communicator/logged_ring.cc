@@ -167,8 +167,8 @@ Status LoggedRing::pass_on(int chunk) {
         const auto count = n / size_of(d.dtype);
         if (into_log == Into::Memory) made_.resize(n);
         auto* made = into_log == Into::Memory ? made_.data() : to;
-        reduce(d.dtype, d.op, made, from, own(chunk, at, n), count);
-        if (makes_final && d.op == ReduceOp::Avg) divide(d.dtype, made, count, static_cast<std::uint32_t>(size()));
+        const auto divisor = makes_final && d.op == ReduceOp::Avg ? static_cast<std::uint32_t>(size()) : 1;
+        reduce(d.dtype, d.op, made, from, own(chunk, at, n), count, divisor);
         if (into_log == Into::Memory) *sum = made_crc = crc32c_copy(to, made, n, made_crc, into_log);
         if (makes_final) copy(this->at(chunk) + at, made, n, into);
         return {};

@@ -365,9 +365,7 @@ Status Job::make_node() {
         return a.job == job_hash_ && (a.kernel == id_.kernel || !config_.has_secret) && !(a.processors & id_.processors).empty();
     });
     parts.own_processor = c.own_processor = here <= id_.processors.count();
-    c.stream_limit = config_.links_stream_from();
-    if (c.streams() && !c.own_processor && config_.stream_limit == 0)
-        c.stream_limit = std::max(c.stream_limit, kCrowdedStreamLimit);
+    c.stream_limit = config_.links_stream_from(c.own_processor);
     engine_.set_parts(parts);
     if (store_) store_->start();
     Authority& authority = cells_ ? static_cast<Authority&>(*cells_) : *store_;

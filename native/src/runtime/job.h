@@ -1,6 +1,7 @@
 // One rank's part in one job: everything behind an ft_job.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <string>
@@ -47,12 +48,13 @@ struct JobConfig {
     RankSet finished;
 
     // Of this machine's links, or kNeverStreams: for then other algorithms are the faster ones, so nearly all of what large operations put into
-    // links has to be as long. (Most of their segments are shorter than they may be: equal_segments() in communicator.cc.) The same on all
-    // ranks of a machine, whether they share processors or not.
-    std::uint64_t links_stream_from() const {
+    // links has to be as long. (Most of their segments are shorter than they may be: equal_segments() in communicator.cc.) Whether it is never
+    // is the same on all ranks of a machine, also where some share processors.
+    std::uint64_t links_stream_from(bool own_processor = true) const {
         if (!kCanStream) return kNeverStreams;
         if (stream_limit > 0) return 2 * stream_limit <= segment_bytes ? stream_limit : kNeverStreams;
-        return kCrowdedStreamLimit < segment_bytes ? default_stream_limit() : kNeverStreams;
+        if (kCrowdedStreamLimit >= segment_bytes) return kNeverStreams;
+        return own_processor ? default_stream_limit() : std::max(default_stream_limit(), kCrowdedStreamLimit);
     }
 
     // Checks everything that comes from outside, the environment's table of algorithms included.

@@ -232,7 +232,8 @@ class Collectives:
     def all_to_all(self, out: Any, buf: Any, *args: Any, **more: Any) -> Outcome:
         """Part r of ``buf`` goes to rank r; ``out`` gets the parts for this rank, in rank order.
 
-        Parts are equal, or as ``out_counts`` (elements from each rank) and ``in_counts`` (elements to each rank) say.
+        Parts are equal, or as ``out_counts`` (elements from each rank) and ``in_counts`` (elements to each rank) say. All ranks
+        give counts, or none: small parts without counts go another way, and a call with counts does not match (``Mismatch``).
         """
         return self.iall_to_all(out, buf, *args, **more).wait()
 

@@ -1,4 +1,4 @@
-// Small reduces and reduce-scatters: a sum that all have, of which each rank is given what it has called for.
+// Small reduces, reduce-scatters and all-to-alls: all have a sum, or what each has for each, and a rank is given what it has called for of it.
 #include <algorithm>
 #include <numeric>
 #include <vector>
@@ -34,7 +34,120 @@ struct Part {
     bool is_as_before() const { return recv[0] == -1 && recv[1] == -1; }
 };
 
+struct Swap {
+    std::vector<std::int64_t> send, recv;
+    RequestPtr request;
+
+    // One element for each rank: 10 * (rank + 1) + its rank.
+    Swap(Rig& rig, int rank, int size, std::shared_ptr<PerRank> layout = nullptr)
+        : send(static_cast<std::size_t>(size)), recv(send.size(), -1) {
+        std::iota(send.begin(), send.end(), 10 * (rank + 1));
+        OpDesc d;
+        d.kind = OpKind::AllToAll;
+        d.dtype = DType::Int64;
+        d.count = layout == nullptr ? 1 : 0;
+        d.layout = std::move(layout);
+        d.send = send.data();
+        d.recv = recv.data();
+        request = rig.node(rank).collective(rig.now(), Rig::kComm, d);
+    }
+    bool has_all(int rank, int size) const {
+        bool all = request->done && request->status.ok() && request->outcome.contributors == RankSet::first(size);
+        for (int r = 0; r < size; ++r) all &= recv[static_cast<std::size_t>(r)] == 10 * (r + 1) + rank;
+        return all;
+    }
+    bool is_as_before() const {
+        return std::all_of(recv.begin(), recv.end(), [](auto x) { return x == -1; });
+    }
+};
+
 }  // namespace
+
+FT_TEST(small_exchange_takes_one_message_time) {
+    for (int size : {2, 3, 6}) {
+        Rig::Setup setup;
+        if (size > 4) setup.spread_degree = 2;  // along a tree
+        Rig rig(size, setup);
+        std::vector<int> all(static_cast<std::size_t>(size));
+        std::iota(all.begin(), all.end(), 0);
+        rig.comm(all);
+        for (int round = 0; round < 3; ++round) {
+            std::vector<Swap> swaps;
+            for (int s : all) swaps.emplace_back(rig, s, size);
+            rig.settle();
+            for (int s : all) EXPECT(swaps[static_cast<std::size_t>(s)].has_all(s, size));
+        }
+        EXPECT(rig.traced(0, size > 4 ? "run.tree" : "run.flat") && !rig.traced(0, "run.direct"));
+    }
+}
+
+// As of a sum, below: rank 0 hands out what it keeps, of two ranks also where it has only its part of what the other one sent.
+FT_TEST(exchange_that_is_kept_is_handed_to_who_lacks_it) {
+    for (int size : {2, 3}) {
+        Rig rig(size);
+        rig.comm(size == 2 ? std::vector<int>{0, 1} : kThree);
+        rig.hold(size - 1 == 2 ? 2 : 0, 1);
+        std::vector<Swap> swaps;
+        for (int s = 0; s < size; ++s) swaps.emplace_back(rig, s, size);
+        rig.settle();
+        REQUIRE(swaps[0].request->done && !swaps[1].request->done);
+        swaps[0].send.assign(swaps[0].send.size(), 0);  // the caller's again
+        if (size == 3) {
+            rig.kill(2);
+            for (int s : {0, 1}) rig.evidence(s, 2, Evidence::Pidfd);
+        } else {
+            rig.node(1).fail_request(rig.now(), swaps[1].request, Code::Cancelled);
+            rig.settle();
+            rig.hold(0, 1, false);
+        }
+        rig.settle();
+        EXPECT(rig.traced(0, "hand_out.kept"));
+        EXPECT(swaps[0].has_all(0, size) && swaps[1].has_all(1, size));
+    }
+}
+
+// Nobody has returned, and what rank 2 had for them is lost: it fails, as a large one does, and has written nothing.
+FT_TEST(small_exchange_fails_with_who_has_not_sent) {
+    Rig rig(3);
+    rig.comm(kThree);
+    std::vector<Swap> swaps;
+    for (int s : {0, 1}) swaps.emplace_back(rig, s, 3);
+    rig.settle();
+    rig.kill(2);
+    for (int s : {0, 1}) rig.evidence(s, 2, Evidence::Pidfd);
+    rig.settle();
+    for (const auto& s : swaps) {
+        REQUIRE(s.request->done);
+        EXPECT_EQ(s.request->status.code, Code::PeerFailure);
+        EXPECT(s.is_as_before());
+    }
+    swaps.clear();
+    for (int s : {0, 1}) swaps.emplace_back(rig, s, 3);  // it goes on without it
+    rig.settle();
+    for (int s : {0, 1}) {
+        const auto& one = swaps[static_cast<std::size_t>(s)];
+        REQUIRE(one.request->done && one.request->status.ok());
+        EXPECT(one.request->outcome.contributors == RankSet::first(2));
+        EXPECT((one.recv == std::vector<std::int64_t>{10 + s, 20 + s, 0}));
+    }
+}
+
+// What others have for each other with counts is not known to who calls without.
+FT_TEST(exchange_with_and_without_counts_is_refused_with_a_reason) {
+    Rig rig(2);
+    rig.comm({0, 1});
+    auto layout = std::make_shared<PerRank>();
+    layout->send_counts = layout->recv_counts = {1, 1};
+    layout->send_offsets = layout->recv_offsets = {0, 1};
+    const Swap with(rig, 0, 2, layout), without(rig, 1, 2);
+    rig.settle();
+    for (const auto* s : {&with, &without}) {
+        REQUIRE(s->request->done);
+        EXPECT_EQ(s->request->status.code, Code::Mismatch);
+        EXPECT(s->request->status.message.find("all ranks give counts, or none") != std::string::npos);
+    }
+    EXPECT(without.is_as_before());
+}
 
 FT_TEST(small_reduce_is_given_to_its_root_alone) {
     Rig rig(3);

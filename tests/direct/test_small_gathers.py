@@ -1,4 +1,4 @@
-"""Small broadcasts, all-gathers and barriers have no fence: whoever dies in one, and wherever, all others say the same of it."""
+"""Small operations that sum nothing have no fence: whoever dies in one, and wherever, all others say the same of it."""
 
 from __future__ import annotations
 
@@ -30,16 +30,25 @@ def one(comm: Comm, round: int, which: int) -> Any:
             for offset, count, who in outcome.chunks:
                 assert (gathered[offset : offset + count] == (100 * round + offset // 3 if who else 0)).all(), gathered
             return [outcome.chunks, gathered.tolist()]
-        return [comm.barrier().contributors]
+        if which == 2:
+            return [comm.barrier().contributors]
+        swapped = np.full(2 * size, -1.0)
+        outcome = comm.all_to_all(swapped, np.repeat(1000 * round + 10 * rank + np.arange(float(size)), 2))
+        expected = [1000 * round + 10 * r + rank if r in outcome.contributors else 0 for r in range(size)]
+        assert (swapped == np.repeat(expected, 2)).all(), swapped
+        return [outcome.contributors]
     except ftcomm.PeerFailure as error:
         return ["gone", sorted(error.ranks)]
 
 
 def rounds(comm: Comm, context: Context) -> list[Any]:
-    return [one(comm, round, which) for round in range(ROUNDS) for which in range(3)]
+    return [one(comm, round, which) for round in range(ROUNDS) for which in range(4)]
 
 
-POINTS = ["flat.send:7", "flat.send:10", "flat.receive:8", "flat.receive:11", "flat.done:4", "flat.done:6"]
+POINTS = [
+    "flat.send:7", "flat.send:9", "flat.send:10", "flat.receive:8", "flat.receive:9", "flat.receive:12", "flat.done:4",
+    "flat.done:5", "flat.done:7",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
@@ -78,6 +87,10 @@ def test_result(ranks: Ranks, size: int, count: int) -> None:
         assert outcome.contributors == everyone
         assert outcome.chunks == (tuple((r * count, count, (r,)) for r in everyone) if count else ())
         assert comm.barrier().contributors == everyone
+        swapped = np.full(size * count, -1.0)
+        outcome = comm.all_to_all(swapped, np.repeat(10.0 * comm.rank + np.arange(size), count))
+        assert (swapped == np.repeat(10.0 * np.arange(size) + comm.rank, count)).all()
+        assert outcome.contributors == everyone
 
     for result in ranks.start(size, run, heartbeat=HEARTBEAT).results(120):
         assert result.ok, result

@@ -13,6 +13,12 @@ inline void take_block(OpState& op, std::uint32_t block, const std::byte* data, 
     op.set_final(block, RankSet::only(from));
 }
 
+// All blocks of what a rank asks for a part of, in the run's memory.
+inline void give_blocks(OpState& op, std::byte* blocks) {
+    op.desc.recv = blocks;
+    for (std::uint32_t b = 0; b < op.grid.segments(); ++b) op.set_final(b, RankSet::only(static_cast<int>(b)));
+}
+
 // A sum of all inputs; `sum` is in the run's memory, or in that buffer already.
 inline void give_sum(OpState& op, void* sum, std::size_t bytes) {
     if (op.is_part()) op.desc.recv = sum;

@@ -1,4 +1,4 @@
-// Small all-reduces (and what runs as one), all-gathers, broadcasts and barriers: everyone sends what it has to everyone, the others of a
+// Small all-reduces and all-gathers (and what runs as one), broadcasts and barriers: everyone sends what it has to everyone, the others of a
 // broadcast and all of a barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the result is
 // kept until the next operation shows that all have it (C6).
 #include <cstring>
@@ -16,7 +16,11 @@ namespace {
 
 class FlatRun final : public Run {
 public:
-    FlatRun(RunEnv env, OpState& op) : env_(std::move(env)), op_(op), sums_(op.shape.runs_as() == OpKind::AllReduce) {
+    FlatRun(RunEnv env, OpState& op)
+        : env_(std::move(env)),
+          op_(op),
+          sums_(op.shape.runs_as() == OpKind::AllReduce),
+          gathers_(op.shape.runs_as() == OpKind::AllGather) {
         bytes_ = static_cast<std::size_t>(op_.desc.count * size_of(op_.desc.dtype));
         const auto ranks = static_cast<std::size_t>(env_.size());
         auto& flat = *env_.flat;
@@ -77,7 +81,13 @@ private:
         env_.flat->parts[static_cast<std::size_t>(position)] = to;
     }
 
-    std::size_t bytes_from(int rank) const { return op_.shape.kind != OpKind::Broadcast || rank == op_.shape.root ? bytes_ : 0; }
+    // Of two ranks each has the other's part of an all-to-all to itself: a third one it might have to hand it to there is not.
+    bool sends_part() const { return gathers_ && op_.is_part() && env_.size() == 2; }
+    std::size_t bytes_from(int rank) const {
+        if (sends_part()) return bytes_ / 2;
+        return op_.shape.kind != OpKind::Broadcast || rank == op_.shape.root ? bytes_ : 0;
+    }
+    std::size_t part_of(int rank) const { return sends_part() ? static_cast<std::size_t>(rank) * (bytes_ / 2) : 0; }
 
     // What this rank sends.
     ByteView own_input() {
@@ -85,9 +95,10 @@ private:
         if (bytes == 0) return {};
         if (!sums_) {  // all members take part: a rank's position is the rank
             const auto b = block_of(env_.rank);
-            const ByteView here(op_.result(b), bytes);
-            if (kFaultTolerant) std::memcpy(result(b), here.data(), bytes);
-            return here;
+            const bool part = op_.is_part();
+            const std::byte* here = part ? static_cast<const std::byte*>(op_.desc.send) : op_.result(b);
+            if (kFaultTolerant || part) std::memcpy(result(b), here, bytes_);
+            return {here + part_of(1 - env_.rank), bytes};
         }
         const auto* mine = op_.input();
         if (op_.desc.op == ReduceOp::PremulSum) {
@@ -105,12 +116,13 @@ private:
 
     void take(int from, ByteView block) {
         const auto b = block_of(from);
-        take_block(op_, b, block.data(), block.size(), from);
-        if (kFaultTolerant) std::memcpy(result(b), block.data(), block.size());
+        const bool part = op_.is_part();
+        if (!part) take_block(op_, b, block.data(), block.size(), from);
+        if (kFaultTolerant || part) std::memcpy(result(b) + part_of(env_.rank), block.data(), block.size());
     }
 
     // Of an all-gather, or the only one of a broadcast: its number, its one segment's, and its part's.
-    std::uint32_t block_of(int rank) const { return op_.shape.kind == OpKind::AllGather ? static_cast<std::uint32_t>(rank) : 0; }
+    std::uint32_t block_of(int rank) const { return gathers_ ? static_cast<std::uint32_t>(rank) : 0; }
     void note(int position) {
         have_.add(position);
         ++count_;
@@ -118,6 +130,7 @@ private:
     void finish_when_complete() {
         if (done_ || count_ != env_.size()) return;
         if (sums_) add_up();
+        else if (op_.is_part()) give_blocks(op_, result());
         done_ = true;
         FT_POINT("flat.done");
     }
@@ -133,8 +146,8 @@ private:
 
     RunEnv env_;
     OpState& op_;
-    const bool sums_;
-    std::size_t bytes_ = 0;
+    const bool sums_, gathers_;
+    std::size_t bytes_ = 0;  // of a sum, or of a rank's block
     RankSet have_;  // positions
     int count_ = 0;  // of them
     int waiting_ = 0;  // inputs that lie behind the result

@@ -26,7 +26,7 @@ public:
         : env_(std::move(env)),
           op_(op),
           sums_(op.shape.runs_as() == OpKind::AllReduce),
-          gathers_(op.shape.kind == OpKind::AllGather),
+          gathers_(op.shape.runs_as() == OpKind::AllGather),
           wide_(sums_ && is_narrow_float(op.desc.dtype)),
           bytes_(static_cast<std::size_t>(op.desc.count * size_of(op.desc.dtype))),
           sum_bytes_(wide_ ? op.desc.count * sizeof(float) : bytes_),
@@ -107,8 +107,8 @@ private:
         const TreePart own{env_.position, env_.position + 1};
         if (!sums_) {
             const auto bytes = bytes_of(own);
-            if (bytes > 0)
-                std::memcpy(room(place_of(own)), op_.result(gathers_ ? static_cast<std::uint32_t>(env_.rank) : 0), bytes);
+            const auto block = gathers_ ? static_cast<std::uint32_t>(env_.rank) : 0;
+            if (bytes > 0) std::memcpy(room(place_of(own)), op_.is_part() ? op_.desc.send : op_.result(block), bytes);
             return;
         }
         const auto* mine = op_.input();
@@ -165,6 +165,8 @@ private:
         if (result.data() != room() && !result.empty()) std::memcpy(room(), result.data(), result.size());
         if (sums_) {
             give_sum(op_, room(), bytes_);
+        } else if (op_.is_part()) {
+            give_blocks(op_, room());
         } else {
             for (std::uint32_t b = 0; b < (gathers_ ? op_.grid.blocks : 1); ++b) take(b);
         }
@@ -173,7 +175,8 @@ private:
     }
 
     void take(std::uint32_t block) {
-        if (bytes_ > 0) take_block(op_, block, room(block), bytes_, gathers_ ? static_cast<int>(block) : op_.shape.root);
+        if (bytes_ > 0 && !op_.is_part())
+            take_block(op_, block, room(block), bytes_, gathers_ ? static_cast<int>(block) : op_.shape.root);
     }
 
     RunEnv env_;

@@ -49,6 +49,13 @@ std::optional<Cause> OpPlanner::disagreement(const std::vector<Standing>& standi
     for (const auto& s : standings)
         if (s.op != nullptr)
             c.message += (&s == first ? " rank " : "; rank ") + std::to_string(s.rank) + " called " + s.op->shape.text();
+    const auto of = [](const Standing& s, bool direct) {
+        return s.op != nullptr && s.op->shape.kind == OpKind::AllToAll && s.op->shape.is_direct() == direct;
+    };
+    const auto any = [&](bool direct) {
+        return std::any_of(standings.begin(), standings.end(), [&](const Standing& s) { return of(s, direct); });
+    };
+    if (any(true) && any(false)) c.message += ". Of an all_to_all all ranks give counts, or none";
     c.message += ". Make every rank call the same collectives in the same order, with equal sizes and types";
     return c;
 }

@@ -7,7 +7,7 @@
 namespace ftcomm {
 
 LabelKind initial_label(const Shape& shape, int rank, std::uint32_t block) {
-    switch (shape.kind) {
+    switch (shape.runs_as()) {
         case OpKind::Broadcast: return rank == shape.root ? LabelKind::Final : LabelKind::Empty;
         case OpKind::AllGather: return static_cast<std::uint32_t>(rank) == block ? LabelKind::Final : LabelKind::Empty;
         default: return LabelKind::Input;
@@ -30,7 +30,7 @@ void OpState::begin(std::uint64_t seq_in, const OpDesc& desc_in, const Shape& sh
     rank_ = rank;
     part_ = {};
     if (!room_.empty()) room_ = Bytes();
-    if (desc.kind != shape.runs_as()) run_as_sum();
+    if (desc.kind != shape.runs_as()) run_as_whole();
     labels_.clear();
     sets_.clear();
     if constexpr (!kFaultTolerant) return;
@@ -49,27 +49,34 @@ void OpState::begin(std::uint64_t seq_in, const OpDesc& desc_in, const Shape& sh
     }
 }
 
-void OpState::run_as_sum() {
-    const bool scatters = desc.kind == OpKind::ReduceScatter;
-    part_.to = scatters || rank_ == desc.root ? desc.recv : nullptr;
-    part_.offset = scatters ? static_cast<std::uint64_t>(rank_) * desc.count : 0;
+void OpState::run_as_whole() {
+    const bool all_have_one = desc.kind != OpKind::Reduce;
+    part_.to = all_have_one || rank_ == desc.root ? desc.recv : nullptr;
+    part_.offset = all_have_one ? static_cast<std::uint64_t>(rank_) * desc.count : 0;
     part_.count = desc.count;
-    desc.kind = OpKind::AllReduce;
+    desc.kind = shape.runs_as();
     desc.count = grid.block_elements;
     desc.recv = nullptr;
 }
 
 void OpState::make_room() {
     if (!is_part() || desc.count == 0 || (!room_.empty() && desc.recv == room_.data())) return;
-    const auto* from = input();
-    room_.assign(from, from + desc.count * size_of(desc.dtype));
+    const auto block = grid.block_elements * size_of(desc.dtype);
+    if (const auto* from = input(); desc.recv != nullptr || grid.blocks == 1) {
+        room_.assign(from, from + grid.blocks * block);
+    } else {
+        room_.resize(grid.blocks * block);
+        std::memcpy(room_.data() + static_cast<std::size_t>(rank_) * block, from, block);
+    }
     desc.recv = room_.data();
 }
 
 void OpState::give() {
-    const auto size = size_of(desc.dtype);
-    if (part_.to != nullptr && part_.count > 0)
-        std::memcpy(part_.to, static_cast<const std::byte*>(desc.recv) + part_.offset * size, part_.count * size);
+    if (part_.to == nullptr || part_.count == 0) return;
+    const auto size = size_of(desc.dtype), bytes = part_.count * size;
+    auto* to = static_cast<std::byte*>(part_.to);
+    const auto* from = static_cast<const std::byte*>(desc.recv) + part_.offset * size;
+    for (std::uint32_t b = 0; b < grid.blocks; ++b) std::memcpy(to + b * bytes, from + b * grid.block_elements * size, bytes);
 }
 
 void OpState::set_final(std::uint32_t s, const RankSet& contributors) {
@@ -133,6 +140,11 @@ void OpState::outcome(int rank, const RankSet& alive, std::uint64_t epoch, Outco
     out.chunks.clear();
     out.contributors = {};
     out.epoch = epoch;
+    if (shape.kind == OpKind::AllToAll) {
+        out.contributors = labels_.empty() ? alive : RankSet{};
+        for (const auto& set : sets_) out.contributors = out.contributors | set;
+        return;
+    }
     if (is_part()) {
         out.contributors = labels_.empty() ? alive : contributors(0);
         if (part_.to != nullptr && part_.count > 0) out.chunks.push_back({0, part_.count, out.contributors});

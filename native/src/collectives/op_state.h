@@ -43,8 +43,9 @@ public:
     std::uint32_t repairs = 0;     // how many repair plans it went through
     std::shared_ptr<Bytes> kept;   // helper: the kept result that desc points into
 
-    // Of a sum that all make, and of which this rank's caller has asked for a part (Shape::runs_as): desc is that of the all-reduce, and
-    // desc.recv where its result is: in the run's memory, or in its own (null: it has not begun). The caller's is only read until the end.
+    // Of what all make or get, and of which this rank's caller has asked for a part (Shape::runs_as): desc is that of the all-reduce or
+    // all-gather, and desc.recv where its result is: in the run's memory, or in its own (null: it has not begun). The caller's is only read
+    // until the end.
     bool is_part() const { return shape.runs_as() != shape.kind && request != nullptr; }
     void make_room();  // for what is not made in one step
     void give();
@@ -73,9 +74,9 @@ public:
 private:
     struct Part {
         void* to = nullptr;  // null: this rank asked for nothing
-        std::uint64_t offset = 0, count = 0;  // elements
+        std::uint64_t offset = 0, count = 0;  // elements of each block
     };
-    void run_as_sum();
+    void run_as_whole();
     int rank_ = 0;
     Part part_;
     Bytes room_;

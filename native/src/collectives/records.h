@@ -33,10 +33,15 @@ struct Shape {
     std::string text() const;    // "all_reduce(float32[1024], sum)"
     void encode(ByteWriter& w) const;
     static Shape decode(ByteReader& r);
-    // What its ranks do. A small sum is made by all of them, whoever of them has called for what of it (OpState::Part): so each can hand it to
-    // one that lacks it, as of an all-reduce (C6).
-    OpKind runs_as() const { return algorithm == Algorithm::Flat && reduces(kind) ? OpKind::AllReduce : kind; }
-    bool is_direct() const { return kind == OpKind::Gather || kind == OpKind::Scatter || kind == OpKind::AllToAll; }
+    // What its ranks do. A small sum is made by all of them, and the parts of a small all-to-all come to all of them, whoever of them has called
+    // for what of it (OpState::Part): so each can hand it to one that lacks it, as of an all-reduce and an all-gather (C6).
+    OpKind runs_as() const {
+        if (algorithm != Algorithm::Flat) return kind;
+        return reduces(kind) ? OpKind::AllReduce : kind == OpKind::AllToAll ? OpKind::AllGather : kind;
+    }
+    bool is_direct() const {
+        return kind == OpKind::Gather || kind == OpKind::Scatter || (kind == OpKind::AllToAll && algorithm != Algorithm::Flat);
+    }
     // Whether finals go to all; else each stays where it was reduced.
     bool shares_finals() const { return runs_as() != OpKind::Reduce && runs_as() != OpKind::ReduceScatter; }
     bool has_root() const {

@@ -81,6 +81,7 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
         case OpKind::Reduce: return ranks <= 2 ? 16384 : 4096;
         case OpKind::ReduceScatter: return ranks <= 4 ? 8192 : 4096;
         case OpKind::AllReduce: return ranks <= 2 ? 65536 : ranks == 3 ? 32768 : 16384;
+        case OpKind::AllToAll: return ranks <= 2 ? 65536 : ranks <= 4 ? 16384 : 8192;
         default: return ranks <= 4 ? 65536 : 16384;
     }
 }
@@ -91,16 +92,20 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
 // is there, not by many; many send 2(n-1) along a tree. C8: the same table on all ranks; what it says is part of the signature.
 bool Communicator::is_flat(const OpDesc& d) const {
     const auto n = spec_.members.size();
-    const bool can_be = d.kind == OpKind::AllReduce || ((gathers(d.kind) || reduces(d.kind)) && n > 1);
-    const auto message = d.count * size_of(d.dtype) * (d.kind == OpKind::ReduceScatter ? n : 1);
+    // An all-to-all with counts is not: what others have for each other is not known here. (Nor one under replay, where a result is logged.)
+    const bool all_to_all = d.kind == OpKind::AllToAll && d.layout == nullptr && !replays();
+    const bool can_be = d.kind == OpKind::AllReduce || ((gathers(d.kind) || reduces(d.kind) || all_to_all) && n > 1);
+    const bool has_parts = d.kind == OpKind::ReduceScatter || all_to_all;
+    const auto message = d.count * size_of(d.dtype) * (has_parts ? n : 1);
     if (!can_be || d.algorithm == Algorithm::Ring || message > core_.sender.max_payload()) return false;
     if (d.algorithm == Algorithm::Flat) return true;
+    if (all_to_all && n > kStraight) return false;  // each gets n times as much as it asks for
     if (gathers(d.kind) && n > kStraight && !core_.config.has_flat_trees(n)) return false;
     auto limit = flat_limit_of(d.kind, n);
     // A limit that was tuned is that of an all-reduce.
     if (const auto given = core_.config.flat_limit; given > 0)
-        limit = d.kind == OpKind::Reduce || d.kind == OpKind::ReduceScatter ? std::min(limit, given) : given;
-    return (d.kind == OpKind::AllGather ? n * message : message) <= limit;
+        limit = d.kind == OpKind::Reduce || has_parts ? std::min(limit, given) : given;
+    return (d.kind == OpKind::AllGather || all_to_all ? n * message : message) <= limit;
 }
 
 Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
@@ -110,22 +115,19 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     s.root = d.root;
     s.factor = d.factor;
     if (reduces(d.kind)) s.op = d.op;
-    const bool uneven = !(d.per_rank().send_counts.empty() && d.per_rank().recv_counts.empty());
-    s.count = s.is_direct() && (uneven || d.kind == OpKind::AllToAll) ? 0 : d.count;
-    if (s.is_direct()) s.count = 0;  // counts differ between ranks with and without per-rank counts; pairs check their own
     const auto n = static_cast<std::uint32_t>(spec_.members.size());
     const auto esize = size_of(d.dtype);
     const auto limit = core_.config.segment_bytes > 0 ? core_.config.segment_bytes : kSegmentBytes;
-    s.algorithm = s.is_direct()                    ? Algorithm::Direct
-                  : is_flat(d)                     ? Algorithm::Flat
+    s.algorithm = is_flat(d)                       ? Algorithm::Flat
+                  : s.is_direct()                  ? Algorithm::Direct
                   : d.algorithm == Algorithm::Ring ? Algorithm::Ring
                                                    : Algorithm::Auto;
+    s.count = s.is_direct() ? 0 : d.count;  // counts differ between ranks with and without per-rank counts; pairs check their own
     auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
     if (d.kind == OpKind::AllReduce && segment > 0) segment = equal_segments(d.count, segment, n);
     const bool blocked = s.runs_as() == OpKind::AllGather || s.runs_as() == OpKind::ReduceScatter;
-    const auto all = s.is_direct()                                 ? 0
-                     : d.kind == OpKind::ReduceScatter && !blocked ? d.count * n
-                                                                   : d.count;  // elements of a block
+    const bool has_parts = s.runs_as() != s.kind && d.kind != OpKind::Reduce;
+    const auto all = s.is_direct() ? 0 : has_parts ? d.count * n : d.count;  // elements of a block
     // A block of a flat one is one segment: a rank has all of its input, or all of the result, so it can be run again as it was (L7).
     *grid = Grid::make(blocked ? n : 1, all, s.algorithm == Algorithm::Flat ? all : segment);
     s.blocks = grid->blocks;
@@ -211,7 +213,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
 // Its input, where it is not where the others' results go: once those before it are done, whose results it may be.
 void Communicator::bring_in(const OpState& op) {
     const auto& d = op.desc;
-    if (d.kind != OpKind::AllGather || d.send == nullptr) return;
+    if (d.kind != OpKind::AllGather || d.send == nullptr || op.is_part()) return;
     const auto bytes = d.count * size_of(d.dtype);
     auto* own = static_cast<std::byte*>(d.recv) + static_cast<std::size_t>(rank_) * bytes;
     if (bytes > 0 && own != d.send) std::memmove(own, d.send, bytes);

@@ -226,7 +226,10 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
     # -- end -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The end of this communicator here; the job and others go on. Pending messages end with Closed, collectives as ever."""
+        """The end of this communicator here; the job and others go on. Pending messages end with Closed, collectives as ever.
+
+        What a vote of the others may ask for stays until the job's end: some 7 KB and its last small result, and no time.
+        """
         if not self._closed and not self._job.closed:
             check(lib()[1].ft_comm_close(*self._native))
             self._closed = True

@@ -188,6 +188,49 @@ FT_TEST(part_of_a_kept_sum_is_handed_to_who_lacks_it) {
     }
 }
 
+// It was closed long ago at rank 0, and has had no turn since: a vote finds it all the same, twice.
+FT_TEST(communicator_that_is_closed_and_at_rest_hands_out_what_it_keeps) {
+    constexpr CommId kOther = 78;
+    for (bool by_death : {false, true}) {
+        Rig rig(3);
+        rig.comm(kThree);
+        rig.comm(kThree, kOther);
+        rig.hold(2, 1);
+        std::vector<Part> parts;
+        for (int s : kThree) parts.emplace_back(rig, s, OpKind::ReduceScatter, 0);
+        rig.settle();
+        REQUIRE(parts[0].request->done && parts[2].request->done && !parts[1].request->done);
+        rig.node(0).close_comm(rig.now(), Rig::kComm);
+        rig.node(0).close_comm(rig.now(), kOther);
+        for (int i = 0; i < 5; ++i) rig.tick(0);
+        if (by_death) {
+            rig.kill(2);
+            for (int s : {0, 1}) rig.evidence(s, 2, Evidence::Pidfd);
+        } else {
+            rig.node(1).fail_request(rig.now(), parts[1].request, Code::Cancelled);
+        }
+        rig.settle();
+        if (!by_death) {
+            rig.hold(2, 1, false);
+            rig.settle();
+        }
+        REQUIRE(parts[1].request->done && parts[1].request->status.ok());
+        EXPECT(rig.traced(0, "hand_out.kept") && parts[1].has_given(66));
+        for (int i = 0; i < 5; ++i) rig.tick(0);
+        std::int64_t one = 1, two = 2;
+        const auto first = rig.sum(1, one), second = rig.sum(by_death ? 1 : 2, two);
+        rig.settle();
+        EXPECT(!first->done && !second->done);
+        if (!by_death) {
+            rig.kill(2);
+            rig.evidence(1, 2, Evidence::Pidfd);
+        }
+        rig.node(1).revoke(rig.now(), Rig::kComm);  // asks those for a vote that have it no more
+        rig.settle();
+        EXPECT(first->done && first->status.code == Code::Revoked);
+    }
+}
+
 // Nobody has returned: it is done again without rank 2, from inputs that are as they were.
 FT_TEST(small_reduce_scatter_goes_on_without_the_dead) {
     Rig rig(3);

@@ -89,6 +89,15 @@ public:
         return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle() &&
                (pairs_ == nullptr || (pairs_->idle() && (ring_ == nullptr || ring_->idle())));
     }
+    // Closed, and nothing is to be done in it until somebody asks for it. (Under replay its logs go on.)
+    bool rests() const {
+        return closed_ && !replays() && idle() && run_ == nullptr && held_votes_.empty() && held_records_.empty();
+    }
+    bool awake = false;  // the node gives it turns
+    void shed() {  // memory for operations that will not come
+        spare_op_.reset();
+        idle_flat_.reset();
+    }
     bool blocked_on(int slot) const;  // an open operation, agree or message that needs this slot
     AdmitEntry standing() const;
     bool revoked() const { return decision_.revoked; }

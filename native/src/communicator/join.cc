@@ -318,7 +318,7 @@ bool NodeImpl::satisfied(const std::vector<LeaverAt>& leaver) const {
     // send. So nobody goes before all are at their end.
     if (replays() && !leave_sent_) return false;
     for (const auto& at : leaver) {
-        const auto* comm = find(at.comm);
+        const auto* comm = look_up(at.comm);
         if (comm != nullptr && (comm->done_seq() < at.done || comm->agree_seq() < at.agreed)) return false;
     }
     return true;
@@ -362,6 +362,7 @@ void NodeImpl::on_goodbye(int slot) {
     core.left.add(slot);
     ended_ = true;  // also where the view then takes it out for another reason, as with its log group
     core.host.trace("goodbye");
+    wake_all();
     for (auto& [id, comm] : comms) comm->on_view();
     check_leave_done();
     propose_view();

@@ -1,5 +1,6 @@
 // Around the communicators: who gets which frame, communicators that a peer knows first, and what follows each input.
 #include <algorithm>
+#include <utility>
 
 #include "base/check.h"
 #include "channel/spread.h"
@@ -30,9 +31,34 @@ NodeImpl::NodeImpl(NodeConfig config, Transport& transport, Authority& authority
     if (core.config.log != nullptr && core.solo) join_wait();  // replay: it comes in as soon as it is there
 }
 
-Communicator* NodeImpl::find(CommId id) const {
+const Communicator* NodeImpl::look_up(CommId id) const {
     const auto it = comms.find(id);
     return it == comms.end() ? nullptr : it->second.get();
+}
+
+// Whoever asks for it may have something for it to do.
+Communicator* NodeImpl::find(CommId id) {
+    const auto it = comms.find(id);
+    if (it == comms.end()) return nullptr;
+    wake(*it->second);
+    return it->second.get();
+}
+
+void NodeImpl::wake(Communicator& comm) {
+    if (std::exchange(comm.awake, true)) return;
+    active_.push_back(&comm);
+}
+
+void NodeImpl::wake_all() {
+    for (auto& [id, comm] : comms) wake(*comm);
+}
+
+void NodeImpl::let_rest() {
+    std::erase_if(active_, [](Communicator* comm) {
+        comm->awake = !comm->rests();
+        if (!comm->awake) comm->shed();
+        return !comm->awake;
+    });
 }
 
 Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
@@ -64,6 +90,7 @@ Status NodeImpl::create_comm(const CommSpec& spec, bool claimed) {
         return {};
     }
     auto& comm = comms[spec.id] = std::make_unique<Communicator>(core, spec, claimed);
+    wake(*comm);
     // It may have existed elsewhere when replacements came in: the same steps as there, and none for admissions that let
     // nobody into it (its members kept their attempt then).
     for (const auto& admission : admissions_) {
@@ -188,27 +215,22 @@ void NodeImpl::fail_all() {
 
 // Each time another communicator comes first: one that always has more to send would fill the link for ever.
 void NodeImpl::on_writable(int slot) {
-    if (comms.empty()) return;
-    auto it = comms.upper_bound(last_writable_);
-    for (std::size_t n = comms.size(); n > 0; --n, ++it) {
-        if (it == comms.end()) it = comms.begin();
-        if (n == comms.size()) last_writable_ = it->first;
-        it->second->on_writable(slot);
-    }
+    const auto n = active_.size(), first = next_writable_++;
+    for (std::size_t i = 0; i < n; ++i) active_[(first + i) % n]->on_writable(slot);
 }
 
 // A piece for each communicator in turn.
 void NodeImpl::work() {
     core.has_work = false;
     bool more = false;
-    for (auto& [id, comm] : comms) more |= comm->work();
+    for (std::size_t i = 0; i < active_.size(); ++i) more |= active_[i]->work();
     core.has_work |= more;
     if (!more) late.work();  // what goes out is logged on its way
 }
 
 void NodeImpl::settle() {
     if (core.agreements > 0)
-        for (auto& [id, comm] : comms) comm->settle_agreement();
+        for (auto* comm : active_) comm->settle_agreement();
     if (core.at_dead_end()) {
         if (!dead_end_done_) fail_all();
         if (goodbye_sent_) check_leave_done();  // voted out because it leaves: some have not heard the goodbye yet

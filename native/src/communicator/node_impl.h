@@ -19,7 +19,11 @@ public:
     void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
     void dispatch(int slot, const FrameHeader& header, ByteView payload);
     Status create_comm(const CommSpec& spec, bool claimed);  // claimed: by the user's call, not a peer's vote
-    Communicator* find(CommId id) const;
+    const Communicator* look_up(CommId id) const;
+    Communicator* find(CommId id);
+    void wake(Communicator& comm);
+    void wake_all();
+    void let_rest();
     Communicator* find_or_make(CommId id, ByteView payload);
     void fail_all();  // voted out, or the authority is lost
     void on_writable(int slot);
@@ -52,7 +56,7 @@ public:
     bool halted = false;  // the job is closed: nothing is heard any more
     LateLog late;  // replay: between the node and the log that it was given
     Core core;
-    std::map<CommId, std::unique_ptr<Communicator>> comms;
+    std::map<CommId, std::unique_ptr<Communicator>> comms;  // all that ever were: a vote may ask for one that is closed, too
     std::map<int, std::uint32_t> waiting;  // replacements that ask to come in: slot -> incarnation
 
 private:
@@ -121,7 +125,9 @@ private:
     Bytes proposed_view_;  // the last one that this rank has asked for
     bool dead_end_done_ = false;
 
-    CommId last_writable_ = 0;
+    std::vector<Communicator*>
+        active_;  // of comms; not those that are closed and at rest, of which a long run may have thousands
+    std::size_t next_writable_ = 0;  // of active_
     std::map<CommId, std::vector<Held>> unknown_;  // frames of communicators that are not made here yet
     std::vector<Held> early_;  // frames of incarnations that this rank has not seen admitted yet
     std::map<int, Bytes> partial_;  // long control messages being put together

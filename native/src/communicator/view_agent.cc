@@ -40,7 +40,8 @@ void NodeImpl::on_tick() {
     if (leave_request_ != nullptr && leave_overdue()) check_leave_done();
     if (!core.dead_end()) return;
     tell_progress();
-    for (auto& [id, comm] : comms) comm->on_tick();
+    for (std::size_t i = 0; i < active_.size(); ++i) active_[i]->on_tick();
+    let_rest();
     if (join_request_ != nullptr && core.now >= next_join_request_) send_join_requests();
     if (did_not_run) {
         // M11: it was this rank that did not run. What was sent meanwhile is still unread: no complaint may rest on it. And it
@@ -248,6 +249,7 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
     const bool self_came = core.solo && self_in;
     if (core.solo && !self_came && join_request_ != nullptr && !came.empty()) send_join_requests();  // they have not heard it
     if (core.view.admissions > before.admissions) on_admission(came, self_came);
+    wake_all();
     for (auto& [id, comm] : comms) comm->on_view();
     restart_timers();
     if (admit_request_ != nullptr && admit_voted_) send_admit_vote();
@@ -255,6 +257,7 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
     std::vector<Held> early;
     early.swap(early_);
     for (auto& f : early) on_frame(f.slot, f.incarnation, f.header, f.payload);
+    wake_all();
     for (auto& [id, comm] : comms) comm->resume();
     for (int s : came.list()) {
         const auto it = dead_early_.find(s);

@@ -232,8 +232,8 @@ class Collectives:
     def all_to_all(self, out: Any, buf: Any, *args: Any, **more: Any) -> Outcome:
         """Part r of ``buf`` goes to rank r; ``out`` gets the parts for this rank, in rank order.
 
-        Parts are equal, or as ``out_counts`` (elements from each rank) and ``in_counts`` (elements to each rank) say. All ranks
-        give counts, or none: small parts without counts go another way, and a call with counts does not match (``Mismatch``).
+        Parts are equal, or as ``out_counts`` (elements from each rank) and ``in_counts`` (elements to each rank) say. Small parts
+        are faster without counts. Where some ranks give counts and some do not, all have to agree first, which costs a vote.
         """
         return self.iall_to_all(out, buf, *args, **more).wait()
 

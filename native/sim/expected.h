@@ -112,6 +112,7 @@ inline constexpr const char* kExpected[] = {
     "run.groups",
     "run.groups.repair",
     "read.over",
+    "exchange.direct",
     "run.direct",
     "run.absent",
     "run.repair",

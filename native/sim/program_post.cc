@@ -181,7 +181,7 @@ void Program::post_collective(OpenCall& call, const Step& step) {
             const auto in = [&](int k) { return piece(step, k, me); };
             call.send = input(sum(out));
             call.recv = memory(sum(in) * item);
-            if (step.uneven) {
+            if (step.uneven || step.counts_slot == self_.slot) {
                 layout(out, per.send_counts, per.send_offsets);
                 layout(in, per.recv_counts, per.recv_offsets);
             }

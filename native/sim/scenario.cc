@@ -129,6 +129,7 @@ Step draw_collective(const Scenario& s, Random& r, int comm) {
     if (step.op == OpKind::AllReduce && r.chance(0.3)) step.algorithm = r.chance(0.7) ? Algorithm::Ring : Algorithm::Flat;
     if (gathers(step.op) && r.chance(0.4)) step.algorithm = Algorithm::Ring;
     step.uneven = (step.op == OpKind::Gather || step.op == OpKind::Scatter || step.op == OpKind::AllToAll) && r.chance(0.5);
+    if (step.op == OpKind::AllToAll && !step.uneven && step.count % 2 == 0) step.counts_slot = step.root;
     return step;
 }
 

@@ -49,6 +49,7 @@ struct Step {
     int root = 0;               // modulo the communicator's size
     std::uint64_t count = 0;
     bool uneven = false;
+    int counts_slot = -1;       // of an even all-to-all: this rank gives its counts, the others none
     int odd_slot = -1;          // this rank calls something else
     int failing_slot = -1;      // this rank gives up on the request after a while
     int revoking_slot = -1;     // this rank revokes the communicator after posting

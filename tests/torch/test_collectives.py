@@ -88,6 +88,10 @@ def exchange(group, rank, size):
     uneven = torch.zeros(sum(receives), 4)
     dist.all_to_all_single(uneven, torch.full((sum(sends), 4), float(rank)), receives, sends, group=group)
     out.append(uneven)
+    rows = [3] * size if rank == 0 else None  # said by one of them alone
+    even = torch.zeros(size * 3)
+    dist.all_to_all_single(even, 10.0 * rank + torch.arange(float(size)).repeat_interleave(3), rows, rows, group=group)
+    out.append(even)
     right, left = (rank + 1) % size, (rank - 1) % size
     token = torch.zeros(1000)
     work = dist.isend(data(rank, 1000, torch.float32), right, group=group, tag=3)

@@ -68,6 +68,7 @@ void direct_alone(OpState& op, int ranks, int rank, bool solo) {
 
 void run_alone(OpState& op, int ranks, int rank, const std::vector<SegmentRun>& plan, bool solo) {
     const auto self = RankSet::only(rank);
+    if (solo && op.shape.kind == OpKind::AllToAll && !op.shape.is_direct()) op.go_directly(op.shape.directly(), op.signature);
     if (op.shape.is_direct()) {
         direct_alone(op, ranks, rank, solo);
         return;
@@ -75,7 +76,7 @@ void run_alone(OpState& op, int ranks, int rank, const std::vector<SegmentRun>& 
     if (solo) {
         for (std::uint32_t s = 0; s < op.grid.segments(); ++s) {
             if (op.label(s) == LabelKind::Final) continue;
-            if (op.shape.runs_as() == OpKind::AllGather) {  // every block is a copy of its own: shapes and values look alike
+            if (op.shape.kind == OpKind::AllGather) {  // every block is a copy of its own: shapes and values look alike
                 const auto own = static_cast<std::uint32_t>(rank) * op.grid.per_block + s % op.grid.per_block;
                 std::memcpy(op.result(s), op.result(own), op.segment_bytes(s));
                 op.set_final(s, self);

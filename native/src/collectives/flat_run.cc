@@ -81,7 +81,8 @@ private:
         env_.flat->parts[static_cast<std::size_t>(position)] = to;
     }
 
-    // Of two ranks each has the other's part of an all-to-all to itself: a third one it might have to hand it to there is not.
+    // Of two ranks each has the other's part of an all-to-all to itself: there is no third one that it might have to hand it to. (What it then
+    // hands out as the other's block is dropped there: that rank has it.)
     bool sends_part() const { return gathers_ && op_.is_part() && env_.size() == 2; }
     std::size_t bytes_from(int rank) const {
         if (sends_part()) return bytes_ / 2;

@@ -49,23 +49,30 @@ std::optional<Cause> OpPlanner::disagreement(const std::vector<Standing>& standi
     for (const auto& s : standings)
         if (s.op != nullptr)
             c.message += (&s == first ? " rank " : "; rank ") + std::to_string(s.rank) + " called " + s.op->shape.text();
-    const auto of = [](const Standing& s, bool direct) {
-        return s.op != nullptr && s.op->shape.kind == OpKind::AllToAll && s.op->shape.is_direct() == direct;
-    };
-    const auto any = [&](bool direct) {
-        return std::any_of(standings.begin(), standings.end(), [&](const Standing& s) { return of(s, direct); });
-    };
-    if (any(true) && any(false)) c.message += ". Of an all_to_all all ranks give counts, or none";
     c.message += ". Make every rank call the same collectives in the same order, with equal sizes and types";
     return c;
 }
 
-std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::vector<Standing>& standings) {
+const Shape* OpPlanner::mixed_exchange(const std::vector<Standing>& standings) {
+    const Shape* direct = nullptr;
+    for (const auto& s : standings)
+        if (s.op != nullptr && s.op->shape.kind == OpKind::AllToAll && s.op->shape.is_direct()) direct = &s.op->shape;
+    bool mixed = false;
+    for (const auto& s : standings) {
+        if (s.op == nullptr) continue;
+        const bool same = direct != nullptr && s.op->shape.is_same_exchange(*direct);
+        if (!same && (direct == nullptr || !(s.op->shape == *direct))) return nullptr;
+        mixed |= same;
+    }
+    return mixed ? direct : nullptr;
+}
+
+std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::vector<Standing>& standings, bool mixed) {
     Cause c;
     c.epoch = in_.epoch;
     for (const auto& [rank, vote] : in_.votes) {
         for (const auto& x : vote.proposals) {
-            if (x.seq != seq) continue;
+            if (x.seq != seq || (x.code == Code::Mismatch && mixed)) continue;
             // What could not be read may have been a dying process's: the repair shows whether the living can be read. Or frames bring it.
             if (x.code == Code::System && (frames_may_do() || !newly_dead_.empty())) continue;
             if (x.code == Code::Timeout || c.code == Code::Ok) {

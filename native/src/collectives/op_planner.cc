@@ -58,7 +58,10 @@ std::optional<OpPlan> OpPlanner::plan(std::uint64_t seq, bool* fails_rest) {
     if (complete && (in_.rules.c7 || in_.spec.policy != Policy::Raise || newly_dead_.empty())) {
         return finish_as_completed(p, standings);
     }
-    if (auto cause = disagreement(standings)) return fail(p, *cause);
+    // Nobody is through it in either way, since nobody has heard from all: it is begun again, from inputs that are as they were.
+    const auto* mixed = passed.empty() ? mixed_exchange(standings) : nullptr;
+    if (mixed != nullptr) p.shape = *mixed;
+    else if (auto cause = disagreement(standings)) return fail(p, *cause);
     if (!passed.empty()) {
         Cause c;
         c.code = Code::Mismatch;
@@ -68,7 +71,7 @@ std::optional<OpPlan> OpPlanner::plan(std::uint64_t seq, bool* fails_rest) {
                     p.shape.text() + ". Make every rank call the same collectives in the same order, with equal sizes and types";
         return fail(p, c);
     }
-    const auto given_up = proposed_failure(seq, standings);
+    const auto given_up = proposed_failure(seq, standings, mixed != nullptr);
     if ((given_up || revoke_) && may_have_been_returned(p, standings)) {
         done_through_ = std::max(done_through_, seq);
         return finish_as_completed(p, standings);

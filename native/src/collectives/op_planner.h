@@ -60,7 +60,9 @@ private:
     // Nothing: the log of who asks for it settles it.
     std::optional<OpPlan> finish_as_completed(OpPlan p, const std::vector<Standing>& standings);
     std::optional<Cause> disagreement(const std::vector<Standing>& standings);
-    std::optional<Cause> proposed_failure(std::uint64_t seq, const std::vector<Standing>& standings);
+    // Some ranks call an all-to-all with counts and some without: as all go directly from here on, or null.
+    static const Shape* mixed_exchange(const std::vector<Standing>& standings);
+    std::optional<Cause> proposed_failure(std::uint64_t seq, const std::vector<Standing>& standings, bool mixed);
     RankSet carried(const LabelRun& label) const;
     std::optional<OpPlan> repair(OpPlan p, const std::vector<Standing>& standings);
     void keep_owners(std::vector<SegmentRun>& runs, std::uint32_t segments) const;

@@ -42,6 +42,18 @@ struct Shape {
     bool is_direct() const {
         return kind == OpKind::Gather || kind == OpKind::Scatter || (kind == OpKind::AllToAll && algorithm != Algorithm::Flat);
     }
+    Shape directly() const {  // of an all-to-all
+        Shape s = *this;
+        s.algorithm = Algorithm::Direct;
+        s.count = 0;
+        s.blocks = 1;
+        s.per_block = 0;
+        return s;
+    }
+    // A small all-to-all as here, called without counts, and one of the same type that goes from rank to rank: its pairs know what they expect.
+    bool is_same_exchange(const Shape& direct) const {
+        return kind == OpKind::AllToAll && !is_direct() && direct.kind == kind && direct.is_direct() && direct.dtype == dtype;
+    }
     // Whether finals go to all; else each stays where it was reduced.
     bool shares_finals() const { return runs_as() != OpKind::Reduce && runs_as() != OpKind::ReduceScatter; }
     bool has_root() const {

@@ -93,7 +93,10 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
 bool Communicator::is_flat(const OpDesc& d) const {
     const auto n = spec_.members.size();
     // An all-to-all with counts is not: what others have for each other is not known here. (Nor one under replay, where a result is logged.)
-    const bool all_to_all = d.kind == OpKind::AllToAll && d.layout == nullptr && !replays();
+    const auto& per = d.per_rank();
+    const bool counts =
+        !(per.send_counts.empty() && per.send_offsets.empty() && per.recv_counts.empty() && per.recv_offsets.empty());
+    const bool all_to_all = d.kind == OpKind::AllToAll && !counts && !replays();
     const bool can_be = d.kind == OpKind::AllReduce || ((gathers(d.kind) || reduces(d.kind) || all_to_all) && n > 1);
     const bool has_parts = d.kind == OpKind::ReduceScatter || all_to_all;
     const auto message = d.count * size_of(d.dtype) * (has_parts ? n : 1);

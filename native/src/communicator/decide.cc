@@ -161,7 +161,11 @@ void Communicator::apply(const Decision& d) {
     core_.event(std::move(e));
     for (const auto& p : d.plans)
         if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
-    std::erase_if(proposals_, [](const Proposal& x) { return x.code == Code::System; });  // of a read of the attempt before
+    std::erase_if(proposals_, [&](const Proposal& x) {
+        const auto* plan = x.code == Code::Mismatch ? d.plan_for(x.seq) : nullptr;
+        const bool mixed = plan != nullptr && plan->verdict == OpPlan::Verdict::Repair;  // and goes on in one of the two ways
+        return mixed || x.code == Code::System;  // of a read of the attempt before
+    });
     if (replays()) {
         learn_log_since(d.log_since);
         learn_failures(d);  // before anything is served

@@ -123,8 +123,11 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         return self._flags("ft_comm_alive")
 
     def failed(self) -> tuple[int, ...]:
-        """Ranks known to be dead, acknowledged or not; local, does not communicate."""
-        return self._flags("ft_comm_failed")
+        """Ranks known to be dead, acknowledged or not, in the order in which this rank has heard of it; does not communicate."""
+        ffi, C = lib()
+        ranks, n = ffi.new("int32_t[]", self.size), ffi.new("int32_t *")
+        check(C.ft_comm_failed(*self._native, ranks, n))
+        return tuple(ranks[0 : n[0]])
 
     def ack_failed(self, n: int | None = None) -> None:
         """Acknowledges the first ``n`` of :meth:`failed` (default: all): receives from ANY work again and agree no longer

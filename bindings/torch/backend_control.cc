@@ -81,12 +81,11 @@ c10::intrusive_ptr<c10d::Backend> FtBackend::shrink(const std::vector<std::int64
     } catch (const FtError& e) {
         group->close_comm(/*tell=*/false);
         if (e.code != FT_PEER_FAILURE) throw;
-        std::vector<std::uint8_t> failed(static_cast<std::size_t>(getSize()), 0);
-        job_->with([&](ft_job* job) { return ft_comm_failed(job, id_, failed.data()); });
-        std::vector<int> dead;
-        for (int rank = 0; rank < getSize(); ++rank) {
-            if (failed[static_cast<std::size_t>(rank)] != 0) dead.push_back(rank);
-        }
+        std::vector<std::int32_t> dead(static_cast<std::size_t>(getSize()), 0);
+        std::int32_t n = 0;
+        job_->with([&](ft_job* job) { return ft_comm_failed(job, id_, dead.data(), &n); });
+        dead.resize(static_cast<std::size_t>(n));
+        std::sort(dead.begin(), dead.end());
         std::rethrow_exception(own_error(FT_PEER_FAILURE,
                                          "shrink_group: more ranks of group " + name_ + " are dead: " + listed(dead) +
                                              ". Call shrink_group again with all of them on every remaining rank.",

@@ -110,7 +110,7 @@ class _Step(LoggedStep):
 
     def ended_by(self, failure: PeerFailure) -> PeerFailure:
         """The error for the script, with ranks of the job: the failure may be one of a smaller group."""
-        ranks = self._everybody.failed()
+        ranks = tuple(sorted(self._everybody.failed()))
         who = f"Rank {', '.join(map(str, ranks))}" if ranks else "A rank"
         once_more = "the run goes on from the newest checkpoint that all stages have"
         if not self._checkpoints:

@@ -119,7 +119,8 @@ FT_API int ft_comm_close(ft_job* job, ft_comm comm);
 FT_API int ft_comm_revoke(ft_job* job, ft_comm comm);
 FT_API int ft_comm_revoked(ft_job* job, ft_comm comm);  /* 0, 1 */
 FT_API int ft_comm_alive(ft_job* job, ft_comm comm, uint8_t* flags /* size */);
-FT_API int ft_comm_failed(ft_job* job, ft_comm comm, uint8_t* flags /* size */);
+/* In the order in which this rank has come to know of them; ack_failed acknowledges the first n, or all (-1). */
+FT_API int ft_comm_failed(ft_job* job, ft_comm comm, int32_t* ranks /* room for size */, int32_t* n);
 FT_API int ft_comm_ack_failed(ft_job* job, ft_comm comm, int32_t n);
 FT_API int ft_comm_solo(ft_job* job, ft_comm comm);     /* 1: a replacement before its admission */
 FT_API uint64_t ft_comm_seq(ft_job* job, ft_comm comm);

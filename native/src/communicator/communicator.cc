@@ -343,11 +343,19 @@ RankSet Communicator::failed() const {
     return out;
 }
 
+// So that the first n of them stay what they were when the user looked.
+const std::vector<int>& Communicator::failed_in_order() {
+    auto now = failed();
+    std::erase_if(known_failed_, [&](int r) { return !now.has(r); });
+    for (int r : known_failed_) now.remove(r);
+    for (int r : now.list()) known_failed_.push_back(r);
+    return known_failed_;
+}
+
 void Communicator::ack_failed(int n) {
-    for (int r : failed().list()) {
-        if (n >= 0 && acked_.count() >= n) break;
-        acked_.add(r);
-    }
+    const auto& all = failed_in_order();
+    const auto known = n < 0 ? all.size() : std::min(all.size(), static_cast<std::size_t>(n));
+    for (std::size_t i = 0; i < known; ++i) acked_.add(all[i]);
     p2p_.on_failures(failed(), acked_, evidence());
 }
 

@@ -103,6 +103,7 @@ public:
     bool revoked() const { return decision_.revoked; }
     RankSet alive() const { return decision_.alive; }
     RankSet failed() const;
+    const std::vector<int>& failed_in_order();
     std::uint64_t next_seq() const { return next_seq_; }
     std::uint64_t done_seq() const { return done_seq_; }
     std::uint64_t agree_seq() const { return decision_.agree_seq; }
@@ -381,6 +382,7 @@ private:
     std::uint64_t whole_seq_ = 0;
     std::vector<std::uint32_t> log_since_;  // replay: see Decision
     RankSet acked_;  // failures the user knows of
+    std::vector<int> known_failed_;  // as failed(), in the order in which this rank has heard of them
 
     std::uint64_t next_seq_ = 1, done_seq_ = 0;
     std::deque<std::unique_ptr<OpState>> open_;  // posted, the first may be under way

@@ -260,6 +260,10 @@ RankSet Node::comm_failed(CommId comm) const {
     const auto* c = impl_->find(comm);
     return c == nullptr ? RankSet{} : c->failed();
 }
+std::vector<int> Node::comm_failed_in_order(CommId comm) {
+    auto* c = impl_->find(comm);
+    return c == nullptr ? std::vector<int>{} : c->failed_in_order();
+}
 void Node::ack_failed(CommId comm, int n) {
     if (auto* c = impl_->find(comm)) c->ack_failed(n);
 }

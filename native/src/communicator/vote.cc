@@ -209,6 +209,7 @@ void Communicator::look_again() {
 
 void Communicator::on_view() {
     excluded_ = false;
+    failed_in_order();
     pass_on_held();
     take_held_votes();
     if (core_.solo) return;  // not a member yet: nothing to vote on

@@ -14,7 +14,9 @@ import importlib
 import logging
 import os
 import runpy
+import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -44,13 +46,40 @@ def popen(
     """What ``python -m LAUNCHER ARGS`` would be, with this interpreter's flags."""
     if workers:
         _import_what_training_does()
-    return _fork(lambda: _launcher(launcher, args, workers), env, text=True, **how)
+    program = (sys.executable, "-m", launcher, *args)
+    return _fork(lambda: _launcher(launcher, args, workers), program, env, text=True, **how)
 
 
-def _fork(body: Callable[[], int], env: dict[str, str], **how: Any) -> subprocess.Popen[Any]:
+def _fork(body: Callable[[], int], program: tuple[str, ...], env: dict[str, str], **how: Any) -> subprocess.Popen[Any]:
     # The child of a Popen runs this where it would exec; what is open there but for its three descriptors closes with it.
     dies = die_with_launcher()  # else it would outlive a test that is killed, and its workers with it
-    return subprocess.Popen([sys.executable], preexec_fn=lambda: (dies(), _run(body, env)), **how)  # noqa: PLW1509
+    alone = len(os.listdir("/proc/self/task")) == 1
+
+    def run() -> None:
+        dies()
+        if alone or _resolver_is_free():
+            _run(body, env)
+
+    return subprocess.Popen(program, env=env, preexec_fn=run, **how)  # noqa: PLW1509
+
+
+def _resolver_is_free() -> bool:
+    """torchrun's agent looks up names in a thread. A lock that it holds while another thread forks stays locked in the child,
+    whose first look-up would wait for ever: once in ten runs on a busy machine. Such a child execs, as any other does."""
+    done, ends = os.pipe()
+    probe = os.fork()
+    if probe == 0:
+        with contextlib.suppress(OSError):
+            socket.getaddrinfo("localhost", None)
+        os._exit(0)
+    os.close(ends)
+    look = select.poll()
+    look.register(done, select.POLLHUP)
+    free = bool(look.poll(5000))
+    os.close(done)
+    os.kill(probe, signal.SIGKILL)
+    os.waitpid(probe, 0)
+    return free
 
 
 def _import_what_training_does() -> None:
@@ -116,7 +145,7 @@ def _worker(args: tuple[str, ...], env: dict[str, str], **how: Any) -> subproces
     if args[:2] != (sys.executable, "-u") or args[2] == "-m":
         return subprocess.Popen(args, env=env, **how)
     how.pop("preexec_fn", None)  # as that of _fork
-    return _fork(lambda: _script(args[2:], env), env, **how)
+    return _fork(lambda: _script(args[2:], env), args, env, **how)
 
 
 def _script(args: tuple[str, ...], env: dict[str, str]) -> int:

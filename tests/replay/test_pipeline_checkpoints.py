@@ -28,8 +28,8 @@ def torch_store() -> Iterator[tuple[str, int]]:
     yield from torch_store_process.serve()
 
 
-def training(folder: Path) -> Callable[[harness.Context], str]:
-    """The digest of the weights at the end."""
+def training(folder: Path, *dies: tuple[int, int]) -> Callable[[harness.Context], str]:
+    """The digest of the weights at the end. ``dies``: ranks, and the step after which each is killed once."""
 
     def run(context: harness.Context) -> str:
         torch.use_deterministic_algorithms(True)
@@ -65,6 +65,10 @@ def training(folder: Path) -> Callable[[harness.Context], str]:
                 torch.save({**state, "random": torch.get_rng_state()}, folder / f"{rank}-{number + 1}")
                 comm.commit_checkpoint(number + 1)
             context.mark("step", number)
+            died = folder / f"{rank}-died"
+            if (rank, number) in dies and not died.exists():
+                died.touch()
+                context.die()
         return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in layers.parameters())).hexdigest()
 
     return run
@@ -100,10 +104,9 @@ def test_a_stage_goes_on_from_the_checkpoint_on_another_host(
     wanted = TorchKeeper(ranks, torch_store, STAGES, training(tmp_path), transport="tcp").values()
     for old in tmp_path.iterdir():
         old.unlink()
-    job = TorchKeeper(ranks, torch_store, STAGES, training(tmp_path), transport="tcp", on_death=another_host)
-    for victim, at in ((1, 9), (2, 12)):
-        job.run_until(lambda victim=victim, at=at: (victim, "step", at) in job.group._marks)
-        assert job.kill(victim)
+    program = training(tmp_path, (1, 9), (2, 12))
+    job = TorchKeeper(ranks, torch_store, STAGES, program, transport="tcp", on_death=another_host)
     assert job.values() == wanted
+    assert [rank for rank, _ in job.deaths] == [1, 2]
     begun = {(rank, at) for rank, what, at in job.group._marks if what == "from"}
     assert {(1, 8), (2, 12)} <= begun

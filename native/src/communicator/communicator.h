@@ -91,7 +91,8 @@ public:
     }
     // Closed, and nothing is to be done in it until somebody asks for it. (Under replay its logs go on.)
     bool rests() const {
-        return closed_ && !replays() && idle() && run_ == nullptr && held_votes_.empty() && held_records_.empty();
+        return closed_ && !replays() && idle() && run_ == nullptr && !cell_reading_ && held_votes_.empty() &&
+               held_records_.empty();
     }
     bool awake = false;  // the node gives it turns
     void shed() {  // memory for operations that will not come

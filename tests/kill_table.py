@@ -146,12 +146,8 @@ def work(comm: Comm, round: int) -> str:
         if comm.rank == root:
             check_large(total, round, slots)
     if comm.size > 1:
-        for part in (
-            30,
-            600,
-            3000,
-            17_000,
-        ):  # to all, brought, sent when it is asked for, and shown where memory is shared
+        # to all, brought, sent when it is asked for, and shown where memory is shared
+        for part in (30, 600, 3000, 17_000):
             swapped = np.zeros(comm.size * part)
             comm.all_to_all(swapped, np.full(comm.size * part, comm.rank + 0.5))
             np.testing.assert_array_equal(swapped, np.repeat(np.arange(comm.size) + 0.5, part))

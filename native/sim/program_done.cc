@@ -34,8 +34,8 @@ void Program::somebody_is_gone() {
 
 // A receive from anyone, when all who have not been heard are gone: cancelled, or it would wait for ever for those who have been heard.
 bool Program::stop_waiting_for_anyone(OpenCall& call) {
-    RankSet missing =
-        RankSet::first(static_cast<int>(call.members.size())) - self_.node->comm_failed(call.comm) - RankSet::of(any_.got);
+    RankSet missing = RankSet::first(static_cast<int>(call.members.size())) - RankSet::of(self_.node->comm_failed(call.comm)) -
+                      RankSet::of(any_.got);
     missing.remove(call.rank);
     if (!missing.empty()) return false;
     const auto request = call.request;

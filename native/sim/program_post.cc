@@ -229,7 +229,7 @@ void Program::next_any(int index) {
     const Step& step = world_.scenario().steps[static_cast<std::size_t>(index)];
     const auto& h = handles_[static_cast<std::size_t>(step.comm)];
     if (any_.over) return;
-    const RankSet failed = self_.node->comm_failed(h.id);
+    const auto failed = RankSet::of(self_.node->comm_failed(h.id));
     RankSet missing = RankSet::first(static_cast<int>(h.members.size())) - failed - RankSet::of(any_.got);
     auto call = make(Call::Recv, index, step.comm);
     missing.remove(call->rank);

@@ -164,7 +164,8 @@ private:
         world_.look_after_each([this, victim, knows](int rank) {
             auto known = (*knows)[static_cast<std::size_t>(rank)];
             if (known) return;
-            world_.call(rank, [&](Node& node, Time) { return known = node.comm_failed(ScaleWorld::kWorld).has(victim), 0; });
+            world_.call(
+                rank, [&](Node& node, Time) { return known = RankSet::of(node.comm_failed(ScaleWorld::kWorld)).has(victim), 0; });
             if (known) world_.done(rank);
         });
     }

@@ -147,7 +147,12 @@ FT_TEST(pairlog_steady_state_takes_no_fresh_page) {
     const auto before = faults();
     for (int i = 0; i < 40; ++i) step();
     EXPECT_EQ(files.size(), warm);
-    EXPECT(faults() - before < 20'000);  // 40 steps touch 117,000 pages of the log; a sanitizer takes fresh ones, too
+#ifdef __SANITIZE_ADDRESS__
+    constexpr long kMost = 20'000;  // it takes fresh pages itself
+#else
+    constexpr long kMost = 3000;
+#endif
+    EXPECT(faults() - before < kMost);  // 40 steps touch 117,000 pages of the log
 }
 
 FT_TEST(pairlog_free_segments_do_not_stay_for_ever) {

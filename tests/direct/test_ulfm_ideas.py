@@ -246,6 +246,40 @@ def test_random_kills_down_to_one(ranks: Ranks, transport: str, seed: int) -> No
     assert values[survivor] == (survivor,)
 
 
+def test_acknowledge_the_first(ranks: Ranks, transport: str) -> None:
+    """Those that are known first are first, whatever their ranks: what the user has not heard of yet is not acknowledged."""
+
+    def run(comm: Comm, context: Context) -> Any:
+        if comm.rank in (1, 3):
+            context.mark("there")
+            return context.hold()
+        with pytest.raises(ftcomm.PeerFailure):
+            comm.recv(np.zeros(1), 3)
+        first = comm.failed()
+        context.mark("one")
+        with pytest.raises(ftcomm.PeerFailure):
+            comm.recv(np.zeros(1), 1)
+        seen = comm.failed()
+        comm.ack_failed(len(first))
+        buf = np.zeros(1)
+        with pytest.raises(ftcomm.PeerFailure) as caught:
+            comm.recv(buf, tag=1)
+        comm.ack_failed(len(seen))
+        sending = comm.isend(np.ones(1), 2 - comm.rank)
+        comm.recv(buf)
+        sending.wait()
+        return first, seen, caught.value.ranks
+
+    group = ranks.start(4, run, transport=transport)
+    for rank in (1, 3):
+        group.wait_for(rank, "there")
+    group.kill(3)
+    for rank in (0, 2):
+        group.wait_for(rank, "one")
+    group.kill(1)
+    assert Ranks.values(group, {1, 3})[::2] == [((3,), (3, 1), (1,))] * 2
+
+
 def test_silence_is_no_failure(ranks: Ranks, transport: str) -> None:
     """Nobody communicates for many heartbeats; one keeps its interpreter busy."""
 

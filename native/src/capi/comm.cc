@@ -101,7 +101,7 @@ int ft_comm_alive(ft_job* job, ft_comm comm, uint8_t* flags) {
 
 int ft_comm_failed(ft_job* job, ft_comm comm, int32_t* ranks, int32_t* n) {
     return with_node(job, [&](Node& node) {
-        const auto failed = node.comm_failed_in_order(comm);
+        const auto failed = node.comm_failed(comm);
         std::copy(failed.begin(), failed.end(), ranks);
         *n = static_cast<int32_t>(failed.size());
         return int{FT_OK};

@@ -68,7 +68,7 @@ void direct_alone(OpState& op, int ranks, int rank, bool solo) {
 
 void run_alone(OpState& op, int ranks, int rank, const std::vector<SegmentRun>& plan, bool solo) {
     const auto self = RankSet::only(rank);
-    if (solo && op.shape.kind == OpKind::AllToAll && !op.shape.is_direct()) op.go_directly(op.shape.directly(), op.signature);
+    if (solo && op.shape.kind == OpKind::AllToAll && !op.shape.is_direct()) op.go_directly(op.signature);
     if (op.shape.is_direct()) {
         direct_alone(op, ranks, rank, solo);
         return;

@@ -71,11 +71,11 @@ void OpState::make_room() {
     desc.recv = room_.data();
 }
 
-void OpState::go_directly(const Shape& as, std::uint64_t signature_in) {
-    desc.kind = as.kind;
+void OpState::go_directly(std::uint64_t signature_in) {
+    desc.kind = shape.kind;
     desc.count = part_.count;
     desc.recv = part_.to;
-    shape = as;
+    shape = shape.directly();
     signature = signature_in;
     grid = Grid::make(1, 0, 1);
     part_ = {};

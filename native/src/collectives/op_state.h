@@ -49,7 +49,7 @@ public:
     bool is_part() const { return shape.runs_as() != shape.kind && request != nullptr; }
     void make_room();  // for what is not made in one step
     void give();
-    void go_directly(const Shape& as, std::uint64_t signature_in);  // Shape::is_same_exchange; nothing has been given yet
+    void go_directly(std::uint64_t signature_in);  // Shape::directly; nothing has been given yet
 
     // Invariant B: segment s of the result buffer is wholly what its label says.
     LabelKind label(std::uint32_t s) const {

@@ -162,9 +162,9 @@ void Communicator::apply(const Decision& d) {
     for (const auto& p : d.plans)
         if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
     std::erase_if(proposals_, [&](const Proposal& x) {
+        if (x.code == Code::System) return true;  // of a read of the attempt before
         const auto* plan = x.code == Code::Mismatch ? d.plan_for(x.seq) : nullptr;
-        const bool mixed = plan != nullptr && plan->verdict == OpPlan::Verdict::Repair;  // and goes on in one of the two ways
-        return mixed || x.code == Code::System;  // of a read of the attempt before
+        return plan != nullptr && plan->verdict == OpPlan::Verdict::Repair;  // all do it in the same way from here on
     });
     if (replays()) {
         learn_log_since(d.log_since);

@@ -362,8 +362,7 @@ void NodeImpl::on_goodbye(int slot) {
     core.left.add(slot);
     ended_ = true;  // also where the view then takes it out for another reason, as with its log group
     core.host.trace("goodbye");
-    wake_all();
-    for (auto& [id, comm] : comms) comm->on_view();
+    for (auto& [id, comm] : all_awake()) comm->on_view();
     check_leave_done();
     propose_view();
 }

@@ -182,7 +182,7 @@ void Node::close_comm(Time now, CommId comm) {
     if (auto* c = impl_->find(comm)) c->close();
 }
 std::vector<std::string> Node::comm_checkpoints(CommId comm) const {
-    const auto* c = impl_->find(comm);
+    const auto* c = impl_->look_up(comm);
     return c != nullptr ? c->checkpoints() : std::vector<std::string>{};
 }
 
@@ -192,7 +192,7 @@ Status Node::comm_note(Time now, CommId comm, const std::string& tag) {
     return c != nullptr ? c->note(tag) : Status::error(Code::Invalid, "there is no such communicator");
 }
 std::vector<std::string> Node::comm_notes(CommId comm) const {
-    const auto* c = impl_->find(comm);
+    const auto* c = impl_->look_up(comm);
     return c != nullptr ? c->notes() : std::vector<std::string>{};
 }
 
@@ -253,14 +253,10 @@ std::uint32_t Node::incarnation_of(int slot) const {
     return impl_->core.view.members[static_cast<std::size_t>(slot)].incarnation;
 }
 RankSet Node::comm_alive(CommId comm) const {
-    const auto* c = impl_->find(comm);
+    const auto* c = impl_->look_up(comm);
     return c == nullptr ? RankSet{} : c->alive();
 }
-RankSet Node::comm_failed(CommId comm) const {
-    const auto* c = impl_->find(comm);
-    return c == nullptr ? RankSet{} : c->failed();
-}
-std::vector<int> Node::comm_failed_in_order(CommId comm) {
+std::vector<int> Node::comm_failed(CommId comm) {
     auto* c = impl_->find(comm);
     return c == nullptr ? std::vector<int>{} : c->failed_in_order();
 }
@@ -268,7 +264,7 @@ void Node::ack_failed(CommId comm, int n) {
     if (auto* c = impl_->find(comm)) c->ack_failed(n);
 }
 bool Node::comm_revoked(CommId comm) const {
-    const auto* c = impl_->find(comm);
+    const auto* c = impl_->look_up(comm);
     return c != nullptr && c->revoked();
 }
 bool Node::reads_refused() const {
@@ -276,11 +272,11 @@ bool Node::reads_refused() const {
 }
 bool Node::comm_solo(CommId) const { return impl_->core.solo; }
 std::uint64_t Node::comm_seq(CommId comm) const {
-    const auto* c = impl_->find(comm);
+    const auto* c = impl_->look_up(comm);
     return c == nullptr ? 0 : c->next_seq();
 }
 int Node::comm_size(CommId comm) const {
-    const auto* c = impl_->find(comm);
+    const auto* c = impl_->look_up(comm);
     return c == nullptr ? 0 : static_cast<int>(c->spec().members.size());
 }
 bool Node::left_with_group() const {

@@ -195,8 +195,8 @@ public:
     RankSet waiting_slots() const;  // replacements asking to come in
     std::uint32_t incarnation_of(int slot) const;
     RankSet comm_alive(CommId comm) const;  // communicator ranks, by its last decision
-    RankSet comm_failed(CommId comm) const;  // dead by the newest view, acknowledged or not
-    std::vector<int> comm_failed_in_order(CommId comm);  // the first that this rank has heard of first
+    std::vector<int> comm_failed(
+        CommId comm);  // dead by the newest view, acknowledged or not: those first that it has heard of first
     void ack_failed(CommId comm, int n);  // -1: all
     bool comm_revoked(CommId comm) const;
     bool reads_refused() const;  // by the kernel, of a living rank's memory, in some communicator: it does not read any more

@@ -49,8 +49,9 @@ void NodeImpl::wake(Communicator& comm) {
     active_.push_back(&comm);
 }
 
-void NodeImpl::wake_all() {
+std::map<CommId, std::unique_ptr<Communicator>>& NodeImpl::all_awake() {
     for (auto& [id, comm] : comms) wake(*comm);
+    return comms;
 }
 
 void NodeImpl::let_rest() {

@@ -22,7 +22,7 @@ public:
     const Communicator* look_up(CommId id) const;
     Communicator* find(CommId id);
     void wake(Communicator& comm);
-    void wake_all();
+    std::map<CommId, std::unique_ptr<Communicator>>& all_awake();
     void let_rest();
     Communicator* find_or_make(CommId id, ByteView payload);
     void fail_all();  // voted out, or the authority is lost
@@ -125,8 +125,8 @@ private:
     Bytes proposed_view_;  // the last one that this rank has asked for
     bool dead_end_done_ = false;
 
-    std::vector<Communicator*>
-        active_;  // of comms; not those that are closed and at rest, of which a long run may have thousands
+    // Not those that are closed and at rest, of which a long run may have thousands.
+    std::vector<Communicator*> active_;
     std::size_t next_writable_ = 0;  // of active_
     std::map<CommId, std::vector<Held>> unknown_;  // frames of communicators that are not made here yet
     std::vector<Held> early_;  // frames of incarnations that this rank has not seen admitted yet

@@ -76,7 +76,7 @@ bool Communicator::start(OpState& op) {
         }
         if (op.shape.is_same_exchange(plan->shape)) {
             core_.host.trace("exchange.direct");
-            op.go_directly(plan->shape, signature_of(plan->shape));
+            op.go_directly(signature_of(plan->shape));
         }
         if (signature_of(plan->shape) != op.signature) {
             propose(Code::Mismatch, op.seq);

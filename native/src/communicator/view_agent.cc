@@ -249,16 +249,14 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
     const bool self_came = core.solo && self_in;
     if (core.solo && !self_came && join_request_ != nullptr && !came.empty()) send_join_requests();  // they have not heard it
     if (core.view.admissions > before.admissions) on_admission(came, self_came);
-    wake_all();
-    for (auto& [id, comm] : comms) comm->on_view();
+    for (auto& [id, comm] : all_awake()) comm->on_view();
     restart_timers();
     if (admit_request_ != nullptr && admit_voted_) send_admit_vote();
     check_leave_done();
     std::vector<Held> early;
     early.swap(early_);
     for (auto& f : early) on_frame(f.slot, f.incarnation, f.header, f.payload);
-    wake_all();
-    for (auto& [id, comm] : comms) comm->resume();
+    for (auto& [id, comm] : comms) comm->resume();  // all awake since on_view()
     for (int s : came.list()) {
         const auto it = dead_early_.find(s);
         if (it == dead_early_.end()) continue;

@@ -90,6 +90,13 @@ def test_unequal_sizes(ranks: Ranks, odd: int, others: int, place: int) -> None:
         assert "another number of elements" in message
 
 
+# Two ranks exchange what is short, and pass on what is long.
+@pytest.mark.parametrize("counts", [(10, 1000), (10, 10_000), (10_000, 10), (20_000, 10_000), (4096, 8192), (0, 10)])
+def test_unequal_sizes_of_two(ranks: Ranks, counts: tuple[int, int]) -> None:
+    for message in ranks(2, unequal(list(counts), ["f8"] * 2), policy="replay", transport="shm"):
+        assert "another number of elements" in message
+
+
 def test_unequal_types(ranks: Ranks) -> None:
     for message in ranks(3, unequal([100] * 3, ["f8", "f8", "i8"]), policy="replay", transport="shm"):
         assert "data type" in message
@@ -113,8 +120,9 @@ def test_no_checkpoint_after_a_failure(ranks: Ranks) -> None:
         assert "ring-logged all_reduce of this communicator has failed" in message
 
 
+@pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("point", ["channel.receive:7", "channel.send.logged:9", "log.header.before:11"])
-def test_kill_in_the_chain(keep: Any, point: str) -> None:
+def test_kill_in_the_chain(keep: Any, point: str, size: int) -> None:
     def run(comm: Any, context: Context) -> list[float]:
         x = np.random.default_rng(comm.rank).standard_normal(3001).astype(np.float32)
         for _ in range(20):
@@ -122,7 +130,7 @@ def test_kill_in_the_chain(keep: Any, point: str) -> None:
             x += np.float32(comm.rank)
         return [float(v) for v in x]
 
-    wanted = keep(3, run, transport="shm").values()
-    job = keep(3, run, transport="shm", faults=f"rank=1.0,at={point},do=kill")
+    wanted = keep(size, run, transport="shm").values()
+    job = keep(size, run, transport="shm", faults=f"rank=1.0,at={point},do=kill")
     assert job.values() == wanted
     assert job.deaths == [(1, 0)]

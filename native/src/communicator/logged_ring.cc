@@ -18,6 +18,9 @@ constexpr std::uint64_t kWhole = 32u << 10;
 // A small sum goes round as one chunk, which begins at rank 0: a message costs more than its bytes.
 bool LoggedRing::whole() const { return total() <= kWhole; }
 
+// Of two ranks one would only wait for the other: both send theirs, and both make the sum.
+bool LoggedRing::exchanges() const { return size() == 2 && whole(); }
+
 // Of a message: what it is part of. Its length does not say: one rank's chunk may be as long as another one's whole sum.
 std::int64_t LoggedRing::tag() const {
     const auto& d = queue_.front().desc;
@@ -29,6 +32,7 @@ std::int64_t LoggedRing::tag() const {
 // In step k of the first half this rank adds to the part that started k + 1 ranks before it; in the second half finals come, its
 // predecessor's first.
 int LoggedRing::chunk() const {
+    if (exchanges()) return 0;
     const int n = size(), k = reducing() ? step_ + 1 : step_ - (n - 1);
     return ((rank_ - k) % n + n) % n;
 }
@@ -68,7 +72,8 @@ void LoggedRing::start() {
         finish({});
         return;
     }
-    if (!travels(rank_) || send(own(rank_, 0, bytes(rank_)), rank_)) next();
+    const int first = exchanges() ? 0 : rank_;
+    if (!travels(first) || send(own(first, 0, bytes(first)), first)) next();
 }
 
 // What this rank adds: bytes [at, at + bytes) of the chunk. Its buffer stays as it is until finals come (invariant B).
@@ -125,7 +130,7 @@ void LoggedRing::advance() {
         return;
     }
     const bool last = is_last();
-    auto status = last ? keep(c, came) : pass_on(c);
+    auto status = exchanges() ? add(came) : last ? keep(c, came) : pass_on(c);
     if (!status || last) {
         finish(std::move(status));
         return;
@@ -188,6 +193,16 @@ Status LoggedRing::keep(int chunk, const LogRecord& came) {
     }
     const auto crc = crc32c_copy(at(chunk), came.payload.data(), n, 0, into_for(total()));
     return crc == came.crc ? Status{} : damaged();
+}
+
+// In the order of the ranks on both: the same bits.
+Status LoggedRing::add(const LogRecord& came) {
+    if (auto s = pairs_->check_received(before()); !s) return s;
+    const auto& d = queue_.front().desc;
+    const auto* mine = own(0, 0, total());
+    const auto* theirs = came.payload.data();
+    reduce(d.dtype, d.op, at(0), rank_ == 0 ? mine : theirs, rank_ == 0 ? theirs : mine, d.count, d.op == ReduceOp::Avg ? 2 : 1);
+    return {};
 }
 
 Status LoggedRing::damaged() {

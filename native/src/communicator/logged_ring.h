@@ -1,7 +1,7 @@
 // The all-reduce of Grover and Rajagopal 2022: a ring (reduce-scatter, then all-gather) whose every step is a logged send and a logged
 // receive. A sum goes around from record to record: what comes is added to this rank's part in the record that goes out. It needs
 // no votes, plans or fence, as messages alone make it whole again; and it logs 2(n-1)/n times the data on each rank where a logged
-// result takes 1/n. Here for comparison (`algorithm="ring-logged"`).
+// result takes 1/n. Two ranks exchange what is short, so that neither waits for the other's sum. Here for comparison (`algorithm="ring-logged"`).
 #pragma once
 
 #include <deque>
@@ -37,10 +37,11 @@ private:
     int before() const { return (rank_ + size() - 1) % size(); }
     int after() const { return (rank_ + 1) % size(); }
     bool reducing() const { return step_ < size() - 1; }
-    bool is_last() const { return step_ == 2 * (size() - 1) - 1; }
+    bool is_last() const { return exchanges() || step_ == 2 * (size() - 1) - 1; }
     std::int64_t tag() const;
     int chunk() const;  // that comes in this step
     bool whole() const;
+    bool exchanges() const;
     bool travels(int chunk) const { return !whole() || chunk == 0; }
     std::uint64_t total() const;  // bytes
     std::uint64_t begin(int chunk) const;
@@ -54,6 +55,7 @@ private:
     Status say_nothing();
     Status pass_on(int chunk);
     Status keep(int chunk, const LogRecord& came);
+    Status add(const LogRecord& came);
     Status damaged();
     void finish(Status status);
     void fail_all(const Status& status);

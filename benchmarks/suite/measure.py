@@ -122,10 +122,10 @@ def _checked(kind: str, name: str, call: Call, b: Any, comm: Any, args: argparse
 
 
 def _how_many(call: Call, comm: Any, budget: float) -> int:
-    """Calls in a round, from how long a few take."""
-    seconds, number = 0.0, 1
+    """Calls in a round, from how long a few take: twice, or one that was held up would make all rounds short."""
+    number = 1
     while True:
-        seconds = _agreed(_round(call, number, comm)[0], comm)
+        seconds = min(_agreed(_round(call, number, comm)[0], comm) for _ in range(2))
         if seconds * number >= budget / 4 or number >= MOST_CALLS:
             return max(1, min(MOST_CALLS, round(budget / seconds)))
         number *= 4

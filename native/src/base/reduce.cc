@@ -73,12 +73,15 @@ namespace {
 // A block of each input after the other, so that what is there of the result stays in the first-level cache.
 template <class Part>
 void combine_parts(DType dtype, ReduceOp op, void* dst, const Part& part, std::size_t parts, std::size_t count,
-                   std::uint32_t divisor) {
+                   std::uint32_t divisor, void* also = nullptr) {
     FT_CHECK(parts > 0 && divisor > 0, "a reduction of %zu inputs, divided by %u", parts, divisor);
     FT_CHECK(reduce_supported(dtype, op), "%s of %s", to_string(op), to_string(dtype));
     const auto& kernels = reduce_kernels();
     const auto size = size_of(dtype);
     auto* out = static_cast<std::byte*>(dst);
+    const auto is_made = [&](std::size_t offset, std::size_t bytes) {
+        if (also != nullptr) std::memcpy(static_cast<std::byte*>(also) + offset, out + offset, bytes);
+    };
     if (!is_narrow_float(dtype)) {
         constexpr std::size_t kBlockBytes = 8u << 10;
         const auto block = kBlockBytes / size;
@@ -89,6 +92,7 @@ void combine_parts(DType dtype, ReduceOp op, void* dst, const Part& part, std::s
             for (std::size_t k = 1; k < parts; ++k)
                 kernels.reduce(dtype, op, to, k == 1 ? part(0) + at * size : to, part(k) + at * size, n);
             if (divisor != 1) kernels.divide(dtype, to, n, divisor);
+            is_made(at * size, n * size);
         }
         return;
     }
@@ -104,6 +108,7 @@ void combine_parts(DType dtype, ReduceOp op, void* dst, const Part& part, std::s
         }
         if (divisor != 1) kernels.divide(DType::Float32, sum, n, divisor);
         kernels.narrow(dtype, out + offset, sum, n);
+        is_made(offset, n * size);
     }
 }
 
@@ -123,8 +128,8 @@ void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t
 }
 
 void combine(DType dtype, ReduceOp op, void* dst, std::span<const std::byte* const> inputs, std::size_t count,
-             std::uint32_t divisor) {
-    combine_parts(dtype, op, dst, [&](std::size_t k) { return inputs[k]; }, inputs.size(), count, divisor);
+             std::uint32_t divisor, void* also) {
+    combine_parts(dtype, op, dst, [&](std::size_t k) { return inputs[k]; }, inputs.size(), count, divisor, also);
 }
 
 }  // namespace ftcomm

@@ -33,8 +33,8 @@ void scale(DType dtype, void* dst, const void* src, std::size_t count, double fa
 // dst = op over `parts` inputs that lie one after another from `first`, in their order, then divided (1: not). 8- and 16-bit floats
 // stay in float32 from the first input to the division and are rounded once, at the end. dst may be the first input.
 void combine(DType dtype, ReduceOp op, void* dst, const void* first, std::size_t parts, std::size_t count, std::uint32_t divisor);
-// The same of inputs that lie anywhere.
+// The same of inputs that lie anywhere. `also`, if it is given, gets it, too, while it is in the first-level cache; it may be one of them.
 void combine(DType dtype, ReduceOp op, void* dst, std::span<const std::byte* const> inputs, std::size_t count,
-             std::uint32_t divisor);
+             std::uint32_t divisor, void* also = nullptr);
 
 }  // namespace ftcomm

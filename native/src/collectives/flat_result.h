@@ -19,11 +19,15 @@ inline void give_blocks(OpState& op, std::byte* blocks) {
     for (std::uint32_t b = 0; b < op.grid.segments(); ++b) op.set_final(b, RankSet::only(static_cast<int>(b)));
 }
 
-// A sum of all inputs; `sum` is in the run's memory, or in that buffer already.
-inline void give_sum(OpState& op, void* sum, std::size_t bytes) {
+// A sum of all inputs is where it is to be: for a caller that wants a part of it, in the run's memory.
+inline void set_summed(OpState& op, void* sum) {
     if (op.is_part()) op.desc.recv = sum;
-    else if (sum != op.desc.recv && bytes > 0) std::memcpy(op.desc.recv, sum, bytes);
     for (std::uint32_t s = 0; s < op.grid.segments(); ++s) op.set_final(s, op.team);
+}
+
+inline void give_sum(OpState& op, void* sum, std::size_t bytes) {
+    if (!op.is_part() && bytes > 0) std::memcpy(op.desc.recv, sum, bytes);
+    set_summed(op, sum);
 }
 
 }  // namespace ftcomm

@@ -140,9 +140,14 @@ private:
         const auto n = op_.desc.count;
         FT_POINT("flat.reduce");
         const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(op_.team.count()) : 1;
-        void* sum = kFaultTolerant || op_.is_part() ? result() : op_.desc.recv;
-        combine(op_.desc.dtype, op_.desc.op, sum, env_.flat->parts, n, divisor);
-        give_sum(op_, sum, bytes_);
+        const bool part = op_.is_part();
+        // Into the caller's buffer, and from there, while it is in the first-level cache, to where it is kept; the other way round where that
+        // would go over an input that is added later.
+        const bool over_input = !part && (!kFaultTolerant || env_.position < 2);
+        void* sum = over_input ? op_.desc.recv : result();
+        void* also = part || !kFaultTolerant ? nullptr : over_input ? result() : op_.desc.recv;
+        combine(op_.desc.dtype, op_.desc.op, sum, env_.flat->parts, n, divisor, also);
+        set_summed(op_, sum);
     }
 
     RunEnv env_;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ MEMORY = {
     "send_recv": lambda n: 2,
 }
 Call = Callable[[], Any]
+PIECE = 1 << 20  # elements whose values are made at a time: ranks on one machine share its memory
 
 
 @dataclass
@@ -72,44 +73,62 @@ def written(kind: str, b: Buffers) -> Any:
 
 def fill(kind: str, b: Buffers, rank: int) -> None:
     """Inputs that tell ranks and places apart; small whole numbers, so that sums have no rounding in any type."""
-    import torch
-
     for tensor in (b.big, b.small, b.other):
         tensor.fill_(0)
-    if kind == "all_gather":
-        b.small.copy_(_pattern(len(b.small), rank))
-    elif kind == "broadcast":
-        b.big.copy_(_pattern(len(b.big), 0) if rank == 0 else torch.zeros(len(b.big)))
-    else:
-        b.big.copy_(_pattern(len(b.big), rank))
+    tensor = written(kind, b)
+    if kind == "broadcast" and rank != 0:
+        return
+    for piece in pieces(len(tensor)):
+        tensor[piece].copy_(_pattern(_places(piece), rank))
 
 
-def expected(kind: str, b: Buffers, rank: int, ranks: int, op: str) -> tuple[Any, Any] | None:
-    """The tensor with the result and what must be in it; None: nothing on this rank."""
+def pieces(count: int) -> Iterator[slice]:
+    for at in range(0, count, PIECE):
+        yield slice(at, min(at + PIECE, count))
+
+
+def right(kind: str, b: Buffers, rank: int, ranks: int, op: str) -> bool:
+    """Whether this rank's result is what it must be."""
     import torch
 
-    count = len(b.big)
+    found = expected(kind, b, rank, ranks, op)
+    if found is None:
+        return True
+    tensor, value = found
+    return all(
+        torch.equal(tensor[p].cpu().to(torch.float64), value(_places(p)).to(torch.float64)) for p in pieces(len(tensor))
+    )
+
+
+def expected(kind: str, b: Buffers, rank: int, ranks: int, op: str) -> tuple[Any, Callable[[Any], Any]] | None:
+    """The tensor with the result, and what must be at which places of it; None: nothing on this rank."""
+    import torch
+
     combine = {"sum": sum, "prod": math.prod, "max": _extreme(torch.maximum), "min": _extreme(torch.minimum)}[op]
-    part = slice(rank * len(b.small), (rank + 1) * len(b.small))
+    part = len(b.small)
     if kind == "all_reduce" or (kind == "reduce" and rank == 0):
-        return b.big, combine([_pattern(count, r) for r in range(ranks)])
+        return b.big, lambda at: combine([_pattern(at, r) for r in range(ranks)])
     if kind == "reduce_scatter":
-        return b.small, combine([_pattern(count, r) for r in range(ranks)])[part]
+        return b.small, lambda at: combine([_pattern(at + rank * part, r) for r in range(ranks)])
     if kind == "all_gather":
-        return b.big, torch.cat([_pattern(len(b.small), r) for r in range(ranks)])
+        return b.big, lambda at: _pattern(at % part, at // part)
     if kind == "all_to_all":
-        return b.other, torch.cat([_pattern(count, r)[part] for r in range(ranks)])
+        return b.other, lambda at: _pattern(at % part + rank * part, at // part)
     if kind == "broadcast":
-        return b.big, _pattern(count, 0)
+        return b.big, lambda at: _pattern(at, 0)
     if kind == "send_recv" and rank < ranks - ranks % 2:
-        return b.other, _pattern(count, rank ^ 1)
+        return b.other, lambda at: _pattern(at, rank ^ 1)
     return None
 
 
-def _pattern(count: int, who: int) -> Any:
+def _places(piece: slice) -> Any:
     import torch
 
-    return (torch.arange(count) * 7 + who * 3) % 5 + 1
+    return torch.arange(piece.start, piece.stop)
+
+
+def _pattern(at: Any, who: Any) -> Any:
+    return (at * 7 + who * 3) % 5 + 1
 
 
 def _extreme(of_two: Callable[[Any, Any], Any]) -> Callable[[list[Any]], Any]:

@@ -211,6 +211,27 @@ FT_TEST(reduce_combine_is_a_chain_of_reduce) {
         }
 }
 
+FT_TEST(reduce_combine_gives_it_to_two) {
+    // The second place, or the first one, is an input: as a caller's buffer that is summed in place.
+    Random random(8);
+    for (auto dtype : {DType::Float32, DType::BFloat16, DType::Int64})
+        for (auto count : kSizes) {
+            const auto size = size_of(dtype) * count;
+            for (std::size_t own = 0; own < 3; ++own) {
+                Buffer parts(dtype, 3 * count, 0), mine(dtype, count, 0), kept(dtype, count, 0), wanted(dtype, count, 0);
+                fill(dtype, random, parts.get(), 3 * count);
+                std::memcpy(mine.get(), parts.get() + own * size, size);
+                std::vector<const std::byte*> inputs;
+                for (std::size_t k = 0; k < 3; ++k) inputs.push_back(k == own ? mine.get() : parts.get() + k * size);
+                combine(dtype, ReduceOp::Sum, wanted.get(), inputs, count, 1);
+                const bool first = own < 2;
+                combine(dtype, ReduceOp::Sum, first ? mine.get() : kept.get(), inputs, count, 1, first ? kept.get() : mine.get());
+                compare("a sum", reduce_kernels(), dtype, count, mine.get(), wanted.get());
+                compare("what is kept of it", reduce_kernels(), dtype, count, kept.get(), wanted.get());
+            }
+        }
+}
+
 FT_TEST(reduce_instruction_sets_agree) {
     // Same bits from each, NaNs apart: ranks on different CPUs may take over each other's segments.
     Random random(3);

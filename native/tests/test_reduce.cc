@@ -1,8 +1,13 @@
 // Every kernel of every instruction set that runs here, for all element types and operators, against reference.cc:
 // random bits (so also NaNs, infinities, subnormals), special values, odd sizes, unaligned pointers, both aliasings.
+#include <cfenv>
 #include <cstddef>
 #include <cstring>
 #include <vector>
+
+#if defined(__x86_64__)
+#include <xmmintrin.h>
+#endif
 
 #include "base/bytes.h"
 #include "base/float_codec.h"
@@ -230,6 +235,43 @@ FT_TEST(reduce_combine_gives_it_to_two) {
                 compare("what is kept of it", reduce_kernels(), dtype, count, kept.get(), wanted.get());
             }
         }
+}
+
+FT_TEST(reduce_goes_by_the_same_rules_in_every_thread) {
+    constexpr std::size_t count = 40;
+    const float small = 1e-39f;  // a subnormal number
+    const std::vector<float> a(count, small), twice(count, 2 * small), b(count, 1.0f), c(count, 1e-8f);
+    std::vector<float> out(count);
+    std::vector<std::uint16_t> half(count);
+    const auto same = [&](const std::vector<float>& wanted) {  // bit for bit: such a thread takes small ones for zeros, too
+        return std::memcmp(out.data(), wanted.data(), count * sizeof(float)) == 0;
+    };
+    const auto check = [&] {
+        reduce(DType::Float32, ReduceOp::Sum, out.data(), a.data(), a.data(), count);
+        EXPECT(same(twice));
+        const std::byte* parts[] = {reinterpret_cast<const std::byte*>(b.data()), reinterpret_cast<const std::byte*>(c.data())};
+        combine(DType::Float32, ReduceOp::Sum, out.data(), parts, count, 1);
+        EXPECT(same(b));
+        scale(DType::Float32, out.data(), a.data(), count, 2.0);
+        EXPECT(same(twice));
+        divide(DType::Float32, out.data(), count, 2);
+        EXPECT(same(a));
+        narrow(DType::BFloat16, half.data(), a.data(), count);
+        widen(DType::BFloat16, out.data(), half.data(), count);
+        EXPECT(out[0] != 0.0f || half[0] != 0);
+    };
+    check();
+    REQUIRE(std::fesetround(FE_UPWARD) == 0);
+    check();
+    EXPECT(std::fegetround() == FE_UPWARD);
+    REQUIRE(std::fesetround(FE_TONEAREST) == 0);
+#if defined(__x86_64__)
+    const auto before = _mm_getcsr();
+    _mm_setcsr(before | 0x8040);  // as torch.set_flush_denormal(True)
+    check();
+    EXPECT((_mm_getcsr() & 0x8040) == 0x8040);
+    _mm_setcsr(before);
+#endif
 }
 
 FT_TEST(reduce_instruction_sets_agree) {

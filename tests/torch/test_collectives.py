@@ -242,6 +242,23 @@ def test_subgroups(world):
     assert world(4, subgroups) == [[0, -1], [1, -1], [-1, 0], [-1, 1]]
 
 
+def flushing(context):
+    """Subnormal numbers are zeros for one rank's program, and for its thread. The library's sums are the same on both."""
+    torch.set_flush_denormal(dist.get_rank() == 0)
+    out = []
+    for count in (4, 40_000, 300_000):
+        bits = torch.full((count,), 700_000, dtype=torch.int32)
+        for _ in range(5):
+            dist.all_reduce(t := bits.clone().view(torch.float32))
+            out.append(t.view(torch.int32).unique().tolist())
+    torch.set_flush_denormal(False)
+    return out
+
+
+def test_a_thread_that_flushes_subnormal_numbers(world):
+    assert world(2, flushing) == [[[1_400_000]] * 15] * 2
+
+
 def mixed(context):
     assert dist.get_backend_config() == "cpu:gloo,cuda:ftcomm"
     dist.all_reduce(t := torch.ones(2))

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/float_rules.h"
 #include "base/reduce_kernels.h"
 
 namespace ftcomm {
@@ -40,17 +41,20 @@ const ReduceKernels& reduce_kernels() {
 
 void reduce(DType dtype, ReduceOp op, void* dst, const void* a, const void* b, std::size_t count) {
     FT_CHECK(reduce_supported(dtype, op), "%s of %s", to_string(op), to_string(dtype));
+    const FloatRules rules;
     reduce_kernels().reduce(dtype, op, dst, a, b, count);
 }
 
 void divide(DType dtype, void* buffer, std::size_t count, std::uint32_t divisor) {
     FT_CHECK(reduce_supported(dtype, ReduceOp::Avg), "avg of %s", to_string(dtype));
     FT_CHECK(divisor > 0, "an average over no contributor");
+    const FloatRules rules;
     reduce_kernels().divide(dtype, buffer, count, divisor);
 }
 
 void scale(DType dtype, void* dst, const void* src, std::size_t count, double factor) {
     FT_CHECK(reduce_supported(dtype, ReduceOp::PremulSum), "premul_sum of %s", to_string(dtype));
+    const FloatRules rules;
     reduce_kernels().scale(dtype, dst, src, count, factor);
 }
 
@@ -60,11 +64,13 @@ bool is_narrow_float(DType dtype) {
 
 void widen(DType dtype, float* dst, const void* src, std::size_t count) {
     FT_CHECK(is_narrow_float(dtype), "%s in float32", to_string(dtype));
+    const FloatRules rules;
     reduce_kernels().widen(dtype, dst, src, count);
 }
 
 void narrow(DType dtype, void* dst, const float* src, std::size_t count) {
     FT_CHECK(is_narrow_float(dtype), "%s in float32", to_string(dtype));
+    const FloatRules rules;
     reduce_kernels().narrow(dtype, dst, src, count);
 }
 
@@ -76,6 +82,7 @@ void combine_parts(DType dtype, ReduceOp op, void* dst, const Part& part, std::s
                    std::uint32_t divisor, void* also = nullptr) {
     FT_CHECK(parts > 0 && divisor > 0, "a reduction of %zu inputs, divided by %u", parts, divisor);
     FT_CHECK(reduce_supported(dtype, op), "%s of %s", to_string(op), to_string(dtype));
+    const FloatRules rules;
     const auto& kernels = reduce_kernels();
     const auto size = size_of(dtype);
     auto* out = static_cast<std::byte*>(dst);

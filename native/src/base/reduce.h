@@ -1,4 +1,5 @@
-// Reduction kernels: the only place where element values are looked at.
+// Reduction kernels: the only place where element values are looked at. Whatever a thread has set for its floats, they go by the same rules
+// (base/float_rules.h).
 #pragma once
 
 #include <cstddef>

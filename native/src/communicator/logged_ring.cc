@@ -26,6 +26,7 @@ std::int64_t LoggedRing::tag() const {
     const auto& d = queue_.front().desc;
     ByteWriter w;
     w.put(d.count).put(static_cast<std::uint8_t>(d.dtype)).put(static_cast<std::uint8_t>(d.op));
+    if (exchanges()) w.put(std::uint8_t{1});  // an input: what logs and ranks of an earlier version have here is a sum
     return static_cast<std::int64_t>(hash64(w.view()) >> 1);
 }
 
@@ -195,7 +196,7 @@ Status LoggedRing::keep(int chunk, const LogRecord& came) {
     return crc == came.crc ? Status{} : damaged();
 }
 
-// In the order of the ranks on both: the same bits.
+// In the order of the ranks on both, as in a small sum of any other kind: the same bits, but for those of NaNs, from processors of two kinds.
 Status LoggedRing::add(const LogRecord& came) {
     if (auto s = pairs_->check_received(before()); !s) return s;
     const auto& d = queue_.front().desc;

@@ -33,7 +33,7 @@ private:
 #elif defined(__aarch64__)
     using Word = std::uint64_t;
     static constexpr Word kRules =
-        (Word{1} << 19) | (Word{1} << 24) | (Word{3} << 22) | (Word{1} << 25);  // FZ16, FZ; rounding; DN
+        (Word{1} << 19) | (Word{1} << 24) | (Word{3} << 22) | (Word{1} << 25) | 0x9f00;  // FZ16, FZ; rounding; DN; exceptions
     static constexpr Word kDefault = 0;
     static Word get() {
         Word word;

@@ -111,7 +111,7 @@ def _checked(kind: str, name: str, call: Call, b: Any, comm: Any, args: argparse
         reason = str(error).splitlines()[0] or type(error).__name__
     if _any(bool(reason), comm):
         return reason or "refused by another rank"
-    wrong = kind != "barrier" and not right(kind, b, comm.rank, comm.size, args.op)
+    wrong = not right(kind, b, comm.rank, comm.size, args.op)
     if _any(wrong, comm):
         where = "this" if wrong else "another"
         raise WrongResult(f"{name}'s {kind} of {len(b.big)} x {args.dtype} has given wrong values on {where} rank")

@@ -75,9 +75,9 @@ def fill(kind: str, b: Buffers, rank: int) -> None:
     """Inputs that tell ranks and places apart; small whole numbers, so that sums have no rounding in any type."""
     for tensor in (b.big, b.small, b.other):
         tensor.fill_(0)
-    tensor = written(kind, b)
     if kind == "broadcast" and rank != 0:
         return
+    tensor = written(kind, b)
     for piece in pieces(len(tensor)):
         tensor[piece].copy_(_pattern(_places(piece), rank))
 

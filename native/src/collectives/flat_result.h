@@ -25,6 +25,7 @@ inline void set_summed(OpState& op, void* sum) {
     for (std::uint32_t s = 0; s < op.grid.segments(); ++s) op.set_final(s, op.team);
 }
 
+// And where it is in the run's memory for all.
 inline void give_sum(OpState& op, void* sum, std::size_t bytes) {
     if (!op.is_part() && bytes > 0) std::memcpy(op.desc.recv, sum, bytes);
     set_summed(op, sum);

@@ -54,15 +54,16 @@ READING = Comparison("FTCOMM_REDUCE_PULL_LIMIT", ("ring", "auto"), last=False)  
 Times = Mapping[int, tuple[float, float]]  # size in bytes -> seconds of the first algorithm and of the second
 
 
-def default_border(comparison: Comparison, ranks: int, streams: bool = False) -> int:
+def default_border(comparison: Comparison, ranks: int, streams: bool = False, crowded: bool = False) -> int:
     """The built-in border, in bytes (``communicator.cc``, ``operations.cc``).
 
     Args:
         streams: links of this machine are written past the caches (``FTCOMM_STREAM_LIMIT``, ``streams`` in ``stats()``).
+        crowded: ranks share the processors of this machine (``crowded`` in ``stats()``).
     """
     if comparison is READING:
         return NEVER if streams and ranks <= 4 else 4 << 20
-    return 65536 if ranks <= 2 else 32768 if ranks == 3 else 16384
+    return 65536 if ranks <= 2 or crowded else 32768 if ranks == 3 else 16384
 
 
 def choose_border(times: Times, default: int, last: bool) -> int:
@@ -229,6 +230,7 @@ def tune(ranks: int, sizes: Sequence[int], rounds: int, show: Callable[[dict[str
         "rows": [],
         "not_read": None,  # or why there is no reading
         "streams": False,  # see default_border
+        "crowded": False,
     }
 
     def found(what: dict[str, Any]) -> None:
@@ -243,7 +245,9 @@ def tune(ranks: int, sizes: Sequence[int], rounds: int, show: Callable[[dict[str
     measure(ranks, sizes, rounds, found)
     everybody, own = (now - then for now, then in zip(_used(), before, strict=True))
     report["others"] = max(0.0, everybody - own) / (time.monotonic() - start)  # processors
-    report["defaults"] = {c.variable: default_border(c, ranks, report["streams"]) for c in (FLAT, READING)}
+    report["defaults"] = {
+        c.variable: default_border(c, ranks, report["streams"], report["crowded"]) for c in (FLAT, READING)
+    }
     report["borders"] = {}
     for c in (FLAT, READING):
         times = {r["bytes"]: tuple(r["seconds"].values()) for r in report["rows"] if r["variable"] == c.variable}

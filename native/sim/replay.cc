@@ -54,7 +54,7 @@ void World::start_again(int generation) {
         incarnations.push_back(old->incarnation + 1);
     }
     checker_.new_generation();
-    initial_view_ = Node::make_initial_view(job(), store_.boot, incarnations, {}, scenario_.log_groups);
+    initial_view_ = Node::make_initial_view(job(), store_.boot, incarnations, {}, scenario_.log_groups, scenario_.crowded);
     store_.create(Node::view_key(job()), initial_view_);
     for (int slot = 0; slot < scenario_.ranks; ++slot) start(slot, incarnations[static_cast<std::size_t>(slot)]);
     progress();

@@ -132,6 +132,7 @@ struct Scenario {
     std::uint64_t segment_bytes = 32, flat_limit = 0, eager_limit = 64;
     int spread_degree = kSpreadDegree;
     bool flat_trees = true, vote_trees = true;
+    bool crowded = false;              // ranks share processors
     bool peer_memory = false;          // ranks of one host read each other's memory
     int unreadable = -1;               // slot whose memory the kernel does not let them read, though it had seemed to
     std::vector<CommPlan> comms;

@@ -35,8 +35,9 @@ World::World(const Scenario& scenario, const std::vector<std::string>& mutations
       checker_(*this),
       detection_(*this),
       event_counts_(32, 0) {
-    initial_view_ = Node::make_initial_view(
-        job(), store_.boot, std::vector<std::uint32_t>(static_cast<std::size_t>(scenario.ranks), 0), {}, scenario.log_groups);
+    initial_view_ =
+        Node::make_initial_view(job(), store_.boot, std::vector<std::uint32_t>(static_cast<std::size_t>(scenario.ranks), 0), {},
+                                scenario.log_groups, scenario.crowded);
     store_.create(Node::view_key(job()), initial_view_);
     agents_ = random_.chance(0.5);
     for (int slot = 0; slot < scenario.ranks; ++slot) start(slot, 0);

@@ -75,8 +75,8 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
 
 Rig::Rig(int slots, Setup setup) : setup_(setup) {
     peers_.resize(static_cast<std::size_t>(slots));
-    cells_[Node::view_key(kJob)] =
-        Node::make_initial_view(kJob, kBoot, std::vector<std::uint32_t>(static_cast<std::size_t>(slots), 0), {}, setup.groups);
+    cells_[Node::view_key(kJob)] = Node::make_initial_view(
+        kJob, kBoot, std::vector<std::uint32_t>(static_cast<std::size_t>(slots), 0), {}, setup.groups, setup.crowded);
     for (int s = 0; s < slots; ++s) start(s, 0);
 }
 Rig::~Rig() = default;
@@ -102,8 +102,8 @@ void Rig::start(int slot, std::uint32_t incarnation) {
         c.read_bytes = 64;
     }
     for (std::size_t i = 0; i < peers_.size(); ++i) c.hosts.push_back(setup_.one_host ? 1 : i + 1);
-    c.initial_view = Node::make_initial_view(kJob, kBoot, std::vector<std::uint32_t>(peers_.size(), 0), {},
-                                             setup_.groups);  // what formation wrote
+    c.initial_view = Node::make_initial_view(kJob, kBoot, std::vector<std::uint32_t>(peers_.size(), 0), {}, setup_.groups,
+                                             setup_.crowded);  // what formation wrote
     auto& p = *fresh;
     if (setup_.replay) {
         p.log =

@@ -33,6 +33,7 @@ public:
         int spread_degree = kSpreadDegree;
         std::uint32_t max_payload = 4096;
         std::uint64_t stream_limit = kNeverStreams;
+        bool crowded = false;
     };
     static Setup replaying(bool one_host = true) {
         Setup s;

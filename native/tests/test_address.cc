@@ -37,4 +37,25 @@ FT_TEST(ranks_of_one_machine_stream_or_do_not) {
     EXPECT(a.check_agrees(b, 1).ok());
 }
 
+FT_TEST(a_machine_is_crowded_where_one_rank_has_no_processor_of_its_own) {
+    std::vector<Address> all(4);
+    for (int r = 0; r < 4; ++r) {
+        all[static_cast<std::size_t>(r)] = at(r);
+        all[static_cast<std::size_t>(r)].processors = RankSet::first(4);
+    }
+    EXPECT(!is_crowded(all));
+    all[1].processors = all[2].processors = RankSet::only(4);  // these two share one
+    EXPECT(is_crowded(all) && !has_own_processor(all[1], all) && has_own_processor(all[0], all));
+    all[2].kernel = 12;  // the number of another machine's processor, if there may be another one
+    EXPECT(is_crowded(all));
+    for (auto& a : all) a.has_secret = true;
+    EXPECT(!is_crowded(all));
+    all[2].kernel = 11;
+    EXPECT(is_crowded(all));
+    all[3].host = 5;
+    EXPECT(!is_crowded(all) && !has_own_processor(all[1], all));
+    all[3] = {};  // has left before
+    EXPECT(is_crowded(all));
+}
+
 }  // namespace ftcomm::unit

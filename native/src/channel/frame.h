@@ -31,7 +31,7 @@ enum class FrameKind : std::uint8_t {
     ReduceScatter = 33,
     Gather = 34,
     Token = 35,  // a segment's round trip ended without a gather frame: window credit
-    Fence = 36,  // step = round
+    Fence = 36,  // step = round, or of its other form, a word to position 0 or its answer
     Flat = 37,  // whole input of a small all-reduce
     Direct = 38,  // gather, scatter, all-to-all item piece; segment = piece index
     PullEnter = 39,  // entered; payload: where this rank's buffers can be read

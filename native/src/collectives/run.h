@@ -57,6 +57,7 @@ struct RunEnv {
 
     ResultLog* log = nullptr;         // replay
     bool own_processor = true;        // every rank of this host has one
+    bool crowded = false;             // all are on one host, and some share its processors; the same on all (C8)
     bool needs_inputs = true;         // until they are finals, as a death is survived: not under the policy raise
 
     int size() const { return static_cast<int>(living.size()); }
@@ -100,8 +101,10 @@ public:
     bool refused = false;    // the kernel does not let this rank read a living peer's memory: the same
 };
 
-// The completion fence: a dissemination barrier over the living (Hensgen, Finkel, Manber 1988). When one rank is through, all
-// ranks had begun it, so all have all their data.
+// The completion fence. When one rank is through, all ranks had begun it, so all have all their data. Two forms, which differ in who
+// waits for whom: a dissemination barrier over the living (Hensgen, Finkel, Manber 1988), one message time for each of log2(n) rounds;
+// or a central one (Mellor-Crummey and Scott 1991), where all tell one rank, which tells all. That is two message times and a wait
+// for each rank, not log2(n): where ranks share processors, a wait is a switch to another one, and costs more than a message.
 class Fence {
 public:
     Fence(RunEnv& env, const OpState& op) : env_(env), op_(op) {}
@@ -111,10 +114,17 @@ public:
     bool done() const { return done_; }
 
 private:
-    void advance();
+    static constexpr std::uint16_t kWord = 62, kRelease = 63;  // steps; those below are rounds
+    static constexpr int kCentralFrom = 3;  // ranks: with two both forms are one message each way
+    bool is_central() const { return env_.crowded && env_.size() >= kCentralFrom; }
+    void advance_rounds();
+    void advance_central();
+    void send(int position, std::uint16_t step);
+    void finish();
     RunEnv& env_;
     const OpState& op_;
-    std::uint64_t got_ = 0;  // bit per round
+    std::uint64_t got_ = 0;  // bit per round, and the release
+    int words_ = 0;  // of the central form, at position 0
     int round_ = 0;
     bool begun_ = false, done_ = false;
 };

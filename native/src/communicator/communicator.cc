@@ -75,8 +75,17 @@ std::uint64_t equal_segments(std::uint64_t count, std::uint64_t segment, std::ui
     return segments == 0 ? segment : std::min(segment, ((count + segments - 1) / segments + 15) & ~std::uint64_t{15});
 }
 
-// Bytes of what all have at the end.
-std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
+// Bytes of what all have at the end. Where ranks share processors, what a rank waits for costs it a switch to another one, so that the few
+// messages of a tree are the faster way for longer.
+std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks, bool crowded) {
+    if (crowded && ranks > 2) {
+        switch (kind) {
+            case OpKind::Reduce: return ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
+            case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
+            case OpKind::AllToAll: return ranks <= 4 ? 16384 : 32768;
+            default: return 65536;
+        }
+    }
     switch (kind) {
         case OpKind::Reduce: return ranks <= 2 ? 16384 : 4096;
         case OpKind::ReduceScatter: return ranks <= 4 ? 8192 : 4096;
@@ -104,7 +113,8 @@ bool Communicator::is_flat(const OpDesc& d) const {
     if (d.algorithm == Algorithm::Flat) return true;
     if (all_to_all && n > kStraight) return false;  // each gets n times as much as it asks for
     if (gathers(d.kind) && n > kStraight && !core_.config.has_flat_trees(n)) return false;
-    auto limit = flat_limit_of(d.kind, n);
+    // Not under replay, where a later generation of the job may be on other machines, and has to do the same.
+    auto limit = flat_limit_of(d.kind, n, core_.view.crowded && !replays());
     // A limit that was tuned is that of an all-reduce.
     if (const auto given = core_.config.flat_limit; given > 0)
         limit = d.kind == OpKind::Reduce || has_parts ? std::min(limit, given) : given;

@@ -33,9 +33,10 @@ Node::~Node() = default;
 std::string Node::view_key(const std::string& job) { return job + "/view"; }
 
 Bytes Node::make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations,
-                              const RankSet& finished, const std::vector<std::int32_t>& groups) {
+                              const RankSet& finished, const std::vector<std::int32_t>& groups, bool crowded) {
     JobView v;
     v.groups = groups;
+    v.crowded = crowded;
     v.job = job;
     v.epoch = 1;
     v.boot = boot;
@@ -283,6 +284,8 @@ bool Node::left_with_group() const {
     const auto& core = impl_->core;
     return core.stale && core.view.members[static_cast<std::size_t>(core.self())].evidence == Evidence::Group;
 }
+bool Node::is_crowded() const { return impl_->core.view.crowded; }
+
 RankSet Node::log_group() const {
     RankSet out;
     for (int s = 0; s < impl_->core.config.world_size; ++s)

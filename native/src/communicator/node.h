@@ -125,9 +125,10 @@ public:
 
     // The content that formation writes into the cell "<job>/view" by compare_and_set from empty.
     // `finished`: slots that have left for good before (replay: a later generation of the job). `groups`: the log group of each slot
-    // (replay; empty: every message is logged).
+    // (replay; empty: every message is logged). `crowded`: see JobView.
     static Bytes make_initial_view(const std::string& job, std::uint64_t boot, const std::vector<std::uint32_t>& incarnations,
-                                   const RankSet& finished = {}, const std::vector<std::int32_t>& groups = {});
+                                   const RankSet& finished = {}, const std::vector<std::int32_t>& groups = {},
+                                   bool crowded = false);
     static std::string view_key(const std::string& job);
 
     // Inputs. `now` never goes back.
@@ -204,6 +205,7 @@ public:
     std::uint64_t comm_seq(CommId comm) const;  // next operation number
     int comm_size(CommId comm) const;  // 0: there is no such communicator
     bool left_with_group() const;  // voted out because one of its log group died
+    bool is_crowded() const;  // JobView::crowded
     RankSet log_group() const;  // slots that start again with this one; empty: every message is logged
     // True when nothing is open: used by tests and by the quiet invariant.
     bool idle() const;

@@ -188,7 +188,8 @@ bool Communicator::goes_by_tree(const OpState& op) const {
     if (core_.config.has_flat_trees(living_.size())) return true;
     // Of one host: as fast where each has a processor of its own, and faster where they share them. (Under replay the order of a sum is not
     // to depend on where a replacement comes up.)
-    return core_.config.flat_trees && living_.size() > kStraightOnHost && !replays() && all_share_memory();
+    const bool can = core_.config.flat_trees && living_.size() > kStraightOnHost && !replays();
+    return can && (core_.view.crowded || all_share_memory());
 }
 
 // Of more than that, more share the processors and their caches: to read is faster then, as where nothing is streamed.
@@ -233,24 +234,27 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         put_on_record(op);
         return;
     }
+    auto e = env();
+    const bool near = !flat && all_share_memory();
+    e.crowded = near && core_.view.crowded;
     if (op.shape.is_direct()) {
         const DirectLimits limits{show_limit(op.shape.kind), core_.config.read_bytes, core_.config.piece_bytes};
-        run_ = make_direct_run(env(), op, limits, core_.fresh_ticket());
+        run_ = make_direct_run(e, op, limits, core_.fresh_ticket());
         core_.host.trace("run.direct");
     } else if (flat && goes_by_tree(op)) {
-        run_ = make_flat_tree_run(env(), op, core_.config.spread_degree);
+        run_ = make_flat_tree_run(e, op, core_.config.spread_degree);
         core_.host.trace("run.tree");
     } else if (flat) {
-        run_ = make_flat_run(env(), op, std::move(idle_flat_));
+        run_ = make_flat_run(e, op, std::move(idle_flat_));
         core_.host.trace("run.flat");
-    } else if (reads_memory(op, true) && all_share_memory()) {
-        run_ = make_pull_run(env(), op, std::move(plan), core_.fresh_ticket());
+    } else if (reads_memory(op, true) && near) {
+        run_ = make_pull_run(e, op, std::move(plan), core_.fresh_ticket());
         core_.host.trace(repair ? "run.pull.repair" : "run.pull");
-    } else if (op.shape.kind == OpKind::AllReduce && reads_memory(op, false) && !all_share_memory()) {
-        run_ = make_groups_run(env(), op, std::move(plan), !repair || core_.rules.c3, core_.fresh_ticket());
+    } else if (op.shape.kind == OpKind::AllReduce && reads_memory(op, false) && !near) {
+        run_ = make_groups_run(e, op, std::move(plan), !repair || core_.rules.c3, core_.fresh_ticket());
         core_.host.trace(repair ? "run.groups.repair" : "run.groups");
     } else {
-        run_ = make_ring_run(env(), op, std::move(plan), !repair || core_.rules.c3);
+        run_ = make_ring_run(e, op, std::move(plan), !repair || core_.rules.c3);
         core_.host.trace(repair ? "run.repair" : "run.ring");
     }
     run_->start();

@@ -22,6 +22,7 @@ Bytes JobView::encode() const {
         w.put(a.comm).put(a.attempt).put(a.next_seq).put(a.agree_seq).put(static_cast<std::uint8_t>(a.revoked));
     w.put(static_cast<std::uint32_t>(groups.size()));
     for (auto g : groups) w.put(g);
+    w.put(static_cast<std::uint8_t>(crowded));
     return w.take();
 }
 
@@ -55,6 +56,7 @@ std::optional<JobView> JobView::decode(ByteView data) {
     }
     v.groups.resize(r.count(4));
     for (auto& g : v.groups) g = r.get<std::int32_t>();
+    v.crowded = r.get<std::uint8_t>() != 0;
     if (!r.done() || (!v.groups.empty() && v.groups.size() != v.members.size())) return std::nullopt;
     return v;
 }

@@ -41,6 +41,8 @@ struct JobView {
     std::vector<AdmitEntry> admit;
     // Replay: the log group of each slot, fixed at the start. Messages inside a group are not logged. Empty: all are.
     std::vector<std::int32_t> groups;
+    // All ranks are on one host, and some share their processors. Fixed at the start: all have to choose the same algorithms (C8).
+    bool crowded = false;
 
     Bytes encode() const;
     static std::optional<JobView> decode(ByteView data);

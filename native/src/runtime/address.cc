@@ -1,10 +1,12 @@
 #include "runtime/address.h"
 
+#include <algorithm>
+
 namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 13;
+constexpr std::uint32_t kVersion = 14;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -122,6 +124,25 @@ Status Address::check_agrees(const Address& other, int slot) const {
     }
     if (other.spread_degree != spread_degree) return differs("spread_degree", number(other.spread_degree), number(spread_degree));
     return {};
+}
+
+bool has_own_processor(const Address& one, const std::vector<Address>& all) {
+    const auto beside = std::count_if(all.begin(), all.end(), [&](const Address& a) { return one.shares_processors(a); });
+    return beside <= one.processors.count();
+}
+
+bool is_crowded(const std::vector<Address>& all) {
+    std::vector<const Address*> seen;  // one of each kind: most ranks of a machine may run on all of its processors
+    bool found = false;
+    for (const auto& a : all) {
+        if (a.job == 0) continue;  // not known
+        if (!seen.empty() && a.host != seen.front()->host) return false;
+        const auto alike = [&](const Address* s) { return s->kernel == a.kernel && s->processors == a.processors; };
+        if (std::any_of(seen.begin(), seen.end(), alike)) continue;
+        found = found || !has_own_processor(a, all);
+        seen.push_back(&a);
+    }
+    return found;
 }
 
 }  // namespace ftcomm

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "base/bytes.h"
 #include "base/rank_set.h"
@@ -42,6 +43,15 @@ struct Address {
     static Status decode(ByteView blob, Address* out);
     // Whether `other`, published for slot `slot`, can be in one job with this; says which option differs.
     Status check_agrees(const Address& other, int slot) const;
+    // Whether both may run on one processor, whatever wires and host names they have. Without a secret nobody is on another machine.
+    bool shares_processors(const Address& other) const {
+        return other.job == job && (other.kernel == kernel || !has_secret) && !(other.processors & processors).empty();
+    }
 };
+
+// Whether each rank that may run on the processors of `one`, itself included, has one of its own.
+bool has_own_processor(const Address& one, const std::vector<Address>& all);
+// Whether all are on one host, and some have none. The same on all ranks that have the same addresses.
+bool is_crowded(const std::vector<Address>& all);
 
 }  // namespace ftcomm

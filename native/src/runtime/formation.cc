@@ -231,7 +231,7 @@ std::vector<std::int32_t> Job::groups() const {
 Status Job::write_first_view() {
     std::vector<std::uint32_t> incarnations;
     for (const auto& a : addresses_) incarnations.push_back(a.incarnation);
-    auto view = Node::make_initial_view(config_.job, boot_, incarnations, config_.finished, groups());
+    auto view = Node::make_initial_view(config_.job, boot_, incarnations, config_.finished, groups(), is_crowded(addresses_));
     auto key = Node::view_key(config_.job);
     bool write = config_.rank == lowest() && !joining_;
     Bytes now;
@@ -360,11 +360,7 @@ Status Job::make_node() {
     parts.cells = cells_.get();
     parts.watch = watch_.get();
     parts.sockets = tcp_ ? &loop_ : nullptr;
-    // Whoever shares these processors, whatever wires and host names it has. Without a secret nobody can be on another machine.
-    const auto here = std::count_if(addresses_.begin(), addresses_.end(), [&](const Address& a) {
-        return a.job == job_hash_ && (a.kernel == id_.kernel || !config_.has_secret) && !(a.processors & id_.processors).empty();
-    });
-    parts.own_processor = c.own_processor = here <= id_.processors.count();
+    parts.own_processor = c.own_processor = has_own_processor(own_, addresses_);
     c.stream_limit = config_.links_stream_from(c.own_processor);
     engine_.set_parts(parts);
     if (store_) store_->start();

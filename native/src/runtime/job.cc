@@ -236,6 +236,7 @@ std::string Job::info_json() {
     if (cells_ != nullptr || store_ != nullptr) j.key("authority").text(cells_ != nullptr ? "shm" : "store");
     if (transport_ != nullptr && engine_.has_node()) {
         j.key("epoch").number(engine_.node().epoch()).key("alive").numbers(engine_.node().alive_slots().list());
+        j.key("crowded").boolean(engine_.node().is_crowded());
         j.key("member").boolean(!engine_.node().comm_solo(0));  // no: a replacement that is not in yet
         if (const auto group = engine_.node().log_group(); !group.empty()) j.key("log_group").numbers(group.list());
         j.key("links").begin_list();

@@ -53,7 +53,7 @@ struct JobConfig {
     std::uint64_t links_stream_from(bool own_processor = true) const {
         if (!kCanStream) return kNeverStreams;
         if (stream_limit > 0) return 2 * stream_limit <= segment_bytes ? stream_limit : kNeverStreams;
-        if (kCrowdedStreamLimit >= segment_bytes) return kNeverStreams;
+        if (2 * kCrowdedStreamLimit > segment_bytes) return kNeverStreams;
         return own_processor ? default_stream_limit() : std::max(default_stream_limit(), kCrowdedStreamLimit);
     }
 

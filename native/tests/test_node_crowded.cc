@@ -1,0 +1,120 @@
+// Ranks of one host that share its processors: fewer waits, which cost them a switch each.
+#include <numeric>
+
+#include "tests/node_rig.h"
+#include "tests/unit.h"
+
+namespace ftcomm::unit {
+namespace {
+
+constexpr int kRanks = 5;
+
+Rig::Setup setup_of(bool crowded) {
+    Rig::Setup s;
+    s.reads = true;
+    s.crowded = crowded;
+    s.max_payload = 65536;
+    return s;
+}
+
+struct Sums {
+    Rig rig;
+    std::vector<int> all;
+    std::vector<std::vector<std::int64_t>> data;
+    std::vector<RequestPtr> requests;
+
+    Sums(Rig::Setup setup, std::size_t count, Policy policy = Policy::Lossy)
+        : rig(kRanks, setup), all(kRanks), data(kRanks, std::vector<std::int64_t>(count)) {
+        std::iota(all.begin(), all.end(), 0);
+        rig.comm(all, Rig::kComm, policy);
+    }
+    void enter(int slot) {
+        auto& mine = data[static_cast<std::size_t>(slot)];
+        std::iota(mine.begin(), mine.end(), slot);
+        OpDesc d;
+        d.kind = OpKind::AllReduce;
+        d.dtype = DType::Int64;
+        d.count = mine.size();
+        d.recv = mine.data();
+        requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
+    }
+    void enter_all() {
+        for (int slot = 0; slot < kRanks; ++slot) enter(slot);
+    }
+    void go_on() { rig.go_on(all); }
+    bool is_done(int slot) const { return requests[static_cast<std::size_t>(slot)]->done; }
+    bool has_all(int slot) const {
+        const auto& got = data[static_cast<std::size_t>(slot)];
+        const auto& request = *requests[static_cast<std::size_t>(slot)];
+        bool all = request.done && request.status.ok() && request.outcome.contributors == RankSet::first(kRanks);
+        for (std::size_t i = 0; i < got.size(); ++i)
+            all &= got[i] == kRanks * static_cast<std::int64_t>(i) + kRanks * (kRanks - 1) / 2;
+        return all;
+    }
+};
+
+constexpr std::size_t kFrame = 65536 / sizeof(std::int64_t);
+
+}  // namespace
+
+FT_TEST(middle_sums_go_along_a_tree_where_ranks_share_processors) {
+    for (bool crowded : {false, true}) {
+        Sums sums(setup_of(crowded), kFrame);
+        sums.enter_all();
+        sums.go_on();
+        for (int slot = 0; slot < kRanks; ++slot) EXPECT(sums.has_all(slot));
+        EXPECT_EQ(sums.rig.traced(3, "run.tree"), crowded);
+    }
+}
+
+// A later generation may be on other machines.
+FT_TEST(under_replay_the_machine_does_not_choose_the_order_of_a_sum) {
+    auto setup = setup_of(true);
+    setup.replay = true;
+    Sums sums(setup, kFrame, Policy::Replay);
+    sums.enter_all();
+    sums.go_on();
+    EXPECT(sums.has_all(0) && !sums.rig.traced(0, "run.tree") && !sums.rig.traced(0, "run.flat"));
+}
+
+// Position 0 hears from all, and answers them. Whoever it has not answered has all the same data as those who returned.
+FT_TEST(rank_that_answers_the_fence_may_die_in_it) {
+    Sums sums(setup_of(true), 2 * kFrame);
+    for (int slot : {3, 4}) sums.rig.hold(0, slot);
+    sums.enter_all();
+    sums.go_on();
+    auto& rig = sums.rig;
+    const auto is_answer = [&rig](int slot) { return rig.in_flight(0, slot) == 1 && rig.carries(0, slot, FrameKind::Fence); };
+    for (bool more = true; more;) {
+        more = false;
+        for (int slot : {3, 4})
+            while (!is_answer(slot) && rig.deliver(0, slot)) more = true;
+        sums.go_on();
+    }
+    REQUIRE(rig.traced(0, "run.pull"));
+    REQUIRE(sums.is_done(0) && sums.is_done(1) && sums.is_done(2) && !sums.is_done(3) && !sums.is_done(4));
+    for (int slot : {3, 4}) EXPECT(rig.carries(0, slot, FrameKind::Fence));
+    rig.kill(0);
+    for (int slot = 1; slot < kRanks; ++slot) rig.evidence(slot, 0, Evidence::Pidfd);
+    rig.go_on({1, 2, 3, 4});
+    for (int slot = 1; slot < kRanks; ++slot) EXPECT(sums.has_all(slot));
+}
+
+FT_TEST(nobody_returns_before_all_have_begun_the_fence) {
+    for (int late = 0; late < kRanks; ++late) {
+        Sums sums(setup_of(true), 2 * kFrame);
+        std::vector<int> others;
+        for (int slot = 0; slot < kRanks; ++slot)
+            if (slot != late) others.push_back(slot);
+        // It has entered, and reads nothing: it hears of no sum.
+        sums.enter_all();
+        for (int slot : others) sums.rig.hold(slot, late);
+        sums.go_on();
+        for (int slot = 0; slot < kRanks; ++slot) EXPECT(!sums.is_done(slot));
+        for (int slot : others) sums.rig.hold(slot, late, false);
+        sums.go_on();
+        for (int slot = 0; slot < kRanks; ++slot) EXPECT(sums.has_all(slot));
+    }
+}
+
+}  // namespace ftcomm::unit

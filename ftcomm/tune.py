@@ -63,7 +63,9 @@ def default_border(comparison: Comparison, ranks: int, streams: bool = False, cr
     """
     if comparison is READING:
         return NEVER if streams and ranks <= 4 else 4 << 20
-    return 65536 if ranks <= 2 or crowded else 32768 if ranks == 3 else 16384
+    if crowded:
+        return 32768 if ranks == 4 else 65536
+    return 65536 if ranks <= 2 else 32768 if ranks == 3 else 16384
 
 
 def choose_border(times: Times, default: int, last: bool) -> int:

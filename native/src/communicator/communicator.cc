@@ -83,6 +83,7 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks, bool crowded) {
             case OpKind::Reduce: return ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
             case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
             case OpKind::AllToAll: return ranks <= 4 ? 16384 : 32768;
+            case OpKind::AllReduce: return ranks == 4 ? 32768 : 65536;
             default: return 65536;
         }
     }

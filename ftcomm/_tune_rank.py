@@ -46,7 +46,7 @@ def _main(plan: Mapping[str, Any]) -> None:
 
     comm = _start(plan)
     info = comm.stats()
-    tell(streams=info["streams"], crowded=info["crowded"])
+    tell(streams=info["streams"], crowded=info["crowded"], max_payload=info["max_payload"])
     reads = np.array([len(info["peer_memory"]) == comm.size - 1], np.int32)
     comm.all_reduce(reads, "min")
     if not reads[0]:

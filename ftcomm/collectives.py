@@ -182,7 +182,7 @@ class Collectives:
     def all_reduce(self, buf: Any, op: Any = "sum", algorithm: str = "auto", dtype: Any = None, **more: Any) -> Outcome:
         """Combines the buffers of all ranks element by element, in place; bitwise the same result everywhere.
 
-        ``ring`` is the ring of Patarasuk and Yuan (2009) with a dissemination fence at its end; ``flat``, for small buffers,
+        ``ring`` is the ring of Patarasuk and Yuan (2009) with a fence at its end; ``flat``, for small buffers,
         sends everything to everyone and adds in rank order (of many ranks: along a tree, part by part). From 4 MiB
         on, ranks of one host read each other's memory instead (``auto``), and add in rank order, too (up to 4 of them on
         processors of AMD not: see FTCOMM_STREAM_LIMIT in docs/operations.md).
@@ -238,7 +238,7 @@ class Collectives:
         return self.iall_to_all(out, buf, *args, **more).wait()
 
     def barrier(self, **more: Any) -> Outcome:
-        """Returns after every rank has entered. More than 8: the dissemination barrier of Hensgen, Finkel and Manber (1988)."""
+        """Returns after every rank has entered. More than 8 (of one host: 4): along a tree."""
         return self.ibarrier(**more).wait()
 
     # -- common --------------------------------------------------------------------------------------------------

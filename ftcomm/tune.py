@@ -64,7 +64,7 @@ def default_border(comparison: Comparison, ranks: int, streams: bool = False, cr
     if comparison is READING:
         return NEVER if streams and ranks <= 4 else 4 << 20
     if crowded:
-        return 32768 if ranks == 4 else 65536
+        return 65536 if ranks not in (3, 4) else 32768
     return 65536 if ranks <= 2 else 32768 if ranks == 3 else 16384
 
 
@@ -102,9 +102,12 @@ def environment_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"# other programs used {report['others']:.2f} processors meanwhile: measure again without them")
     for variable, border in report["borders"].items():
         default = report["defaults"][variable]
+        here_alone = (
+            variable == FLAT.variable and report["crowded"]
+        )  # it is another one on several hosts, and under replay
         if border is None:
             lines.append(f"# {variable}: not measured")
-        elif border == default:
+        elif border == default and not here_alone:
             lines.append(
                 f"export {variable}=0  # the built-in default, {'never' if default == NEVER else f'{default} bytes'}"
             )
@@ -233,6 +236,7 @@ def tune(ranks: int, sizes: Sequence[int], rounds: int, show: Callable[[dict[str
         "not_read": None,  # or why there is no reading
         "streams": False,  # see default_border
         "crowded": False,
+        "max_payload": 65536,
     }
 
     def found(what: dict[str, Any]) -> None:
@@ -250,6 +254,7 @@ def tune(ranks: int, sizes: Sequence[int], rounds: int, show: Callable[[dict[str
     report["defaults"] = {
         c.variable: default_border(c, ranks, report["streams"], report["crowded"]) for c in (FLAT, READING)
     }
+    report["defaults"][FLAT.variable] = min(report["defaults"][FLAT.variable], report["max_payload"])
     report["borders"] = {}
     for c in (FLAT, READING):
         times = {r["bytes"]: tuple(r["seconds"].values()) for r in report["rows"] if r["variable"] == c.variable}

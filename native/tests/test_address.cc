@@ -44,8 +44,10 @@ FT_TEST(a_machine_is_crowded_where_one_rank_has_no_processor_of_its_own) {
         all[static_cast<std::size_t>(r)].processors = RankSet::first(4);
     }
     EXPECT(!is_crowded(all));
-    all[1].processors = all[2].processors = RankSet::only(4);  // these two share one
-    EXPECT(is_crowded(all) && !has_own_processor(all[1], all) && has_own_processor(all[0], all));
+    all[1].processors = RankSet::only(2);  // the others leave it to this one
+    EXPECT(!is_crowded(all));
+    all[2].processors = RankSet::only(2);
+    EXPECT(is_crowded(all) && !has_own_processor(all[1], all));
     all[2].kernel = 12;  // the number of another machine's processor, if there may be another one
     EXPECT(is_crowded(all));
     for (auto& a : all) a.has_secret = true;
@@ -53,8 +55,15 @@ FT_TEST(a_machine_is_crowded_where_one_rank_has_no_processor_of_its_own) {
     all[2].kernel = 11;
     EXPECT(is_crowded(all));
     all[3].host = 5;
-    EXPECT(!is_crowded(all) && !has_own_processor(all[1], all));
+    EXPECT(!is_crowded(all));
     all[3] = {};  // has left before
+    EXPECT(is_crowded(all));
+    for (auto& a : all) a.processors = RankSet::only(a.rank);
+    all[3] = all[2];
+    all[3].rank = 3;
+    all[3].processors = RankSet::only(3);
+    EXPECT(!is_crowded(all));
+    for (int r = 0; r < 4; ++r) all[static_cast<std::size_t>(r)].processors = RankSet::first(r == 0 ? 2 : 3);  // together too few
     EXPECT(is_crowded(all));
 }
 

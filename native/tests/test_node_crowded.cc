@@ -1,4 +1,5 @@
 // Ranks of one host that share its processors: fewer waits, which cost them a switch each.
+#include <algorithm>
 #include <numeric>
 
 #include "tests/node_rig.h"
@@ -6,6 +7,7 @@
 
 namespace ftcomm::unit {
 namespace {
+namespace crowd {  // a file of tests may be compiled together with others
 
 constexpr int kRanks = 5;
 
@@ -55,6 +57,8 @@ struct Sums {
 
 constexpr std::size_t kFrame = 65536 / sizeof(std::int64_t);
 
+}  // namespace crowd
+using namespace crowd;
 }  // namespace
 
 FT_TEST(middle_sums_go_along_a_tree_where_ranks_share_processors) {
@@ -65,6 +69,29 @@ FT_TEST(middle_sums_go_along_a_tree_where_ranks_share_processors) {
         for (int slot = 0; slot < kRanks; ++slot) EXPECT(sums.has_all(slot));
         EXPECT_EQ(sums.rig.traced(3, "run.tree"), crowded);
     }
+}
+
+// Sums of narrow floats go up as float32. What does not fit a frame so would go straight, from each to each.
+FT_TEST(what_fits_no_tree_is_as_small_as_elsewhere) {
+    for (auto dtype : {DType::BFloat16, DType::Int8, DType::Float64})
+        for (std::size_t bytes : {std::size_t{16384}, std::size_t{32768}, std::size_t{65536}}) {
+            Rig rig(kRanks, setup_of(true));
+            rig.comm({0, 1, 2, 3, 4});
+            std::vector<Bytes> data(kRanks, Bytes(bytes));
+            std::vector<RequestPtr> requests;
+            for (int slot = 0; slot < kRanks; ++slot) {
+                OpDesc d;
+                d.kind = OpKind::AllReduce;
+                d.dtype = dtype;
+                d.count = bytes / size_of(dtype);
+                d.recv = data[static_cast<std::size_t>(slot)].data();
+                requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
+            }
+            rig.go_on({0, 1, 2, 3, 4});
+            for (const auto& r : requests) EXPECT(r->done && r->status.ok());
+            EXPECT_EQ(rig.traced(2, "run.tree"), bytes * sizeof(float) <= 65536 * std::min(size_of(dtype), sizeof(float)));
+            EXPECT(!rig.traced(2, "run.flat"));
+        }
 }
 
 // A later generation may be on other machines.

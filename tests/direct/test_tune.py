@@ -236,11 +236,12 @@ def test_what_it_prints_is_what_a_job_takes(ranks: Ranks, tmp_path: Path, monkey
     assert ranks(2, limits) == [[int(borders[name]) for name in BORDERS]] * 2
 
 
-def report(streams: bool = False, **borders: int | None) -> dict[str, Any]:
+def report(streams: bool = False, crowded: bool = False, **borders: int | None) -> dict[str, Any]:
     return {
         "machine": "host (Linux, 2 processors)", "ranks": 4, "ftcomm": "1.0", "date": "2030-01-01", "others": 0.0,
-        "borders": {c.variable: default_border(c, 4, streams) for c in (FLAT, READING)} | borders,
-        "defaults": {c.variable: default_border(c, 4, streams) for c in (FLAT, READING)},
+        "crowded": crowded,
+        "borders": {c.variable: default_border(c, 4, streams, crowded) for c in (FLAT, READING)} | borders,
+        "defaults": {c.variable: default_border(c, 4, streams, crowded) for c in (FLAT, READING)},
     }  # fmt: skip
 
 
@@ -257,6 +258,15 @@ def test_what_a_shell_makes_of_the_lines(tmp_path: Path, borders: dict[str, int 
     file = tmp_path / "tuned.sh"
     file.write_text("\n".join(environment_lines(report(**borders))) + "\n")
     assert sourced(file) == expected
+
+
+def test_the_border_of_a_crowded_machine_is_given_as_a_number() -> None:
+    """Over several hosts, and under replay, the built-in one is another."""
+    assert f"export FTCOMM_FLAT_LIMIT={default_border(FLAT, 4, crowded=True)}" in environment_lines(
+        report(crowded=True)
+    )
+    other = "export FTCOMM_REDUCE_PULL_LIMIT=0  # the built-in default, 4194304 bytes"
+    assert other in environment_lines(report(crowded=True))
 
 
 def test_a_machine_whose_default_is_not_to_read(tmp_path: Path) -> None:

@@ -75,24 +75,25 @@ std::uint64_t equal_segments(std::uint64_t count, std::uint64_t segment, std::ui
     return segments == 0 ? segment : std::min(segment, ((count + segments - 1) / segments + 15) & ~std::uint64_t{15});
 }
 
-// Bytes of what all have at the end. Where ranks share processors, what a rank waits for costs it a switch to another one, so that the few
-// messages of a tree are the faster way for longer.
-std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks, bool crowded) {
-    if (crowded && ranks > 2) {
-        switch (kind) {
-            case OpKind::Reduce: return ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
-            case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
-            case OpKind::AllToAll: return ranks <= 4 ? 16384 : 32768;
-            case OpKind::AllReduce: return ranks == 4 ? 32768 : 65536;
-            default: return 65536;
-        }
-    }
+// Bytes of what all have at the end.
+std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
     switch (kind) {
         case OpKind::Reduce: return ranks <= 2 ? 16384 : 4096;
         case OpKind::ReduceScatter: return ranks <= 4 ? 8192 : 4096;
         case OpKind::AllReduce: return ranks <= 2 ? 65536 : ranks == 3 ? 32768 : 16384;
         case OpKind::AllToAll: return ranks <= 2 ? 65536 : ranks <= 4 ? 16384 : 8192;
         default: return ranks <= 4 ? 65536 : 16384;
+    }
+}
+
+// Where ranks share processors, what one waits for costs it a switch to another one: few messages are the faster way for longer.
+std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks) {
+    switch (kind) {
+        case OpKind::Reduce: return ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
+        case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
+        case OpKind::AllToAll: return ranks <= 4 ? 16384 : 32768;
+        case OpKind::AllReduce: return ranks <= 4 ? 32768 : 65536;
+        default: return 65536;
     }
 }
 
@@ -114,12 +115,20 @@ bool Communicator::is_flat(const OpDesc& d) const {
     if (d.algorithm == Algorithm::Flat) return true;
     if (all_to_all && n > kStraight) return false;  // each gets n times as much as it asks for
     if (gathers(d.kind) && n > kStraight && !core_.config.has_flat_trees(n)) return false;
-    // Not under replay, where a later generation of the job may be on other machines, and has to do the same.
-    auto limit = flat_limit_of(d.kind, n, core_.view.crowded && !replays());
+    const auto bytes = d.kind == OpKind::AllGather || all_to_all ? n * message : message;
+    auto limit = n > 2 && prefers_few_messages(d, bytes) ? crowded_flat_limit_of(d.kind, n) : flat_limit_of(d.kind, n);
     // A limit that was tuned is that of an all-reduce.
     if (const auto given = core_.config.flat_limit; given > 0)
         limit = d.kind == OpKind::Reduce || has_parts ? std::min(limit, given) : given;
-    return (d.kind == OpKind::AllGather || all_to_all ? n * message : message) <= limit;
+    return bytes <= limit;
+}
+
+// Not under replay, where a later generation of the job may be on other machines, and has to do the same. And not what would go straight to
+// more ranks than that is good for, nor sums of narrow numbers there, which each rank makes for itself.
+bool Communicator::prefers_few_messages(const OpDesc& d, std::uint64_t bytes) const {
+    if (!core_.view.crowded || replays()) return false;
+    if (spec_.members.size() <= kStraightOnHost) return !reduces(d.kind) || size_of(d.dtype) >= sizeof(float);
+    return core_.config.flat_trees && fits_tree(d.kind, bytes, size_of(d.dtype));
 }
 
 Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {

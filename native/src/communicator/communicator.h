@@ -170,6 +170,8 @@ private:
     Status check(const OpDesc& desc) const;
     Shape shape_of(const OpDesc& desc, Grid* grid) const;
     bool is_flat(const OpDesc& desc) const;
+    bool prefers_few_messages(const OpDesc& desc, std::uint64_t bytes) const;
+    bool fits_tree(OpKind kind, std::uint64_t bytes, std::size_t element) const;
     bool is_called_again(const OpDesc& desc) const;
     void bring_in(const OpState& op);
     void pump();

@@ -181,10 +181,13 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
 }
 
 // Of a flat one: what goes up, sums in float32 at least, and what comes down have to fit a frame.
+bool Communicator::fits_tree(OpKind kind, std::uint64_t bytes, std::size_t element) const {
+    const auto least = reduces(kind) ? bytes / element * sizeof(float) : 0;
+    return std::max<std::uint64_t>(bytes, least) <= core_.sender.max_payload();
+}
+
 bool Communicator::goes_by_tree(const OpState& op) const {
-    auto bytes = shared_bytes(op.desc, spec_.members.size());
-    if (reduces(op.shape.kind)) bytes = std::max(bytes, op.desc.count * sizeof(float));
-    if (bytes > core_.sender.max_payload()) return false;
+    if (!fits_tree(op.shape.kind, shared_bytes(op.desc, spec_.members.size()), size_of(op.desc.dtype))) return false;
     if (core_.config.has_flat_trees(living_.size())) return true;
     // Of one host: as fast where each has a processor of its own, and faster where they share them. (Under replay the order of a sum is not
     // to depend on where a replacement comes up.)

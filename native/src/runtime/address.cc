@@ -132,17 +132,25 @@ bool has_own_processor(const Address& one, const std::vector<Address>& all) {
 }
 
 bool is_crowded(const std::vector<Address>& all) {
-    std::vector<const Address*> seen;  // one of each kind: most ranks of a machine may run on all of its processors
-    bool found = false;
+    std::vector<Address> sets;  // one of each: most ranks of a machine may run on all of its processors
     for (const auto& a : all) {
         if (a.job == 0) continue;  // not known
-        if (!seen.empty() && a.host != seen.front()->host) return false;
-        const auto alike = [&](const Address* s) { return s->kernel == a.kernel && s->processors == a.processors; };
-        if (std::any_of(seen.begin(), seen.end(), alike)) continue;
-        found = found || !has_own_processor(a, all);
-        seen.push_back(&a);
+        if (!sets.empty() && a.host != sets.front().host) return false;
+        const auto alike = [&](const Address& s) { return s.kernel == a.kernel && s.processors == a.processors; };
+        if (std::none_of(sets.begin(), sets.end(), alike)) sets.push_back(a);
     }
-    return found;
+    for (const auto& s : sets) {
+        Address together = s;
+        for (const auto& a : sets)
+            if (a.kernel == s.kernel || !s.has_secret) together.processors = together.processors | a.processors;
+        for (const auto& of : {s, together}) {
+            const auto confined = std::count_if(all.begin(), all.end(), [&of](const Address& a) {
+                return of.shares_processors(a) && (a.processors & of.processors) == a.processors;
+            });
+            if (confined > of.processors.count()) return true;
+        }
+    }
+    return false;
 }
 
 }  // namespace ftcomm

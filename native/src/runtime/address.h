@@ -51,7 +51,8 @@ struct Address {
 
 // Whether each rank that may run on the processors of `one`, itself included, has one of its own.
 bool has_own_processor(const Address& one, const std::vector<Address>& all);
-// Whether all are on one host, and some have none. The same on all ranks that have the same addresses.
+// Whether all are on one host, and some have to share: more ranks may run on nothing but these processors, or those of some rank, than
+// there are. (One rank that is bound to a processor does not make the others crowd it.) The same on all ranks with the same addresses.
 bool is_crowded(const std::vector<Address>& all);
 
 }  // namespace ftcomm

@@ -24,8 +24,18 @@ def one_processor() -> Iterator[None]:
     os.sched_setaffinity(0, before)
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
-def test_every_collective(ranks: Ranks, size: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "variable", "value"),
+    [
+        (2, "FTCOMM_PEER_MEMORY", "1"),
+        (3, "FTCOMM_STREAM_LIMIT", "16384"),
+        (5, "FTCOMM_STREAM_LIMIT", "16384"),
+        (5, "FTCOMM_PEER_MEMORY", "0"),  # along the tree all the same; what is larger goes round the ring
+    ],
+)
+def test_every_collective(ranks: Ranks, size: int, variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, value)
+
     def run(comm: Comm) -> bool:
         every_collective(comm, (1_023, 4_099, 16_000, 20_001))
         return bool(comm.stats()["crowded"])

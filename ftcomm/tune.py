@@ -102,9 +102,8 @@ def environment_lines(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"# other programs used {report['others']:.2f} processors meanwhile: measure again without them")
     for variable, border in report["borders"].items():
         default = report["defaults"][variable]
-        here_alone = (
-            variable == FLAT.variable and report["crowded"]
-        )  # it is another one on several hosts, and under replay
+        # Of a crowded machine it is another one on several hosts, and under replay.
+        here_alone = variable == FLAT.variable and report["crowded"]
         if border is None:
             lines.append(f"# {variable}: not measured")
         elif border == default and not here_alone:

@@ -7,6 +7,7 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+from harness import Ranks
 
 import ftcomm
 
@@ -51,3 +52,18 @@ def every_collective(comm: ftcomm.Communicator, counts: Iterable[int]) -> None:
         at_root = whole(me, count, np.float64)
         comm.reduce(at_root, 0)
         np.testing.assert_array_equal(at_root, total if me == 0 else whole(me, count, np.float64))
+
+
+def those_left_have_the_same_sum(ranks: Ranks, size: int, count: int, victim: int, point: str) -> None:
+    """One is killed in an all-reduce: each part of it is the sum over those that the outcome names."""
+
+    def run(comm: ftcomm.Communicator) -> list[tuple[tuple[int, ...], list[float]]]:
+        data = np.full(count, 1.0 + comm.rank, np.float32)
+        parts = comm.all_reduce(data).chunks
+        return [(who, sorted({float(x) for x in data[at : at + n]})) for at, n, who in parts]
+
+    results = ranks(size, run, policy="lossy", dies=[victim], faults=f"rank={victim},at={point},do=kill")
+    left = [parts for rank, parts in enumerate(results) if rank != victim]
+    assert left == [left[0]] * (size - 1)
+    for who, values in left[0]:
+        assert values == [float(sum(1 + rank for rank in who))]

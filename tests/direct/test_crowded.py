@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
-from collective_values import every_collective
+from collective_values import every_collective, those_left_have_the_same_sum
 from harness import Ranks
+from processors import on_one_processor
 
 import ftcomm
 
@@ -17,11 +16,8 @@ Comm = ftcomm.Communicator
 
 @pytest.fixture(autouse=True)
 def one_processor() -> Iterator[None]:
-    """For this process, and so for all ranks that it starts."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)})
-    yield
-    os.sched_setaffinity(0, before)
+    with on_one_processor():
+        yield
 
 
 @pytest.mark.parametrize(
@@ -54,16 +50,5 @@ def test_hosts_are_not_crowded(ranks: Ranks) -> None:
     [(16_000, "flat.send"), (16_000, "flat.done"), (1_500_000, "fence.before"), (1_500_000, "fence.round")],
 )
 def test_a_death(ranks: Ranks, count: int, point: str, victim: int) -> None:
-    """Those left have the same, whoever of them was through."""
-    size = 5
-
-    def run(comm: Comm) -> list[tuple[tuple[int, ...], list[float]]]:
-        data = np.full(count, 1.0 + comm.rank, np.float32)
-        parts = comm.all_reduce(data).chunks
-        return [(who, sorted({float(x) for x in data[at : at + n]})) for at, n, who in parts]
-
-    results = ranks(size, run, policy="lossy", dies=[victim], faults=f"rank={victim},at={point},do=kill")
-    left = [r for rank, r in enumerate(results) if rank != victim]
-    assert left == [left[0]] * (size - 1)
-    for who, values in left[0]:
-        assert values == [float(sum(1 + rank for rank in who))]
+    """Whoever of them was through."""
+    those_left_have_the_same_sum(ranks, 5, count, victim, point)

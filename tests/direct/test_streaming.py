@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_values import every_collective, whole
+from collective_values import every_collective, those_left_have_the_same_sum, whole
 from harness import Ranks
 
 import ftcomm
@@ -58,16 +58,4 @@ def test_messages_of_every_size(ranks: Ranks, transport: str) -> None:
 def test_a_death_in_a_large_sum(ranks: Ranks, point: str, size: int) -> None:
     if size == 2 and ".hop" in point:
         pytest.skip("two ranks have no rank in between")
-    count = 2_000_003
-
-    def run(comm: Comm) -> list[tuple[tuple[int, ...], list[float]]]:
-        data = np.full(count, 1.0 + comm.rank, np.float32)
-        parts = comm.all_reduce(data).chunks
-        return [(who, sorted({float(x) for x in data[at : at + n]})) for at, n, who in parts]
-
-    victim = 1
-    results = ranks(size, run, policy="lossy", dies=[victim], faults=f"rank={victim},at={point},do=kill")
-    parts = results[0]
-    assert [r for rank, r in enumerate(results) if rank != victim] == [parts] * (size - 1)
-    for who, values in parts:
-        assert values == [float(sum(1 + rank for rank in who))]
+    those_left_have_the_same_sum(ranks, size, 2_000_003, 1, point)

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from harness import Context, Group, Ranks
+from processors import on_one_processor
 
 import ftcomm
 from ftcomm.cli import main
@@ -85,10 +87,8 @@ def test_a_tie_keeps_whichever_border_is_built_in() -> None:
 @pytest.fixture(params=["own", "one"])
 def processors(request: pytest.FixtureRequest) -> Iterator[None]:
     """Those of this machine, or one for all ranks."""
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(before)} if request.param == "one" else before)
-    yield
-    os.sched_setaffinity(0, before)
+    with on_one_processor() if request.param == "one" else nullcontext():
+        yield
 
 
 @pytest.mark.usefixtures("processors")

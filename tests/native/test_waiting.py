@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import native_ranks as nr
 import pytest
+from processors import on_one_processor
 
 
 @pytest.mark.parametrize("processors", ["shared", "one each"])
 def test_whoever_waits_long_sleeps(ranks: nr.Ranks, processors: str) -> None:
     """Rank 1 comes to an operation only when it has seen rank 0, which is in it, sleep."""
-    allowed = os.sched_getaffinity(0)
-    if processors == "one each" and len(allowed) < 2:
+    if processors == "one each" and len(os.sched_getaffinity(0)) < 2:
         pytest.skip("this machine has one processor")
 
     def body(_: nr.Channel, job: nr.Job, comm: int) -> Any:
@@ -30,10 +31,6 @@ def test_whoever_waits_long_sleeps(ranks: nr.Ranks, processors: str) -> None:
         job.close()
         return values, state
 
-    if processors == "shared":
-        os.sched_setaffinity(0, {min(allowed)})
-    try:
+    with on_one_processor() if processors == "shared" else nullcontext():
         ranks.start(2, body)
-    finally:
-        os.sched_setaffinity(0, allowed)
     assert [ranks.result(rank) for rank in range(2)] == [([2.0], ""), ([2.0], "S")]

@@ -127,30 +127,32 @@ Status Address::check_agrees(const Address& other, int slot) const {
 }
 
 bool has_own_processor(const Address& one, const std::vector<Address>& all) {
-    const auto beside = std::count_if(all.begin(), all.end(), [&](const Address& a) { return one.shares_processors(a); });
+    const auto beside = std::count_if(all.begin(), all.end(), [&one](const Address& a) {
+        return one.shares_machine(a) && !(a.processors & one.processors).empty();
+    });
     return beside <= one.processors.count();
 }
 
 bool is_crowded(const std::vector<Address>& all) {
-    std::vector<Address> sets;  // one of each: most ranks of a machine may run on all of its processors
+    std::vector<const Address*> seen;  // one of each kind: most ranks of a machine may run on all of its processors
     for (const auto& a : all) {
         if (a.job == 0) continue;  // not known
-        if (!sets.empty() && a.host != sets.front().host) return false;
-        const auto alike = [&](const Address& s) { return s.kernel == a.kernel && s.processors == a.processors; };
-        if (std::none_of(sets.begin(), sets.end(), alike)) sets.push_back(a);
+        if (!seen.empty() && a.host != seen.front()->host) return false;
+        const auto alike = [&a](const Address* s) { return s->kernel == a.kernel && s->processors == a.processors; };
+        if (std::none_of(seen.begin(), seen.end(), alike)) seen.push_back(&a);
     }
-    for (const auto& s : sets) {
-        Address together = s;
-        for (const auto& a : sets)
-            if (a.kernel == s.kernel || !s.has_secret) together.processors = together.processors | a.processors;
-        for (const auto& of : {s, together}) {
-            const auto confined = std::count_if(all.begin(), all.end(), [&of](const Address& a) {
-                return of.shares_processors(a) && (a.processors & of.processors) == a.processors;
+    return std::any_of(seen.begin(), seen.end(), [&](const Address* one) {
+        const auto are_too_few = [&](const RankSet& processors) {
+            const auto confined = std::count_if(all.begin(), all.end(), [&](const Address& a) {
+                return one->shares_machine(a) && (a.processors & processors) == a.processors;
             });
-            if (confined > of.processors.count()) return true;
-        }
-    }
-    return false;
+            return confined > processors.count();
+        };
+        RankSet together;
+        for (const auto* s : seen)
+            if (one->shares_machine(*s)) together = together | s->processors;
+        return are_too_few(one->processors) || are_too_few(together);
+    });
 }
 
 }  // namespace ftcomm

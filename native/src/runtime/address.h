@@ -43,10 +43,8 @@ struct Address {
     static Status decode(ByteView blob, Address* out);
     // Whether `other`, published for slot `slot`, can be in one job with this; says which option differs.
     Status check_agrees(const Address& other, int slot) const;
-    // Whether both may run on one processor, whatever wires and host names they have. Without a secret nobody is on another machine.
-    bool shares_processors(const Address& other) const {
-        return other.job == job && (other.kernel == kernel || !has_secret) && !(other.processors & processors).empty();
-    }
+    // Whether both are on one machine, whatever wires and host names they have. Without a secret nobody is on another one.
+    bool shares_machine(const Address& other) const { return other.job == job && (other.kernel == kernel || !has_secret); }
 };
 
 // Whether each rank that may run on the processors of `one`, itself included, has one of its own.

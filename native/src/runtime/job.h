@@ -51,9 +51,9 @@ struct JobConfig {
     // links has to be as long. (Most of their segments are shorter than they may be: equal_segments() in communicator.cc.) Whether it is never
     // is the same on all ranks of a machine, also where some share processors.
     std::uint64_t links_stream_from(bool own_processor = true) const {
-        if (!kCanStream) return kNeverStreams;
-        if (stream_limit > 0) return 2 * stream_limit <= segment_bytes ? stream_limit : kNeverStreams;
-        if (2 * kCrowdedStreamLimit > segment_bytes) return kNeverStreams;
+        const auto most = stream_limit > 0 ? stream_limit : kCrowdedStreamLimit;
+        if (!kCanStream || 2 * most > segment_bytes) return kNeverStreams;
+        if (stream_limit > 0) return stream_limit;
         return own_processor ? default_stream_limit() : std::max(default_stream_limit(), kCrowdedStreamLimit);
     }
 

@@ -79,6 +79,41 @@ FT_TEST(pairlog_an_observer_is_told_that_it_was_late) {
     EXPECT(holds_all(*reader));
 }
 
+// Also where there are many between two checkpoints, and whichever stream has them next: to map one costs more than to copy it.
+FT_TEST(pairlog_a_reader_keeps_what_it_has_mapped) {
+    Folder folder;
+    auto dir = open_log(folder.config());
+    auto theirs = open_log(folder.config());
+    const StreamKey other{kKey.comm, kKey.src, kKey.dst + 1};
+    for (const auto& key : {kKey, other, kKey}) {
+        auto writer = open_writer(*dir, key);
+        auto reader = open_reader(*theirs, Role::Consumer, key);
+        for (int i = 0; i < 300; ++i) REQUIRE(add(*writer, 40000).ok());  // one in each
+        (void)reader->refresh();
+        EXPECT(holds_all(*reader));
+        EXPECT_EQ(theirs->idle().size(), 0u);  // all that were are in use again
+        reader->acknowledge(reader->last_seq());
+        REQUIRE(writer->collect(writer->last_seq()).ok());
+        (void)reader->refresh();
+        EXPECT_EQ(theirs->idle().size(), 300u);
+    }
+}
+
+FT_TEST(pairlog_idle_mappings_are_bounded) {
+    IdleMappings idle;
+    for (std::uint64_t i = 1; i <= IdleMappings::kMost + 7; ++i) {
+        auto mapping = std::make_shared<Mapping>();
+        mapping->inode = i;
+        idle.put(std::move(mapping));
+        if (auto used = idle.take(0, 8); used != nullptr) idle.put(std::move(used));
+    }
+    EXPECT_EQ(idle.size(), IdleMappings::kMost);
+    EXPECT(idle.take(0, 7) == nullptr);  // the oldest went first
+    EXPECT(idle.take(0, 8) != nullptr);  // it was used since
+    EXPECT(idle.take(1, 9) == nullptr);
+    EXPECT(idle.take(0, 9) != nullptr);
+}
+
 FT_TEST(pairlog_partial_bytes_are_final) {
     Folder folder;
     auto dir = open_log(folder.config());

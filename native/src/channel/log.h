@@ -45,6 +45,8 @@ struct LogRecord {
 // From this size on a message goes into a log past the caches: that costs no read of the old content, and throws out nothing. Below they
 // have room, and another processor soon reads it.
 inline constexpr std::size_t kLongMessage = 32u << 10;
+// The same for one that is copied out of a log into its receiver's buffer: what it is copied from goes through the caches as well.
+inline constexpr std::size_t kLongReceived = 512u << 10;
 
 // One per rank. All calls come from the engine, one at a time. Implementations: files in shared memory (runtime), the simulator's hosts.
 //

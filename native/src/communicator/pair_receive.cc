@@ -99,7 +99,7 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
         status = log_.peek(from(src), message->seq, &record);
         // Checked as it is copied; find() has the words for what is wrong with it.
         if (status && (!record.crc || crc32c_copy(r.data, record.payload.data(), record.payload.size(), 0,
-                                                  into_for(record.payload.size())) != *record.crc)) {
+                                                  into_for(record.payload.size(), kLongReceived)) != *record.crc)) {
             status = log_.find(from(src), message->seq, &record);
             if (status) std::memcpy(r.data, record.payload.data(), record.payload.size());
         }

@@ -62,7 +62,8 @@ bool LoggedPairs::copy_rest(Recv& r, int src, std::uint64_t seq) {
     if (!log_.peek(from(src), seq, &record) || p.arrived > record.payload.size() || record.payload.size() > r.capacity)
         return false;
     const auto rest = record.payload.subspan(p.arrived);
-    return crc32c_copy(r.data + p.arrived, rest.data(), rest.size(), p.shown_crc, into_for(record.payload.size())) == record.crc;
+    return crc32c_copy(r.data + p.arrived, rest.data(), rest.size(), p.shown_crc,
+                       into_for(record.payload.size(), kLongReceived)) == record.crc;
 }
 
 }  // namespace ftcomm

@@ -147,6 +147,25 @@ void fault_in(const Mapping& mapping, Access access) {
     }
 }
 
+void IdleMappings::put(std::shared_ptr<Mapping> mapping) {
+    const File file{mapping->device, mapping->inode};
+    (void)take(file.first, file.second);  // two streams of one reader may have had it, one after the other
+    by_age_.emplace(++now_, file);
+    by_file_.emplace(file, Idle{std::move(mapping), now_});
+    if (by_file_.size() <= kMost) return;
+    by_file_.erase(by_age_.begin()->second);
+    by_age_.erase(by_age_.begin());
+}
+
+std::shared_ptr<Mapping> IdleMappings::take(std::uint64_t device, std::uint64_t inode) {
+    const auto it = by_file_.find({device, inode});
+    if (it == by_file_.end()) return nullptr;
+    auto mapping = std::move(it->second.mapping);
+    by_age_.erase(it->second.since);
+    by_file_.erase(it);
+    return mapping;
+}
+
 std::uint64_t boot_hash(const std::string& text) {
     std::string id = text;
     if (id.empty()) read_file(AT_FDCWD, "/proc/sys/kernel/random/boot_id", &id);

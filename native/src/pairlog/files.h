@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -55,6 +56,26 @@ struct Mapping {
 enum class Access { Read, Write };
 Status map_file(int fd, Access access, const std::string& shown, std::shared_ptr<Mapping>* out);
 void fault_in(const Mapping& mapping, Access access);  // all pages at once; a hint
+
+// Mappings of a reader's segments that were recycled: they come again, in whichever stream of their writer, and are known by their inodes,
+// which are not given to other files as long as they are mapped. Their memory is not theirs: who drops such a file empties it.
+class IdleMappings {
+public:
+    static constexpr std::size_t kMost = 4096;  // of the 65530 mappings that a process may have
+    void put(std::shared_ptr<Mapping> mapping);
+    std::shared_ptr<Mapping> take(std::uint64_t device, std::uint64_t inode);  // null: it is none of them
+    std::size_t size() const { return by_file_.size(); }
+
+private:
+    using File = std::pair<std::uint64_t, std::uint64_t>;
+    struct Idle {
+        std::shared_ptr<Mapping> mapping;
+        std::uint64_t since;
+    };
+    std::map<File, Idle> by_file_;
+    std::map<std::uint64_t, File> by_age_;
+    std::uint64_t now_ = 0;
+};
 
 // A lock that ends with the process, and that a forked child does not have (a lock by flock it would keep alive).
 class FileLock {

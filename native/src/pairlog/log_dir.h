@@ -51,6 +51,7 @@ public:
     std::uint64_t boot() const { return boot_; }
     bool host_durable() const { return config_.durability == LogConfig::Durability::Host; }
     int folder() const { return folder_.get(); }
+    IdleMappings& idle() { return idle_; }  // of all readers
     int spill_folder() const { return spill_folder_.get(); }  // -1: none
 
 private:
@@ -70,6 +71,7 @@ private:
     LogConfig config_;
     std::uint64_t boot_ = 0;
     Fd folder_, spill_folder_;
+    IdleMappings idle_;
     mutable std::mutex mutex_;
     Pool pool_;
     std::vector<StreamWriter*> writers_;

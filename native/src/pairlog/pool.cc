@@ -15,6 +15,13 @@ namespace {
 
 constexpr const char* kLock = "lock";
 
+// Readers may still map it: without the hole its memory would be theirs for as long as they do.
+void drop(int folder, const std::string& name, std::uint64_t size) {
+    Fd fd(::openat(folder, name.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
+    if (fd) (void)::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size));
+    ::unlinkat(folder, name.c_str(), 0);
+}
+
 }  // namespace
 
 Status Pool::open(int log, const std::string& path, std::uint64_t limit) {
@@ -64,7 +71,7 @@ void Pool::adopt(int log, std::uint64_t limit) {
                 Fd fd(::openat(folder_.get(), segment.name.c_str(), O_RDWR | O_CLOEXEC));
                 if (fd && map_file(fd.get(), Access::Write, segment.name, &segment.file)) put(std::move(segment));
             } else {
-                ::unlinkat(folder.get(), name.c_str(), 0);
+                drop(folder.get(), name, size);
             }
         }
         ::unlinkat(folder.get(), kLock, 0);
@@ -113,10 +120,7 @@ std::uint64_t Pool::drop_one() {
     free_.erase(free_.begin());
     const std::uint64_t size = segment.file->size;
     bytes_ -= size;
-    // Readers may still map it: without the hole its memory would be theirs for as long as they do.
-    Fd fd(::openat(folder_.get(), segment.name.c_str(), O_RDWR | O_CLOEXEC));
-    if (fd) (void)::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, static_cast<off_t>(size));
-    ::unlinkat(folder_.get(), segment.name.c_str(), 0);
+    drop(folder_.get(), segment.name, size);
     return size;
 }
 

@@ -15,7 +15,6 @@ namespace ftcomm::pairlog {
 namespace {
 
 constexpr auto kAcquire = std::memory_order_acquire;
-constexpr std::size_t kIdle = 64;
 constexpr int kAttempts = 100;   // each one a collect that came between
 
 }  // namespace
@@ -67,10 +66,9 @@ void StreamReader::let_go() {
         const auto next = std::next(segments_.begin());
         if (next != segments_.end() ? next->second->first_seq() > collected_ + 1 : segment->next_seq() > collected_ + 1) break;
         if (next == segments_.end() && segment->next_seq() == segment->first_seq()) break;  // not looked at yet
-        if (!segment->spilled) idle_.push_back(segment->file());
+        if (!segment->spilled) dir_.idle().put(segment->file());
         segments_.erase(segments_.begin());
     }
-    if (idle_.size() > kIdle) idle_.erase(idle_.begin(), idle_.end() - kIdle);
 }
 
 Status StreamReader::find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify) {
@@ -150,12 +148,8 @@ Status StreamReader::open_segment(std::uint64_t ordinal, bool spilled, std::shar
     if (!fd) return errno == ENOENT ? Status{} : system_error("opening " + shown);
     struct stat info{};
     if (::fstat(fd.get(), &info) != 0) return system_error("looking at " + shown);
-    std::shared_ptr<Mapping> file;
-    const auto same = [&](const auto& m) { return m->inode == info.st_ino && m->device == info.st_dev; };
-    if (const auto it = std::find_if(idle_.begin(), idle_.end(), same); it != idle_.end()) {
-        file = *it;
-        idle_.erase(it);
-    } else {
+    auto file = dir_.idle().take(info.st_dev, info.st_ino);
+    if (file == nullptr) {
         if (auto status = map_file(fd.get(), Access::Read, shown, &file); !status) return status;
         if (!spilled) fault_in(*file, Access::Read);
     }

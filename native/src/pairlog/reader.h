@@ -68,7 +68,6 @@ private:
     std::uint64_t last_ = 0, collected_ = 0, spilled_ = 0, seen_open_ = 0, seen_published_ = 0, seen_generation_ = 0;
     std::map<std::uint64_t, std::shared_ptr<Segment>> segments_;  // by ordinal
     bool opened_ = false;  // one of them, or what it is about has changed, since the last look at what may go
-    std::vector<std::shared_ptr<Mapping>> idle_;  // of recycled segments: they come again
 };
 
 }  // namespace ftcomm::pairlog

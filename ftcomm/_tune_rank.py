@@ -25,6 +25,7 @@ START_TIMEOUT = 60.0  # seconds
 def _start(plan: Mapping[str, Any]) -> Any:
     """What the environment says of transports and memory stays, as it does so for the jobs that are tuned."""
     os.environ[READING.variable] = "1"  # what "auto" does with the larger sizes is reading
+    os.environ["FTCOMM_STAGE_LIMIT"] = str(1 << 40)  # and not to go by windows, which no border is of
     folder = Path(plan["folder"])
     return ftcomm.init(
         plan["rank"],

@@ -21,6 +21,8 @@ def _no_settings_from_outside() -> None:
         del os.environ[name]
     # Else algorithms follow the maker of the processor (native/src/base/streaming.h), and failpoints with them.
     os.environ["FTCOMM_STREAM_LIMIT"] = str(1 << 40)
+    # Nor how many processors it has, where that is not asked for.
+    os.environ["FTCOMM_STAGE_LIMIT"] = str(1 << 40)
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,7 @@ HEARTBEAT = 2.0  # no death here is noticed by silence, and eight ranks on two b
 ONLY = {
     "shm.": "shm",
     "pull.": "shm",
+    "stage.": "shm",
     "share.": "shm",
     "p2p.read": "shm",
     "p2p.received": "shm",
@@ -48,7 +49,8 @@ REPAIR = ("repair.",)  # under lossy
 LOGGED = ("share.", "result.", "channel.", "log.payload.", "log.header.", "log.watermark.", "log.roll.")  # under replay
 # tests/replay/test_checkpoints.py, test_late_logging.py, test_lost_logs.py and test_selective.py kill there
 LATER = ("checkpoint.", "log.collect.", "log.ack", "late.", "restore.", "unlogged.")
-OPERATION = ("ring.", "pull.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
+WINDOWS = ("stage.", "shm.window")  # of ranks that share processors: tests/processors.py
+OPERATION = ("ring.", "pull.", "stage.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
 
 
 def points(*prefixes: str) -> list[str]:

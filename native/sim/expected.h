@@ -107,6 +107,7 @@ inline constexpr const char* kExpected[] = {
     "run.flat",
     "run.tree",
     "run.ring",
+    "run.stage",
     "run.pull",
     "run.pull.repair",
     "run.groups",

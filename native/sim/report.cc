@@ -57,6 +57,9 @@ const char* to_string(FrameKind kind) {
         case FrameKind::GroupReady: return "GroupReady";
         case FrameKind::Shared: return "Shared";
         case FrameKind::ShareAsk: return "ShareAsk";
+        case FrameKind::StageEnter: return "StageEnter";
+        case FrameKind::StageWord: return "StageWord";
+        case FrameKind::StageGo: return "StageGo";
         case FrameKind::Eager: return "Eager";
         case FrameKind::Rts: return "Rts";
         case FrameKind::Cts: return "Cts";

@@ -37,7 +37,9 @@ std::string describe(const Scenario& s) {
                   : s.joins             ? ", joins"
                                         : "",
                   s.peer_memory ? ", peer memory" : "", s.unreadable >= 0 ? " but of one rank" : "",
-                  s.crowded ? ", crowded" : "");
+                  s.crowded && s.stages ? ", crowded with windows"
+                  : s.crowded           ? ", crowded"
+                                        : "");
     std::string out = line;
     out += "  hosts";
     for (auto h : s.hosts) out += " " + std::to_string(h);

@@ -85,6 +85,23 @@ Transport::Read SimTransport::read(int slot, const Remote& remote, std::byte* to
     return Read::Over;
 }
 
+// Of the host: they outlive whoever made them.
+Transport::Window SimTransport::make_window(std::size_t bytes) {
+    if (world_.scenario().unreadable == self_.slot) return {};
+    auto& all = world_.windows();
+    all.push_back({self_.id, bytes, std::make_unique_for_overwrite<std::byte[]>(bytes)});
+    std::memset(all.back().memory.get(), 0, std::min<std::size_t>(bytes, 64));
+    return {all.back().memory.get(), all.size()};
+}
+
+const std::byte* SimTransport::look(int slot, std::uint64_t place, std::size_t bytes) {
+    const Instance* peer = world_.find(slot, target(slot).incarnation);
+    if (peer == nullptr || target(slot).detached || place == 0 || place > world_.windows().size()) return nullptr;
+    const auto& window = world_.windows()[place - 1];
+    FT_CHECK(window.owner == peer->id && window.bytes == bytes, "slot %d shows a window of instance %d", slot, window.owner);
+    return window.memory.get();
+}
+
 std::uint32_t SimTransport::max_payload() const { return world_.scenario().network.max_payload; }
 
 Link* Links::find_or_make(const Instance& from, int to_slot, std::uint32_t to_incarnation) {

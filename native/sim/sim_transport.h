@@ -47,6 +47,8 @@ public:
     void drain(int slot) override;
     bool shares_memory(int slot) override;
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override;
+    Window make_window(std::size_t bytes) override;
+    const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) override;
     std::uint32_t max_payload() const override;
 
 private:

@@ -82,6 +82,8 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.pull_limit = 1;
     c.piece_bytes = 16;
     c.read_bytes = scenario_.seed % 2 == 0 ? 64 : 1u << 20;  // a message in many parts, or in one
+    c.stage_limit = scenario_.stages ? 0 : ~std::uint64_t{0};
+    c.stage_bytes = static_cast<std::uint64_t>(scenario_.ranks) * scenario_.segment_bytes * (scenario_.seed % 3 == 0 ? 2 : 1);
     c.segment_bytes = scenario_.segment_bytes;
     c.eager_limit = scenario_.eager_limit;
     c.spread_degree = scenario_.spread_degree;

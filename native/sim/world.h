@@ -78,6 +78,12 @@ public:
 
     Instance& instance(int id) { return *instances_[static_cast<std::size_t>(id)]; }
     std::vector<std::unique_ptr<Instance>>& instances() { return instances_; }
+    struct Window {
+        int owner;  // instance
+        std::size_t bytes;
+        std::unique_ptr<std::byte[]> memory;
+    };
+    std::vector<Window>& windows() { return windows_; }
     Instance* find(int slot, std::uint32_t incarnation);
     Instance* newest(int slot);      // may be dead
 
@@ -120,6 +126,7 @@ public:
     }
 
 private:
+    std::vector<Window> windows_;
     Instance& start(int slot, std::uint32_t incarnation);
     void dispatch(const Event& e);
     void tick(Instance& who);

@@ -57,6 +57,16 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
         return *reinterpret_cast<const std::uint64_t*>(remote.ticket_at) == remote.ticket ? Read::Done : Read::Over;  // NOLINT
     }
 
+    Window make_window(std::size_t bytes) override {
+        if (!rig.setup_.windows) return {};
+        auto& memory = rig.windows_.emplace_back(bytes);
+        return {memory.data(), reinterpret_cast<std::uintptr_t>(memory.data())};
+    }
+    const std::byte* look(int to, std::uint64_t place, std::size_t bytes) override {
+        (void)bytes;
+        return detached.count(to) > 0 ? nullptr : reinterpret_cast<const std::byte*>(place);  // NOLINT: of the host
+    }
+
     Rig& rig;
     const int slot;
     const std::uint32_t incarnation;
@@ -96,6 +106,8 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.eager_limit = setup_.eager_limit;
     c.spread_degree = setup_.spread_degree;
     c.stream_limit = setup_.stream_limit;
+    c.stage_limit = setup_.stage_limit;
+    c.stage_bytes = setup_.stage_bytes;
     if (setup_.reads) {
         c.pull_limit = 1;
         c.piece_bytes = 16;

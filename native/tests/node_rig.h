@@ -34,6 +34,8 @@ public:
         std::uint32_t max_payload = 4096;
         std::uint64_t stream_limit = kNeverStreams;
         bool crowded = false;
+        std::uint64_t stage_limit = ~std::uint64_t{0}, stage_bytes = 64;  // reads: windows, too
+        bool windows = true;  // there is room for them
     };
     static Setup replaying(bool one_host = true) {
         Setup s;
@@ -125,6 +127,7 @@ private:
     std::map<std::pair<int, int>, Link> links_;
     std::map<std::string, Bytes> cells_;
     std::set<int> broken_reads_;
+    std::deque<Bytes> windows_;
 };
 
 }  // namespace ftcomm::unit

@@ -6,14 +6,27 @@ go on, and end with the same bits, those of the reference; nobody hangs and noth
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import kill_table as table
 import pytest
 from harness import Context, Ranks
 from kill_table import Comm, cells
+from processors import on_one_processor
 
 pytestmark = [pytest.mark.table, pytest.mark.usefixtures("pulls", "some_chains")]
+
+
+@pytest.fixture(autouse=True)
+def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Where a point is passed in windows of shared memory only, ranks share a processor, and use them."""
+    if not request.node.callspec.params["point"].startswith(table.WINDOWS):
+        yield
+        return
+    monkeypatch.setenv("FTCOMM_STAGE_LIMIT", "0")
+    with on_one_processor():
+        yield
 
 
 def roles(size: int) -> list[int]:
@@ -73,7 +86,7 @@ def test_kill_in_a_recovery(ranks: Ranks, transport: str, size: int, point: str,
     run_cell(ranks, size, victims, point, transport, first_dies=size - 1)
 
 
-LOSSY = (*table.VIEW, *table.REPAIR, "ring.", "pull.", "group.", "fence.", "flat.", "tcp.", "shm.")
+LOSSY = (*table.VIEW, *table.REPAIR, "ring.", "pull.", "stage.", "group.", "fence.", "flat.", "tcp.", "shm.")
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -106,7 +119,7 @@ def test_kill_under_lossy(ranks: Ranks, transport: str, size: int, point: str, r
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
-@pytest.mark.parametrize(("point", "transport"), cells("ring.", "pull.", "group.", "fence.", "flat.done"))
+@pytest.mark.parametrize(("point", "transport"), cells("ring.", "pull.", "stage.", "group.", "fence.", "flat.done"))
 def test_kill_in_the_last_operation(ranks: Ranks, transport: str, point: str, victim: int) -> None:
     """Nothing comes after it that could set anything right. Whether the dead rank counts depends on how far its data had come
     (all of it may have, when only its fence is missing); all survivors must say the same of it, and have the bits that follow."""

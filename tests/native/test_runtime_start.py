@@ -225,6 +225,7 @@ def pulse(thread: int) -> threading.Event:
         "FTCOMM_SEGMENT_BYTES",
         "FTCOMM_EAGER_LIMIT",
         "FTCOMM_STREAM_LIMIT",
+        "FTCOMM_STAGE_LIMIT",
     ],
 )
 def test_another_table_is_an_error_at_start(ranks: nr.Ranks, variable: str) -> None:

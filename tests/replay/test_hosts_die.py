@@ -15,7 +15,7 @@ from kill_table import LOGGED, points
 Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls", "some_chains")
 
-RUN = tuple(prefix for prefix in table.OPERATION if prefix not in ("p2p.", "pull."))
+RUN = tuple(prefix for prefix in table.OPERATION if prefix not in ("p2p.", "pull.", "stage."))
 
 
 def with_links(comm: Any, context: Context) -> tuple[list[str], list[str]]:

@@ -17,7 +17,7 @@ from kill_table import LOGGED, cells
 Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls", "some_chains")
 
-RUN = tuple(prefix for prefix in table.OPERATION if prefix != "p2p.")
+RUN = tuple(prefix for prefix in table.OPERATION if prefix not in ("p2p.", "stage."))
 RECOVERY = (*table.VIEW, "repair.", "join.request", "join.before", "join.after")
 AGAIN = ("replay.", *LOGGED, "start.", "join.request", "join.after", "comm.create", "vote.", "decide.apply")
 

@@ -27,6 +27,12 @@ static constexpr PointInfo kPoints[] = {
     {"pull.reduce", "This rank has reduced one of its segments out of all ranks' memory; nobody has been told."},
     {"pull.ready", "This rank has told the others that more of its segments are final."},
     {"pull.final", "A final segment has been read out of its owner's memory."},
+    {"stage.enter",
+     "An operation by windows of shared memory starts: the first chunk is in this rank's, and the others are about to be told."},
+    {"stage.input", "A piece of this rank's input is in its window."},
+    {"stage.reduce", "This rank has reduced its piece of a chunk into its window; nobody has been told."},
+    {"stage.step", "This rank has said that it is through with a step of an operation by windows."},
+    {"stage.final", "A final piece has been copied out of its owner's window."},
     {"group.enter",
      "An all-reduce over several hosts starts: this rank is about to tell the others its group and where its buffers are."},
     {"group.sum", "This rank has added up a segment over its group and is about to send the sum to the segment's owner."},
@@ -139,6 +145,7 @@ static constexpr PointInfo kPoints[] = {
     {"tcp.send", "A frame is about to be written to a tcp socket."},
     {"tcp.receive", "A whole frame has been read from a tcp socket and is about to be handed up."},
     {"shm.read", "A peer's memory is about to be read (corrupt: as if the kernel refused it)."},
+    {"shm.window", "Memory for an operation by windows has been taken from the host's segment (corrupt: as if there were none)."},
     {"shm.commit", "A frame is in the shared-memory ring; its commit word is about to be written."},
 };
 

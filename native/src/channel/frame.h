@@ -42,6 +42,9 @@ enum class FrameKind : std::uint8_t {
     GroupReady = 44,  // as PullReady, to the fellows of the group
     Shared = 45,  // the segment is final, and is in its owner's log, where the receiver reads it; or the payload is it
     ShareAsk = 46,  // to the segment's owner: it cannot be read there
+    StageEnter = 47,  // entered, and the first chunk is staged; payload: the sender's window
+    StageWord = 48,  // segment = how many steps the sender is through
+    StageGo = 49,  // segment = how many steps all are through: from position 0, where only that is told
     // point to point
     Eager = 64,
     Rts = 65,
@@ -57,7 +60,7 @@ enum class FrameKind : std::uint8_t {
     LogShown = 73,  // as the first LogPiece of record seq, of which the receiver can read `attempt` stretches in the sender's log
 };
 
-inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::ShareAsk; }
+inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::StageGo; }
 inline bool is_spread(FrameKind k) {  // of a communicator; payload: channel/spread.h
     return k == FrameKind::Freeze || k == FrameKind::Decision || k == FrameKind::AgreeResult;
 }

@@ -1,4 +1,4 @@
-// A run carries one operation (or its repair) through one attempt: ring, flat, flat along a tree, direct, pull, groups. Sans-IO.
+// A run carries one operation (or its repair) through one attempt: ring, flat, flat along a tree, direct, pull, groups, stage. Sans-IO.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "base/shared_writer.h"
 #include "channel/log.h"
 #include "channel/sender.h"
 #include "collectives/op_state.h"
@@ -50,15 +51,19 @@ struct RunEnv {
     const std::vector<int>& living;
     int position = 0;
     Rules rules{};
-    Transport* memory = nullptr;      // pull, groups, direct: reads the memory of peers
-    Bytes* scratch = nullptr;         // pull, groups
-    FlatRoom* flat = nullptr;         // flat
+    Transport* memory = nullptr;  // pull, groups, direct: reads the memory of peers
+    Bytes* scratch = nullptr;  // pull, groups
+    FlatRoom* flat = nullptr;  // flat
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
-    ResultLog* log = nullptr;         // replay
-    bool own_processor = true;        // every rank of this host has one
-    bool crowded = false;             // all are on one host, and some share its processors; the same on all (C8)
-    bool needs_inputs = true;         // until they are finals, as a death is survived: not under the policy raise
+    std::vector<Transport::Window>* windows = nullptr;  // stage: those of this rank that no run uses
+    std::uint64_t stage_bytes = 0;  // the same: of a chunk
+    SharedWriter* shared = nullptr;  // the same: writes there
+
+    ResultLog* log = nullptr;  // replay
+    bool own_processor = true;  // every rank of this host has one
+    bool crowded = false;  // all are on one host, and some share its processors; the same on all (C8)
+    bool needs_inputs = true;  // until they are finals, as a death is survived: not under the policy raise
 
     int size() const { return static_cast<int>(living.size()); }
     int rank_at(int position_in) const { return living[static_cast<std::size_t>((position_in + size()) % size())]; }
@@ -97,8 +102,8 @@ public:
     virtual bool is_reusable() const { return false; }  // make_flat_run may have its memory
     // What it waits for, for timeouts and `stats`: e.g. "3 segments", "fence round 1".
     virtual const char* phase() const = 0;
-    bool mismatch = false;   // a peer's sizes disagree: the communicator proposes failure
-    bool refused = false;    // the kernel does not let this rank read a living peer's memory: the same
+    bool mismatch = false;  // a peer's sizes disagree: the communicator proposes failure
+    bool refused = false;  // the kernel does not let this rank read a living peer's memory: the same
 };
 
 // The completion fence. When one rank is through, all ranks had begun it, so all have all their data. Two forms, which differ in who
@@ -131,6 +136,10 @@ private:
 
 std::unique_ptr<Run> make_ring_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence);
 std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
+// Of a plan in which all that is left is to be reduced, by all (is_whole).
+std::unique_ptr<Run> make_stage_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
+bool is_whole(const std::vector<SegmentRun>& plan, const std::vector<int>& living);
+inline constexpr std::size_t kMostStaged = 16;  // ranks: of more the chunks would leave the caches
 std::unique_ptr<Run> make_groups_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence, std::uint64_t ticket);
 // `old`: a flat run that is over, whose memory it takes, or null.
 std::unique_ptr<Run> make_flat_run(RunEnv env, OpState& op, std::unique_ptr<Run> old);

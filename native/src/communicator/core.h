@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/random.h"
+#include "base/shared_writer.h"
 #include "channel/sender.h"
 #include "channel/spread.h"
 #include "communicator/node.h"
@@ -26,7 +27,8 @@ struct Core {
           cells(a, config.boot, rules),
           host(h),
           now(start),
-          random(config.seed) {}
+          random(config.seed),
+          shared(config.streams()) {}
 
     const NodeConfig config;
     const Rules rules;
@@ -45,6 +47,8 @@ struct Core {
     bool solo = false;         // a replacement that is not admitted yet
     bool wants_view = false;   // something arrived from after a view change that has not come here
     Bytes scratch;             // of runs, within one input
+    std::vector<Transport::Window> windows;  // that no run uses
+    SharedWriter shared;  // writes to those in use
     bool has_work = false;     // some run may have work that waits for no frame
     Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read
     int agreements = 0;        // replay: checkpoints that are being committed, in all communicators

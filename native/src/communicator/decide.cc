@@ -157,7 +157,7 @@ void Communicator::apply(const Decision& d) {
     e.ranks = d.alive;
     for (const auto& p : d.plans) e.text += (e.text.empty() ? "" : "; ") + describe(p);
     if (d.revoked) e.text += " revoked";
-    if (d.frames_only) e.text += " nothing is read any more (process_vm_readv was refused)";
+    if (d.frames_only) e.text += " nothing is read any more (to look into another rank's memory was refused)";
     core_.event(std::move(e));
     for (const auto& p : d.plans)
         if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });

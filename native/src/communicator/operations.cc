@@ -148,6 +148,9 @@ RunEnv Communicator::env() {
              &core_.scratch,
              &flat_rooms_[next_room_],
              &ticket_};
+    e.windows = &core_.windows;
+    e.stage_bytes = core_.config.stage_bytes;
+    e.shared = &core_.shared;
     e.log = replays() ? this : nullptr;
     e.own_processor = core_.config.own_processor;
     e.needs_inputs = spec_.policy != Policy::Raise;
@@ -178,6 +181,18 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
         if (near && streams_decide()) limit = streamed_limit(op.desc, kind, spec_.members.size(), limit);
     }
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
+}
+
+// Of ranks that share the processors of one host (and so not under replay: as goes_by_tree). Reading saves copies, and spends more than that
+// on system calls and on what the caches have lost in between. C8: as above.
+bool Communicator::stages(const OpState& op) const {
+    if (decision_.frames_only || !core_.view.crowded || replays() || living_.size() < 3 || living_.size() > kMostStaged)
+        return false;
+    if (op.shape.kind != OpKind::AllReduce || op.shape.algorithm != Algorithm::Auto || op.shape.op == ReduceOp::PremulSum)
+        return false;
+    if (op.grid.segments() == 0 || op.desc.count * size_of(op.desc.dtype) < core_.config.stage_limit) return false;
+    return std::ranges::all_of(
+        living_, [&](int r) { return r == rank_ || core_.transport.is_near(spec_.members[static_cast<std::size_t>(r)]); });
 }
 
 // Of a flat one: what goes up, sums in float32 at least, and what comes down have to fit a frame.
@@ -250,6 +265,10 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     } else if (flat) {
         run_ = make_flat_run(e, op, std::move(idle_flat_));
         core_.host.trace("run.flat");
+    } else if (!repair && stages(op) && is_whole(plan, living_)) {
+        e.crowded = true;
+        run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket());
+        core_.host.trace("run.stage");
     } else if (reads_memory(op, true) && near) {
         run_ = make_pull_run(e, op, std::move(plan), core_.fresh_ticket());
         core_.host.trace(repair ? "run.pull.repair" : "run.pull");

@@ -6,7 +6,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 14;
+constexpr std::uint32_t kVersion = 15;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -32,6 +32,7 @@ Bytes Address::encode() const {
         .put(segment_bytes)
         .put(eager_limit)
         .put(stream_limit)
+        .put(stage_limit)
         .put(spread_degree);
     w.text(log).bytes(tcp);
     return w.take();
@@ -71,6 +72,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.segment_bytes = r.get<std::uint64_t>();
     a.eager_limit = r.get<std::uint64_t>();
     a.stream_limit = r.get<std::uint64_t>();
+    a.stage_limit = r.get<std::uint64_t>();
     a.spread_degree = r.get<std::uint64_t>();
     a.log = r.text();
     auto tcp = r.bytes();
@@ -114,6 +116,7 @@ Status Address::check_agrees(const Address& other, int slot) const {
     if (other.segment_bytes != segment_bytes) return differs("segment_bytes", number(other.segment_bytes), number(segment_bytes));
     if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));
     if (other.stream_limit != stream_limit) return differs("stream_limit", number(other.stream_limit), number(stream_limit));
+    if (other.stage_limit != stage_limit) return differs("stage_limit", number(other.stage_limit), number(stage_limit));
     if (other.kernel == kernel && other.streams != streams) {
         auto s = Status::error(Code::Mismatch,
                                rank_text(slot) + " and " + rank_text(rank) +

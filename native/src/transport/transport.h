@@ -53,6 +53,21 @@ public:
         return Read::Refused;
     }
 
+    // Memory of this rank's own that the ranks near it can look into, from now on to the end of this incarnation.
+    struct Window {
+        std::byte* memory = nullptr;  // null: there is none
+        std::uint64_t place = 0;  // by which others find it
+    };
+    virtual Window make_window(std::size_t bytes) {
+        (void)bytes;
+        return {};
+    }
+    // The same of the slot's current incarnation, to be read only. Null: it is out of sight.
+    virtual const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) {
+        (void)slot, (void)place, (void)bytes;
+        return nullptr;
+    }
+
     // Payloads up to this size are sure to fit an idle link.
     virtual std::uint32_t max_payload() const = 0;
 };

@@ -98,6 +98,30 @@ Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to
     return shm::read_peer(*peer, remote, to, bytes);
 }
 
+Transport::Window ShmTransport::make_window(std::size_t bytes) {
+    const auto offset = segment_.allocate(bytes, 4096);
+    auto* memory = segment_.at<std::byte>(offset, bytes);
+    if (memory == nullptr || FT_POINT("shm.window").action == fault::Action::Corrupt) return {};
+    return {memory, offset};
+}
+
+const std::byte* ShmTransport::look(int slot, std::uint64_t place, std::size_t bytes) {
+    const auto* peer = instance_of(slot);
+    const auto* memory = segment_.at<std::byte>(place, bytes);
+    if (peer == nullptr || cut_.has(slot) || place % 4096 != 0 || memory == nullptr) return nullptr;
+    peers_[static_cast<std::size_t>(slot)].windows[place] = bytes;
+    return memory;
+}
+
+// As of rings. Somebody who has not heard of the death may look into it still: what is not there any more is not to be taken for zeros,
+// so its ticket (its first word) falls before.
+void ShmTransport::discard_windows(Peer& peer) {
+    for (const auto& [place, bytes] : peer.windows) {
+        std::atomic_ref<std::uint64_t>(*segment_.at<std::uint64_t>(place, bytes)).store(0, std::memory_order_seq_cst);
+        segment_.discard(place, bytes);
+    }
+}
+
 void ShmTransport::detach(int slot) {
     auto& peer = peers_[static_cast<std::size_t>(slot)];
     if (!peer.writer.attached) return;
@@ -105,8 +129,11 @@ void ShmTransport::detach(int slot) {
     for (auto& reader : peer.readers)
         if (reader->incarnation <= peer.writer.incarnation) reader->closed = closed_some_ = true;
     // A voted-out process may still be at work on what this rank sent it: zeros there would be taken for data.
-    if (peer.writer.ring != nullptr && is_over(peer.writer.instance->liveness.load(std::memory_order_acquire)))
-        discard(peer.writer.ring->ring());
+    if (peer.writer.instance != nullptr && is_over(peer.writer.instance->liveness.load(std::memory_order_acquire))) {
+        if (peer.writer.ring != nullptr) discard(peer.writer.ring->ring());
+        discard_windows(peer);
+    }
+    peer.windows.clear();
     peer.writer = Writer{};
     sweep(peer);
 }

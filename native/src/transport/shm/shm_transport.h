@@ -33,6 +33,8 @@ public:
     void detach(int slot) override;
     bool shares_memory(int slot) override;
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override;
+    Window make_window(std::size_t bytes) override;
+    const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) override;
     std::uint32_t max_payload() const override { return shm::max_payload(segment_.world_size()); }
 
     // Hands up what has arrived, at most about `budget` bytes. True: it did something, or there is more.
@@ -77,6 +79,7 @@ private:
         Writer writer;
         shm::Offset newest = 0;                        // newest inbound ring that is known
         std::vector<std::unique_ptr<Reader>> readers;  // by age
+        std::map<shm::Offset, std::uint64_t> windows;  // that this rank has looked into, and their bytes
     };
 
     shm::Instance* instance_of(int slot);  // of the attached incarnation; nullptr: none, or not registered yet
@@ -97,6 +100,7 @@ private:
     }
     static constexpr std::size_t kWatched = 8;  // rings, at most: each look costs a line for each
     void discard(const shm::Ring* ring);
+    void discard_windows(Peer& peer);
 
     shm::Segment& segment_;
     shm::Instance& self_;

@@ -1,0 +1,172 @@
+// All-reduces by windows of shared memory, of ranks that share the processors of one host.
+#include <algorithm>
+#include <numeric>
+
+#include "tests/node_rig.h"
+#include "tests/unit.h"
+
+namespace ftcomm::unit {
+namespace {
+
+struct Staged {
+    Rig rig;
+    std::vector<int> all;
+    std::size_t count;
+    std::vector<std::vector<std::int32_t>> data;
+    std::vector<RequestPtr> requests;
+
+    static Rig::Setup setup(bool stages = true) {
+        Rig::Setup s;
+        s.reads = s.crowded = true;
+        s.max_payload = 64;  // a segment, which nothing small is longer than
+        s.stage_bytes = 256;
+        if (stages) s.stage_limit = 0;
+        return s;
+    }
+    static constexpr std::size_t kCount = 700;  // of 64 bytes each: 44 segments
+
+    explicit Staged(int ranks, Rig::Setup setup = Staged::setup(), std::size_t count_in = kCount, Policy policy = Policy::Lossy)
+        : rig(ranks, setup),
+          all(static_cast<std::size_t>(ranks)),
+          count(count_in),
+          data(all.size(), std::vector<std::int32_t>(count)),
+          requests(all.size()) {
+        std::iota(all.begin(), all.end(), 0);
+        rig.comm(all, Rig::kComm, policy);
+    }
+    static std::int32_t input(int slot, std::size_t i, int salt) {
+        return static_cast<std::int32_t>(i) * (slot + 1) + salt * 1000003;
+    }
+    void enter(int slot, int salt = 0) {
+        auto& mine = data[static_cast<std::size_t>(slot)];
+        for (std::size_t i = 0; i < count; ++i) mine[i] = input(slot, i, salt);
+        OpDesc d;
+        d.kind = OpKind::AllReduce;
+        d.dtype = DType::Int32;
+        d.count = count;
+        d.recv = mine.data();
+        requests[static_cast<std::size_t>(slot)] = rig.node(slot).collective(rig.now(), Rig::kComm, d);
+    }
+    std::int32_t sum(const std::vector<int>& of, std::size_t i, int salt = 0) const {
+        std::int32_t total = 0;
+        for (int slot : of) total += input(slot, i, salt);
+        return total;
+    }
+    bool has(int slot, const std::vector<int>& of, int salt = 0) const {
+        const auto& request = *requests[static_cast<std::size_t>(slot)];
+        bool all = request.done && request.status.ok() && request.outcome.contributors == RankSet::of(of);
+        for (std::size_t i = 0; i < count; ++i) all &= data[static_cast<std::size_t>(slot)][i] == sum(of, i, salt);
+        return all;
+    }
+};
+
+}  // namespace
+
+FT_TEST(ranks_that_share_processors_add_in_windows) {
+    for (int ranks : {3, 4, 7, 16})
+        for (std::size_t count : {17, 40, 700, 2047}) {
+            Staged sums(ranks, Staged::setup(), count);
+            for (int salt : {0, 1, 2}) {  // in the same windows
+                for (int slot : sums.all) sums.enter(slot, salt);
+                sums.rig.go_on(sums.all);
+                for (int slot : sums.all) EXPECT(sums.has(slot, sums.all, salt));
+            }
+            EXPECT(sums.rig.traced(0, "run.stage") && !sums.rig.traced(0, "run.pull"));
+        }
+}
+
+FT_TEST(who_does_not_share_processors_needs_no_windows) {
+    auto alone = Staged::setup();
+    alone.crowded = false;
+    auto replaying = Staged::setup();
+    replaying.replay = true;
+    auto apart = Staged::setup();
+    apart.reads = false;
+    const std::vector<std::pair<int, Rig::Setup>> cases{{4, alone},           {4, replaying},        {4, apart},
+                                                        {2, Staged::setup()}, {17, Staged::setup()}, {4, Staged::setup(false)}};
+    for (const auto& [ranks, setup] : cases) {
+        Staged sums(ranks, setup, 200, setup.replay ? Policy::Replay : Policy::Lossy);
+        for (int slot : sums.all) sums.enter(slot);
+        sums.rig.go_on(sums.all);
+        for (int slot : sums.all) EXPECT(sums.has(slot, sums.all) && !sums.rig.traced(slot, "run.stage"));
+    }
+}
+
+// The segment is full: what needs no windows is done in their place.
+FT_TEST(without_room_for_windows_sums_come_in_frames) {
+    auto setup = Staged::setup();
+    setup.windows = false;
+    Staged sums(4, setup);
+    for (int slot : sums.all) sums.enter(slot);
+    sums.rig.go_on(sums.all);
+    for (int slot : sums.all) EXPECT(sums.has(slot, sums.all));
+    EXPECT(sums.rig.traced(0, "run.stage") && sums.rig.traced(0, "run.repair"));
+}
+
+// Wherever one of five dies, the others have the sum of those who are left, or of all.
+FT_TEST(death_among_windows_is_survived_by_the_others) {
+    for (int dying : {0, 2, 4})
+        for (int pieces = 0; pieces < 90; pieces += 7) {
+            Staged sums(5);
+            for (int slot : sums.all) sums.enter(slot);
+            std::vector<int> left;
+            for (int slot : sums.all)
+                if (slot != dying) left.push_back(slot);
+            for (int i = 0; i < pieces; ++i) {
+                sums.rig.go_on(left);
+                if (!sums.rig.work(dying)) break;
+            }
+            sums.rig.kill(dying);
+            for (int slot : left) sums.rig.evidence(slot, dying, Evidence::Pidfd);
+            sums.rig.go_on(left);
+            for (int slot : left) {
+                const auto& request = *sums.requests[static_cast<std::size_t>(slot)];
+                REQUIRE(request.done && request.status.ok());
+                for (const auto& chunk : request.outcome.chunks)
+                    for (auto i = chunk.offset; i < chunk.offset + chunk.count; ++i)
+                        EXPECT_EQ(sums.data[static_cast<std::size_t>(slot)][i], sums.sum(chunk.contributors.list(), i));
+                EXPECT(sums.data[static_cast<std::size_t>(slot)] == sums.data[static_cast<std::size_t>(left[0])]);
+            }
+        }
+}
+
+// C9: it was stopped while it copied finals out of windows, and those who have gone on without it have something else there. What it takes for
+// a final is one, and all else of its buffer is its input still (invariant B).
+FT_TEST(rank_that_was_stopped_takes_nothing_of_a_later_sum_out_of_a_window) {
+    constexpr int kStopped = 1;
+    const std::vector<int> others{0, 2, 3, 4};
+    int found = 0;
+    for (int pieces = 0; pieces < 140; ++pieces) {
+        Staged sums(5);
+        auto& rig = sums.rig;
+        for (int slot : sums.all) sums.enter(slot);
+        for (int i = 0; i < pieces; ++i) {
+            rig.go_on(others);
+            if (!rig.work(kStopped)) break;
+        }
+        if (sums.requests[kStopped]->done) break;
+        for (int slot : others) {
+            rig.hold(slot, kStopped);
+            rig.hold(kStopped, slot);
+            rig.evidence(slot, kStopped, Evidence::Pidfd);
+        }
+        rig.go_on(others);
+        for (int slot : others) {
+            REQUIRE(sums.requests[static_cast<std::size_t>(slot)]->done);
+            sums.enter(slot, 1);
+        }
+        rig.go_on(others);
+        for (int slot : others) EXPECT(sums.has(slot, others, 1));
+        while (rig.work(kStopped)) {}
+        bool some = false;
+        for (std::size_t i = 0; i < sums.count; ++i) {
+            const auto mine = sums.data[kStopped][i];
+            EXPECT(mine == Staged::input(kStopped, i, 0) || mine == sums.sum(sums.all, i));
+            some |= mine != Staged::input(kStopped, i, 0);
+        }
+        found += some;
+    }
+    EXPECT(found > 20);
+}
+
+}  // namespace ftcomm::unit

@@ -1,0 +1,140 @@
+"""Ranks of one host that share its processors: large all-reduces go by windows of shared memory, a chunk at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import ml_dtypes
+import numpy as np
+import pytest
+from collective_values import every_collective, those_left_have_the_same_sum, whole
+from harness import Context, Ranks
+from kill_table import points
+from processors import on_one_processor
+
+import ftcomm
+
+Comm = ftcomm.Communicator
+STAGE = points("stage.")
+
+
+@pytest.fixture(autouse=True)
+def windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("FTCOMM_STAGE_LIMIT", "0")
+    with on_one_processor():
+        yield
+
+
+@pytest.mark.parametrize("stream", ["0", str(1 << 40)])
+@pytest.mark.parametrize("size", [3, 4, 7])
+def test_every_collective(ranks: Ranks, size: int, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written past the caches where that is faster, and not; with chunks of one piece, of several, and the rest of one."""
+    monkeypatch.setenv("FTCOMM_STREAM_LIMIT", stream)
+    ranks(size, lambda comm: every_collective(comm, (16_385, 60_001, 400_000)))
+
+
+def test_averages_of_narrow_numbers_are_rounded_once(ranks: Ranks) -> None:
+    def run(comm: Comm) -> None:
+        inputs = [
+            np.random.default_rng(r).standard_normal(300_001).astype(ml_dtypes.bfloat16) for r in range(comm.size)
+        ]
+        data = inputs[comm.rank].copy()
+        comm.all_reduce(data, "avg")
+        total = np.zeros(data.size, np.float32)
+        for one in inputs:
+            total = total + one.astype(np.float32)
+        np.testing.assert_array_equal(data, (total / np.float32(comm.size)).astype(ml_dtypes.bfloat16))
+
+    ranks(5, run)
+
+
+def test_two_at_once_have_windows_of_their_own(ranks: Ranks) -> None:
+    """One communicator's operation goes on while another's waits for a rank."""
+
+    def run(comm: Comm) -> None:
+        other = comm.dup()
+        for turn in range(4):
+            a, b = whole(comm.rank, 150_000, np.float64), whole(comm.rank + 1, 150_000, np.float64)
+            first = (comm if (comm.rank + turn) % 2 else other).iall_reduce(a if (comm.rank + turn) % 2 else b)
+            second = (other if (comm.rank + turn) % 2 else comm).iall_reduce(b if (comm.rank + turn) % 2 else a)
+            first.wait()
+            second.wait()
+            np.testing.assert_array_equal(a, sum(whole(r, 150_000, np.float64) for r in range(comm.size)))
+            np.testing.assert_array_equal(b, sum(whole(r + 1, 150_000, np.float64) for r in range(comm.size)))
+
+    ranks(4, run)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("point", [*STAGE, "stage.step:2", "stage.final:7", "fence.before"])
+def test_a_death(ranks: Ranks, point: str, victim: int) -> None:
+    those_left_have_the_same_sum(ranks, 5, 700_000, victim, point)
+
+
+@pytest.mark.parametrize("point", ["stage.input:5", "stage.reduce:2", "stage.final:9"])
+def test_a_death_under_raise(ranks: Ranks, point: str) -> None:
+    """Who has an error knows who died, and those who are left go on."""
+
+    def run(comm: Comm) -> float:
+        data = np.full(500_000, comm.rank + 1, np.float32)
+        with pytest.raises(ftcomm.PeerFailure) as error:
+            comm.all_reduce(data)
+        assert error.value.ranks == (1,)
+        left = comm.shrink()
+        for _turn in range(2):
+            data = np.full(500_000, comm.rank + 1, np.float32)
+            left.all_reduce(data)
+            assert (data == data[0]).all()
+        return float(data[0])
+
+    results = ranks(4, run, dies=[1], faults=f"rank=1,at={point},do=kill")
+    assert [results[r] for r in (0, 2, 3)] == [8.0] * 3
+
+
+@pytest.mark.parametrize("point", ["stage.reduce:2", "stage.final:3", "stage.final:11", "stage.step:2"])
+def test_a_late_rank_takes_nothing_of_what_comes_after(ranks: Ranks, point: str) -> None:
+    """C9: it stops in the middle, is voted out, and wakes up when other things are in the others' windows."""
+
+    def run(comm: Comm, context: Context) -> str:
+        data = np.ones(400_000, np.float32)
+        try:
+            for offset, count, who in comm.all_reduce(data).chunks:
+                assert (data[offset : offset + count] == len(who)).all()
+            other = np.full(400_000, 7, np.float32)
+            comm.all_reduce(other)
+            if comm.rank != 1:
+                context.mark("filled")
+                context.hold()
+            comm.barrier()
+        except ftcomm.StaleEpoch:
+            assert set(np.unique(data)) <= {1.0, 5.0}  # its input, or what the sum was to be
+            return "stale"
+        finally:
+            context.mark("returned")
+        return "ok"
+
+    group = ranks.start(5, run, policy="lossy", heartbeat=0.5, faults=f"rank=1,at={point},do=stop:60")
+    group.wake_late(1, {0, 2, 3, 4})
+    values = [result.value if result.ok else result.text() for result in group.results()]
+    assert values == ["ok", "stale", "ok", "ok", "ok"]
+
+
+def test_without_room_for_a_window_it_is_done_in_frames(ranks: Ranks) -> None:
+    def run(comm: Comm) -> None:
+        for _turn in range(3):
+            data = whole(comm.rank, 300_000, np.float32)
+            comm.all_reduce(data)
+            np.testing.assert_array_equal(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
+
+    ranks(4, run, faults="rank=2,at=shm.window,do=corrupt")
+
+
+def test_memory_that_may_not_be_read_is_not_needed(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FTCOMM_PEER_MEMORY", "0")
+
+    def run(comm: Comm) -> None:
+        data = whole(comm.rank, 300_000, np.float32)
+        comm.all_reduce(data)
+        np.testing.assert_array_equal(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
+
+    ranks(4, run)

@@ -122,12 +122,12 @@ private:
     Setup setup_;
     std::map<int, LogFiles> logs_;  // by host
     Time now_ = 0;
+    std::deque<Bytes> windows_;  // outlive the peers
     std::vector<std::unique_ptr<Peer>> peers_;
     std::vector<std::unique_ptr<Peer>> dead_;
     std::map<std::pair<int, int>, Link> links_;
     std::map<std::string, Bytes> cells_;
     std::set<int> broken_reads_;
-    std::deque<Bytes> windows_;
 };
 
 }  // namespace ftcomm::unit

@@ -21,7 +21,6 @@ from ftcomm.launch.folder import Event, read_events
 
 HERE = Path(__file__).resolve().parent
 WORLD = 4
-IN_MID_SUM = ("pull.reduce", "ring.rs.hop")  # where the ranks can read each other's memory, and where not
 VICTIM = 2
 
 
@@ -74,7 +73,7 @@ def main() -> int:
     print("1. Undisturbed", flush=True)
     train(args.folder / "quiet", args.steps, None)
     print(f"\n2. Rank {VICTIM} gets SIGKILL in the middle of an all-reduce of step {kill_at}", flush=True)
-    train(args.folder, args.steps, ";".join(f"rank={VICTIM},at={at}:1,step={kill_at},do=kill" for at in IN_MID_SUM))
+    train(args.folder, args.steps, f"rank={VICTIM},at=collective.part:1,step={kill_at},do=kill")
 
     quiet, disturbed = results(args.folder / "quiet"), results(args.folder)
     events = read_events(args.folder / "events.jsonl")

@@ -1,6 +1,6 @@
 """Policy "raise", no torch: a rank dies, every survivor gets the same error, and the survivors go on as a smaller group.
 
-    ftrun --nproc-per-node 4 --max-restarts 0 --faults "rank=2,at=pull.reduce:1,do=kill" examples/shrink.py
+    ftrun --nproc-per-node 4 --max-restarts 0 --faults "rank=2,at=collective.part:1,do=kill" examples/shrink.py
 
 ftrun's exit code is 1 here: rank 2 failed for good, which is what this example is about.
 """

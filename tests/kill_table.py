@@ -50,7 +50,7 @@ LOGGED = ("share.", "result.", "channel.", "log.payload.", "log.header.", "log.w
 # tests/replay/test_checkpoints.py, test_late_logging.py, test_lost_logs.py and test_selective.py kill there
 LATER = ("checkpoint.", "log.collect.", "log.ack", "late.", "restore.", "unlogged.")
 WINDOWS = ("stage.", "shm.window")  # of ranks that share processors: tests/processors.py
-OPERATION = ("ring.", "pull.", "stage.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
+OPERATION = ("collective.", "ring.", "pull.", "stage.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
 
 
 def points(*prefixes: str) -> list[str]:

@@ -86,7 +86,8 @@ def test_kill_in_a_recovery(ranks: Ranks, transport: str, size: int, point: str,
     run_cell(ranks, size, victims, point, transport, first_dies=size - 1)
 
 
-LOSSY = (*table.VIEW, *table.REPAIR, "ring.", "pull.", "stage.", "group.", "fence.", "flat.", "tcp.", "shm.")
+CARRIED = ("collective.", "ring.", "pull.", "stage.", "group.")
+LOSSY = (*table.VIEW, *table.REPAIR, *CARRIED, "fence.", "flat.", "tcp.", "shm.")
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -119,7 +120,7 @@ def test_kill_under_lossy(ranks: Ranks, transport: str, size: int, point: str, r
 
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
-@pytest.mark.parametrize(("point", "transport"), cells("ring.", "pull.", "stage.", "group.", "fence.", "flat.done"))
+@pytest.mark.parametrize(("point", "transport"), cells(*CARRIED, "fence.", "flat.done"))
 def test_kill_in_the_last_operation(ranks: Ranks, transport: str, point: str, victim: int) -> None:
     """Nothing comes after it that could set anything right. Whether the dead rank counts depends on how far its data had come
     (all of it may have, when only its fence is missing); all survivors must say the same of it, and have the bits that follow."""

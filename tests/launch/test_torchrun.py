@@ -88,7 +88,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 @pytest.mark.parametrize(
     ("faults", "flags", "workers"),
     [
-        ("rank=0,at=ring.rs.hop,step=10,do=kill", "", 3),
+        ("rank=0,at=collective.part,step=10,do=kill", "", 3),
         *(pytest.param("rank=2,at=step:10,do=kill", flags, 4, marks=pytest.mark.table) for flags in ("", "--hsdp")),
     ],
 )

@@ -46,7 +46,7 @@ weights = b"".join(p.detach().numpy().tobytes() for p in ddp.parameters())
 say("done", rank, os.environ["FTCOMM_INCARNATION"], list(alive), hashlib.sha256(weights).hexdigest())
 dist.destroy_process_group()
 """
-KILL = "rank=1,at=ring.rs.hop:1,step=3,do=kill"
+KILL = "rank=1,at=collective.part:1,step=3,do=kill"
 
 
 def script(until: str) -> str:
@@ -65,7 +65,7 @@ def test_a_killed_worker_is_replaced_and_all_end_equal(start: Start) -> None:
     assert [one[:2] for one in ended] == [["0", "0"], ["1", "1"], ["2", "0"]]
     assert len({one[2] for one in ended}) == 1
     for line in (
-        "rank 1: fault at ring.rs.hop: kill",
+        "rank 1: fault at collective.part: kill",
         "of communicator world repaired: contributors ",
         "slot 1 rejoined at step",
     ):

@@ -195,7 +195,7 @@ def killed_in_mid_all_reduce(context):
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_lossy_in_mid_all_reduce(world, device, transport):
-    faults = "rank=2,at=ring.rs.hop:10,do=kill"
+    faults = "rank=2,at=collective.part:10,do=kill"
     how = {"policy": "lossy", "faults": faults, "transport": transport, "device": device}
     values = world(4, killed_in_mid_all_reduce, dies=(2,), **how)
     assert values[0] == values[1] == values[3]

@@ -102,7 +102,7 @@ def test_sharded_models(victim: int | None, tmp_path: Path) -> None:
 
 @needs_mpi
 @pytest.mark.table
-@pytest.mark.parametrize("at", ["step:10", "ring.rs.hop,step=10"])
+@pytest.mark.parametrize("at", ["step:10", "collective.part,step=10"])
 def test_replicas_of_the_survivors_are_equal(at: str) -> None:
     done = mpirun(
         f"""

@@ -207,6 +207,7 @@ private:
         if (!payload.empty()) std::memcpy(pair.to + pair.in_done, payload.data(), payload.size());
         pair.in_done += payload.size();
         FT_POINT("direct.receive");
+        FT_POINT("collective.part");
     }
 
     void pump(int rank, Pair& pair) {

@@ -315,6 +315,7 @@ private:
         h.segment = s;
         h.length = op_.segment_bytes(s);
         FT_POINT("group.sum");
+        FT_POINT("collective.part");
         if (only_own_input()) {
             // It stays as it is until the final comes, and that needs it.
             env_.sender.send_stable(slot, h, ByteView(op_.input(s), h.length));
@@ -388,6 +389,7 @@ private:
         ++peer.next;
         --remaining_;
         FT_POINT("group.fetch");
+        FT_POINT("collective.part");
     }
 
     bool read(int at, std::uint64_t base, std::uint32_t s, std::byte* to) {

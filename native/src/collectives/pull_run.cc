@@ -269,6 +269,7 @@ private:
         }
         set_final(item, segments);
         FT_POINT("pull.reduce");
+        FT_POINT("collective.part");
         return true;
     }
 
@@ -311,6 +312,7 @@ private:
         peer.next += segments;
         remaining_ -= segments;
         FT_POINT("pull.final");
+        FT_POINT("collective.part");
     }
 
     void lose(std::uint32_t s, std::uint32_t segments) {

@@ -185,6 +185,7 @@ private:
                 else combine(s, out, payload);
             });
             FT_POINT("ring.rs.hop");
+            FT_POINT("collective.part");
             if (!op_.shape.shares_finals()) --remaining_;
             return;
         }
@@ -253,6 +254,7 @@ private:
         if (op_.label(s) != LabelKind::Final) std::memcpy(out, payload.data(), payload.size());
         op_.set_final(s, r.contributors);
         FT_POINT("ring.ag.hop");
+        FT_POINT("collective.part");
         auto h = env_.header(FrameKind::Gather, op_);
         h.segment = s;
         const int next = env_.slot_of(env_.successor());

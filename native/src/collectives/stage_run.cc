@@ -206,6 +206,7 @@ private:
         if (past) copy_past_cache(to, sum, bytes(p));
         for (int i = 0; i < env_.size(); ++i) over_ |= !stands(i);  // then it is nobody's
         FT_POINT("stage.reduce");
+        FT_POINT("collective.part");
     }
 
     void give() {
@@ -221,6 +222,7 @@ private:
         }
         for (std::uint32_t s = p.segment; s < p.segment + p.segments; ++s) op_.set_final(s, plan_.front().contributors);
         FT_POINT("stage.final");
+        FT_POINT("collective.part");
     }
 
     // C9. Loads of the window are not moved behind it.

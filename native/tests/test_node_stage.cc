@@ -169,4 +169,49 @@ FT_TEST(rank_that_was_stopped_takes_nothing_of_a_later_sum_out_of_a_window) {
     EXPECT(found > 20);
 }
 
+// C9, of those who add: a rank that has left the attempt puts another communicator's input into the window, which an owner still adds up.
+FT_TEST(owner_adds_nothing_that_another_communicators_sum_has_put_into_a_window) {
+    constexpr CommId kOther = 8;
+    constexpr int kOwner = 2, kDying = 3, kAhead = 4;
+    int reused = 0;
+    for (int pieces = 0; pieces < 60; ++pieces) {
+        Staged sums(5);
+        auto& rig = sums.rig;
+        rig.comm({0, 1, kOwner, kAhead}, kOther, Policy::Lossy);
+        for (int slot : sums.all) sums.enter(slot);
+        const std::vector<int> others{0, 1, kDying, kAhead}, rest{0, 1, kOwner}, left{0, 1, kOwner, kAhead};
+        for (int i = 0; i < pieces; ++i) {
+            rig.go_on(others);
+            if (!rig.work(kOwner)) break;
+        }
+        rig.go_on(others);
+        if (sums.requests[kAhead]->done) break;
+        for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot);
+        rig.kill(kDying);
+        rig.evidence(kAhead, kDying, Evidence::Pidfd);
+        rig.settle();
+        std::vector<std::int32_t> more(sums.count, 123456789);
+        OpDesc d;
+        d.kind = OpKind::AllReduce;
+        d.dtype = DType::Int32;
+        d.count = sums.count;
+        d.recv = more.data();
+        auto second = rig.node(kAhead).collective(rig.now(), kOther, d);
+        while (rig.work(kAhead)) {}
+        reused += rig.traced(kAhead, "freeze");
+        rig.go_on(rest);
+        for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot, false);
+        for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
+        rig.go_on(left);
+        for (int slot : left) {
+            const auto& request = *sums.requests[static_cast<std::size_t>(slot)];
+            REQUIRE(request.done && request.status.ok());
+            for (const auto& chunk : request.outcome.chunks)
+                for (auto i = chunk.offset; i < chunk.offset + chunk.count; ++i)
+                    EXPECT_EQ(sums.data[static_cast<std::size_t>(slot)][i], sums.sum(chunk.contributors.list(), i));
+        }
+    }
+    EXPECT(reused > 5);
+}
+
 }  // namespace ftcomm::unit

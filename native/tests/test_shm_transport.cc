@@ -129,34 +129,55 @@ FT_TEST(shm_ring_of_a_removed_but_living_rank_keeps_its_content) {
     EXPECT_EQ(two.events.bytes, std::uint64_t{length});
 }
 
-// What it had in it may be looked at still by who has not heard of the death: the ticket falls, and then the memory goes.
-FT_TEST(window_of_the_dead_goes_with_the_last_look_at_its_ticket) {
+// What it had in them may be looked at still by who has not heard of the death: the tickets fall, and then the memory goes, also of what this
+// rank has never looked into, and of who was only stopped when it was voted out.
+FT_TEST(windows_of_the_dead_go_with_their_tickets) {
+    constexpr std::size_t kBytes = 64u << 10;
+    for (const bool late : {false, true}) {
+        shm::Segment segment;
+        REQUIRE(segment.create(1, 2, 2).ok());
+        Side me(segment, 0, 0), other(segment, 1, 0);
+        me.transport.attach(1, 0);
+        Transport::Window windows[2];
+        for (auto& window : windows) {
+            window = other.transport.make_window(kBytes);
+            REQUIRE(window.memory != nullptr);
+            std::memset(window.memory + shm::kWindowHead, 7, kBytes - shm::kWindowHead);
+            std::memset(window.memory, 7, sizeof(std::uint64_t));
+        }
+        EXPECT(me.transport.look(1, windows[1].place, kBytes) == windows[1].memory);
+        EXPECT(me.transport.look(1, windows[1].place + 1, kBytes) == nullptr);
+        EXPECT(me.transport.look(1, segment.size() - 4096, kBytes) == nullptr);
+        EXPECT(me.transport.look(1, 0, kBytes) == nullptr);
+        const auto pages = [&] {
+            struct stat info{};
+            return ::fstat(segment.fd(), &info) == 0 ? info.st_blocks / 8 : -1;
+        };
+        const auto before = pages();
+        if (!late) other.instance->liveness.store(FUTEX_OWNER_DIED);
+        me.transport.detach(1);
+        if (late) {
+            EXPECT_EQ(pages(), before);
+            EXPECT(windows[0].memory[kBytes / 2] == std::byte{7} && windows[0].memory[0] == std::byte{7});
+            other.instance->liveness.store(FUTEX_OWNER_DIED);
+            me.transport.attach(1, 1);
+        }
+        EXPECT_EQ(pages(), before - 2 * 15);
+        for (const auto& window : windows)
+            EXPECT(window.memory[0] == std::byte{0} && window.memory[kBytes / 2] == std::byte{0});
+    }
+}
+
+FT_TEST(windows_leave_room_for_links) {
     shm::Segment segment;
     REQUIRE(segment.create(1, 2, 2).ok());
     Side me(segment, 0, 0), other(segment, 1, 0);
     me.transport.attach(1, 0);
-    constexpr std::size_t kBytes = 64u << 10;
-    const auto window = other.transport.make_window(kBytes);
-    REQUIRE(window.memory != nullptr);
-    std::memset(window.memory, 7, kBytes);
-    const auto* seen = me.transport.look(1, window.place, kBytes);
-    EXPECT(seen == window.memory);
-    EXPECT(me.transport.look(1, window.place + 1, kBytes) == nullptr);
-    EXPECT(me.transport.look(1, segment.size() - 4096, kBytes) == nullptr);
-    EXPECT(me.transport.look(1, 0, kBytes) == nullptr);
-    const auto pages = [&] {
-        struct stat info{};
-        return ::fstat(segment.fd(), &info) == 0 ? info.st_blocks / 8 : -1;
-    };
-    const auto before = pages();
-    me.transport.attach(1, 1);  // stopped, and voted out
-    EXPECT(seen[kBytes / 2] == std::byte{7});
-    me.transport.attach(1, 0);
-    EXPECT(me.transport.look(1, window.place, kBytes) == seen);
-    other.instance->liveness.store(FUTEX_OWNER_DIED);
-    me.transport.detach(1);
-    EXPECT_EQ(pages(), before - 16);
-    EXPECT(seen[0] == std::byte{0} && seen[kBytes / 2] == std::byte{0});
+    std::uint64_t taken = 0;
+    constexpr std::size_t kBytes = 64u << 20;
+    while (me.transport.make_window(kBytes).memory != nullptr) taken += kBytes;
+    EXPECT(taken > segment.size() / 4 && taken <= segment.size() / 2);
+    EXPECT(me.transport.reserve(1, 8) != nullptr);
 }
 
 // A frame that waits for a link keeps back all that come after it: without the call they would wait for ever.

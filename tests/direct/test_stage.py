@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator
 
 import ml_dtypes
@@ -127,6 +128,26 @@ def test_without_room_for_a_window_it_is_done_in_frames(ranks: Ranks) -> None:
             np.testing.assert_array_equal(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
 
     ranks(4, run, faults="rank=2,at=shm.window,do=corrupt")
+
+
+def test_many_at_once_leave_room_in_a_small_segment(ranks: Ranks) -> None:
+    """Links and votes need some of it, too: else nobody could say that there is no window."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512 << 20, before[1]))  # what a segment is at least
+
+    def run(comm: Comm) -> None:
+        comms = [comm.dup() for _ in range(25)]
+        data = [np.ones(100_000, np.float32) for _ in comms]
+        order = range(25) if comm.rank % 2 else range(24, -1, -1)
+        requests = [comms[i].iall_reduce(data[i]) for i in order]
+        for request in requests:
+            request.wait()
+        assert all((one == comm.size).all() for one in data)
+
+    try:
+        ranks(8, run)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_memory_that_may_not_be_read_is_not_needed(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,7 @@ public:
         self().window = window_.memory;
         ticket_.emplace(reinterpret_cast<std::uint64_t*>(window_.memory), number_);
         ticket_->issue();
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // before stores past the caches, which are not ordered by themselves
         skip();
     }
 
@@ -93,7 +94,7 @@ public:
                 break;
             }
             case FrameKind::StageWord:
-                FT_CHECK(h.segment == peer.through + 1 && h.segment <= chunks_, "rank %d is through %u of %u steps, after %u",
+                FT_CHECK(env_.position == 0 && h.segment == peer.through + 1 && h.segment <= chunks_, "rank %d is through %u of %u steps, after %u",
                          from, h.segment, chunks_, peer.through);
                 peer.through = h.segment;
                 break;
@@ -142,7 +143,7 @@ private:
         const std::byte* window = nullptr;  // it has entered, and shows this
         std::uint64_t ticket = 0;
         std::uint32_t first = 0, segments = 0;  // its share
-        std::uint32_t through = 0;  // so many steps, after the one with which it entered
+        std::uint32_t through = 0;  // so many steps, after the one with which it entered: of others position 0 knows it
     };
     struct Piece {
         std::uint32_t segment = 0, segments = 0;
@@ -150,7 +151,6 @@ private:
 
     Peer& peer_at(int position) { return peers_[static_cast<std::size_t>(position)]; }
     Peer& self() { return peer_at(env_.position); }
-    bool is_central() const { return env_.crowded && env_.size() > 2; }
 
     // Of chunk `chunk`, what the position owns.
     Piece piece(std::uint32_t chunk, int position) {
@@ -246,10 +246,8 @@ private:
             for (int i = 1; i < env_.size(); ++i)
                 send(env_.position + i, FrameKind::StageEnter, 0, std::as_bytes(std::span(&entry, 1)));
             ++entered_;
-        } else if (is_central()) {
-            if (env_.position != 0) send(0, FrameKind::StageWord, step_);
-        } else {
-            for (int i = 1; i < env_.size(); ++i) send(env_.position + i, FrameKind::StageWord, step_);
+        } else if (env_.position != 0) {
+            send(0, FrameKind::StageWord, step_);
         }
         self().through = step_;
         FT_POINT("stage.step");
@@ -265,11 +263,11 @@ private:
     // If all are through with the step that this rank waits in.
     void go_on() {
         if (task_ != Task::Wait || fence_.begun() || entered_ < env_.size()) return;
-        if (!is_central() || env_.position == 0) {
+        if (env_.position == 0) {
             const auto last = std::ranges::min(peers_, {}, &Peer::through).through;
             while (all_through_ < last) {
                 ++all_through_;
-                for (int i = 1; is_central() && i < env_.size(); ++i) send(i, FrameKind::StageGo, all_through_);
+                for (int i = 1; i < env_.size(); ++i) send(i, FrameKind::StageGo, all_through_);
             }
         }
         if (all_through_ < step_) return;

@@ -15,7 +15,7 @@ using Offset = std::uint64_t;  // from the start of the segment; 0: none
 
 inline constexpr std::uint64_t kMagic = 0x31534d4d4f435446ULL;      // "FTCOMMS1"
 inline constexpr std::uint64_t kRingMagic = 0x31474e49524d5446ULL;  // "FTMRING1"
-inline constexpr std::uint32_t kVersion = 3;
+inline constexpr std::uint32_t kVersion = 4;
 inline constexpr int kWords = kMaxRanks / 64;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free,
@@ -65,10 +65,19 @@ struct Instance {
     std::uint32_t memory_domain;  // processes with the same one may read each other's memory; 0: not this one (peer_memory.h)
     std::uint64_t pid_namespace;
     Offset older;  // instance of the same slot, registered before
+    std::atomic<Offset> windows;  // the newest of this incarnation's
     alignas(128) std::atomic<std::uint32_t> liveness;  // robust futex of the progress thread, see runtime/liveness.h
     alignas(128) std::atomic<std::uint64_t> ticks;
     Mailbox mailbox;
 };
+
+// The first page of a window. It stays when the rest goes, as a link of the chain.
+struct WindowHead {
+    std::atomic<std::uint64_t> ticket;  // its owner's, which falls before anything else is there
+    Offset next;  // made before
+    std::uint64_t bytes;
+};
+inline constexpr std::uint64_t kWindowHead = 4096;
 
 inline constexpr std::uint32_t kWrap = 0xffffffffu;  // in place of a frame's length: go on at the start of the ring
 

@@ -68,6 +68,7 @@ void ShmTransport::ring_held(int slot) {
 void ShmTransport::attach(int slot, std::uint32_t incarnation) {
     auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
     if (writer.attached && writer.incarnation == incarnation) return;
+    discard_all_windows();
     ring_held(slot);  // a predecessor that was voted out may live, and has been told so
     const bool refused = writer.waiting;  // for want of a link, or by one that is gone: its frame is still to be sent
     writer = Writer{};
@@ -98,28 +99,44 @@ Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to
     return shm::read_peer(*peer, remote, to, bytes);
 }
 
+// Half of the segment is for links and cells: without those nobody could be told that there is no room.
 Transport::Window ShmTransport::make_window(std::size_t bytes) {
-    const auto offset = segment_.allocate(bytes, 4096);
-    auto* memory = segment_.at<std::byte>(offset, bytes);
-    if (memory == nullptr || FT_POINT("shm.window").action == fault::Action::Corrupt) return {};
-    return {memory, offset};
+    FT_CHECK(bytes > shm::kWindowHead, "a window of %zu bytes", bytes);
+    if (segment_.header().used.load(std::memory_order_relaxed) + bytes > segment_.size() / 2) return {};
+    const auto offset = segment_.allocate(bytes, shm::kWindowHead);
+    auto* head = segment_.at<shm::WindowHead>(offset, bytes);
+    if (head == nullptr || FT_POINT("shm.window").action == fault::Action::Corrupt) return {};
+    head->bytes = bytes;
+    head->next = self_.windows.load(std::memory_order_relaxed);
+    self_.windows.store(offset, std::memory_order_release);
+    return {reinterpret_cast<std::byte*>(head), offset};
 }
 
 const std::byte* ShmTransport::look(int slot, std::uint64_t place, std::size_t bytes) {
-    const auto* peer = instance_of(slot);
-    const auto* memory = segment_.at<std::byte>(place, bytes);
-    if (peer == nullptr || cut_.has(slot) || place % 4096 != 0 || memory == nullptr) return nullptr;
-    peers_[static_cast<std::size_t>(slot)].windows[place] = bytes;
-    return memory;
+    if (instance_of(slot) == nullptr || cut_.has(slot) || place % shm::kWindowHead != 0) return nullptr;
+    return segment_.at<std::byte>(place, bytes);
 }
 
-// As of rings. Somebody who has not heard of the death may look into it still: what is not there any more is not to be taken for zeros,
-// so its ticket (its first word) falls before.
-void ShmTransport::discard_windows(Peer& peer) {
-    for (const auto& [place, bytes] : peer.windows) {
-        std::atomic_ref<std::uint64_t>(*segment_.at<std::uint64_t>(place, bytes)).store(0, std::memory_order_seq_cst);
-        segment_.discard(place, bytes);
+// As of rings. Somebody who has not heard of the death may look into one still: what is not there any more is not to be taken for zeros,
+// so its ticket falls before. Each survivor does it; offsets go down along the chain, whatever is in them.
+void ShmTransport::discard_windows(const shm::Instance& dead) {
+    auto at = dead.windows.load(std::memory_order_acquire);
+    while (auto* head = segment_.at<shm::WindowHead>(at, shm::kWindowHead)) {
+        head->ticket.store(0, std::memory_order_seq_cst);
+        const auto bytes = head->bytes;
+        if (bytes > shm::kWindowHead && segment_.at<std::byte>(at, bytes) != nullptr)
+            segment_.discard(at + shm::kWindowHead, bytes - shm::kWindowHead);
+        if (head->next >= at) return;
+        at = head->next;
     }
+}
+
+void ShmTransport::discard_all_windows() {
+    std::erase_if(removed_, [this](const shm::Instance* one) {
+        const bool over = is_over(one->liveness.load(std::memory_order_acquire));
+        if (over) discard_windows(*one);
+        return over;
+    });
 }
 
 void ShmTransport::detach(int slot) {
@@ -129,11 +146,10 @@ void ShmTransport::detach(int slot) {
     for (auto& reader : peer.readers)
         if (reader->incarnation <= peer.writer.incarnation) reader->closed = closed_some_ = true;
     // A voted-out process may still be at work on what this rank sent it: zeros there would be taken for data.
-    if (peer.writer.instance != nullptr && is_over(peer.writer.instance->liveness.load(std::memory_order_acquire))) {
-        if (peer.writer.ring != nullptr) discard(peer.writer.ring->ring());
-        discard_windows(peer);
-    }
-    peer.windows.clear();
+    if (peer.writer.ring != nullptr && is_over(peer.writer.instance->liveness.load(std::memory_order_acquire)))
+        discard(peer.writer.ring->ring());
+    if (const auto* instance = instance_of(slot); instance != nullptr) removed_.push_back(instance);
+    discard_all_windows();
     peer.writer = Writer{};
     sweep(peer);
 }

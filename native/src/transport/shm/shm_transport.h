@@ -79,7 +79,6 @@ private:
         Writer writer;
         shm::Offset newest = 0;                        // newest inbound ring that is known
         std::vector<std::unique_ptr<Reader>> readers;  // by age
-        std::map<shm::Offset, std::uint64_t> windows;  // that this rank has looked into, and their bytes
     };
 
     shm::Instance* instance_of(int slot);  // of the attached incarnation; nullptr: none, or not registered yet
@@ -100,7 +99,8 @@ private:
     }
     static constexpr std::size_t kWatched = 8;  // rings, at most: each look costs a line for each
     void discard(const shm::Ring* ring);
-    void discard_windows(Peer& peer);
+    void discard_windows(const shm::Instance& dead);
+    void discard_all_windows();  // of those who have died since they were voted out
 
     shm::Segment& segment_;
     shm::Instance& self_;
@@ -108,6 +108,7 @@ private:
     std::vector<Peer> peers_;
     RankSet todo_;      // sources whose rings may still hold frames
     RankSet cut_;
+    std::vector<const shm::Instance*> removed_;  // and not over then
     bool reading_ = false;
     bool closed_some_ = false;
     bool hold_bells_ = false;

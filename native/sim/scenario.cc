@@ -14,11 +14,15 @@ bool is_reduction(OpKind k) { return reduces(k); }
 
 namespace {
 
+// Some have all that windows need, which few have by chance: by itself, so that the other draws of a seed stay as they were.
+bool is_for_windows(const Scenario& s) { return !s.replay && !s.resets && Random(s.seed ^ 0x1d0e5ULL).chance(0.1); }
+
 void draw_ranks(Scenario& s, Random& r) {
     s.ranks = r.chance(0.75) ? static_cast<int>(r.between(3, 6)) : static_cast<int>(r.between(7, r.chance(0.3) ? 16 : 9));
     int hosts = r.chance(0.35) ? 1 : r.chance(0.4) ? s.ranks : static_cast<int>(r.between(2, 3));
     s.resets = s.quiet && r.chance(0.4);
     if (s.resets) hosts = s.ranks = static_cast<int>(r.between(3, 4));
+    if (is_for_windows(s)) hosts = 1;
     for (int i = 0; i < s.ranks; ++i) s.hosts.push_back(1000 + static_cast<std::uint64_t>(i * hosts / s.ranks));
     s.joins = !s.quiet && r.chance(0.4);
     s.joinable.assign(static_cast<std::size_t>(s.ranks), false);
@@ -51,6 +55,10 @@ void draw_network(Scenario& s, Random& r) {
     s.peer_memory = Random(s.seed ^ 0x9ee7ULL).chance(0.7);  // by itself: the other draws of a seed stay as they were
     Random refusals(s.seed ^ 0x4ef5ULL);
     if (s.peer_memory && !s.replay && refusals.chance(0.15)) s.unreadable = static_cast<int>(refusals.between(0, s.ranks - 1));
+    if (is_for_windows(s)) {
+        s.crowded = s.stages = s.peer_memory = true;
+        s.flat_limit = 1;
+    }
     auto& n = s.network;
     n.latency_high = r.chance(0.7) ? 300 * kUs : 20 * kMs;
     if (r.chance(0.5)) {

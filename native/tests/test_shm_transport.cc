@@ -163,8 +163,7 @@ FT_TEST(windows_of_the_dead_go_with_their_tickets) {
             me.transport.attach(1, 1);
         }
         EXPECT_EQ(pages(), before - 2 * 15);
-        for (const auto& window : windows)
-            EXPECT(window.memory[0] == std::byte{0} && window.memory[kBytes / 2] == std::byte{0});
+        for (const auto& window : windows) EXPECT(window.memory[0] == std::byte{0} && window.memory[kBytes / 2] == std::byte{0});
     }
 }
 

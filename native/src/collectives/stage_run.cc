@@ -73,7 +73,8 @@ public:
         self().window = window_.memory;
         ticket_.emplace(reinterpret_cast<std::uint64_t*>(window_.memory), number_);
         ticket_->issue();
-        std::atomic_thread_fence(std::memory_order_seq_cst);  // before stores past the caches, which are not ordered by themselves
+        std::atomic_thread_fence(
+            std::memory_order_seq_cst);  // before stores past the caches, which are not ordered by themselves
         skip();
     }
 
@@ -94,8 +95,8 @@ public:
                 break;
             }
             case FrameKind::StageWord:
-                FT_CHECK(env_.position == 0 && h.segment == peer.through + 1 && h.segment <= chunks_, "rank %d is through %u of %u steps, after %u",
-                         from, h.segment, chunks_, peer.through);
+                FT_CHECK(env_.position == 0 && h.segment == peer.through + 1 && h.segment <= chunks_,
+                         "rank %d is through %u of %u steps, after %u", from, h.segment, chunks_, peer.through);
                 peer.through = h.segment;
                 break;
             case FrameKind::StageGo:

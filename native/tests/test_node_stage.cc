@@ -52,6 +52,14 @@ struct Staged {
         for (int slot : of) total += input(slot, i, salt);
         return total;
     }
+    // Each part of its result is the sum over those that its outcome names.
+    void expect_what_is_said(int slot) const {
+        const auto& request = *requests[static_cast<std::size_t>(slot)];
+        REQUIRE(request.done && request.status.ok());
+        for (const auto& chunk : request.outcome.chunks)
+            for (auto i = chunk.offset; i < chunk.offset + chunk.count; ++i)
+                EXPECT_EQ(data[static_cast<std::size_t>(slot)][i], sum(chunk.contributors.list(), i));
+    }
     bool has(int slot, const std::vector<int>& of, int salt = 0) const {
         const auto& request = *requests[static_cast<std::size_t>(slot)];
         bool all = request.done && request.status.ok() && request.outcome.contributors == RankSet::of(of);
@@ -120,11 +128,7 @@ FT_TEST(death_among_windows_is_survived_by_the_others) {
             for (int slot : left) sums.rig.evidence(slot, dying, Evidence::Pidfd);
             sums.rig.go_on(left);
             for (int slot : left) {
-                const auto& request = *sums.requests[static_cast<std::size_t>(slot)];
-                REQUIRE(request.done && request.status.ok());
-                for (const auto& chunk : request.outcome.chunks)
-                    for (auto i = chunk.offset; i < chunk.offset + chunk.count; ++i)
-                        EXPECT_EQ(sums.data[static_cast<std::size_t>(slot)][i], sums.sum(chunk.contributors.list(), i));
+                sums.expect_what_is_said(slot);
                 EXPECT(sums.data[static_cast<std::size_t>(slot)] == sums.data[static_cast<std::size_t>(left[0])]);
             }
         }
@@ -203,13 +207,7 @@ FT_TEST(owner_adds_nothing_that_another_communicators_sum_has_put_into_a_window)
         for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot, false);
         for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
         rig.go_on(left);
-        for (int slot : left) {
-            const auto& request = *sums.requests[static_cast<std::size_t>(slot)];
-            REQUIRE(request.done && request.status.ok());
-            for (const auto& chunk : request.outcome.chunks)
-                for (auto i = chunk.offset; i < chunk.offset + chunk.count; ++i)
-                    EXPECT_EQ(sums.data[static_cast<std::size_t>(slot)][i], sums.sum(chunk.contributors.list(), i));
-        }
+        for (int slot : left) { sums.expect_what_is_said(slot); }
     }
     EXPECT(reused > 5);
 }

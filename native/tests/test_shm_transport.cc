@@ -142,7 +142,7 @@ FT_TEST(windows_of_the_dead_go_with_their_tickets) {
         for (auto& window : windows) {
             window = other.transport.make_window(kBytes);
             REQUIRE(window.memory != nullptr);
-            std::memset(window.memory + shm::kWindowHead, 7, kBytes - shm::kWindowHead);
+            std::memset(window.memory + Transport::kWindowHead, 7, kBytes - Transport::kWindowHead);
             std::memset(window.memory, 7, sizeof(std::uint64_t));
         }
         EXPECT(me.transport.look(1, windows[1].place, kBytes) == windows[1].memory);

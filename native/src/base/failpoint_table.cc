@@ -17,9 +17,9 @@ static constexpr PointInfo kPoints[] = {
     {"comm.create", "A communicator is about to be registered at this rank."},
 
     {"collective.part",
-     "A part of a large collective has been added, copied or passed on, by whichever algorithm carries it (as `ring.rs.hop`, "
-     "`ring.ag.hop`, "
-     "`pull.reduce`, `pull.final`, `stage.reduce`, `stage.final`, `group.sum`, `group.fetch`, `direct.receive`)."},
+     "A part of a large collective has been added, copied or passed on, by whichever algorithm carries it "
+     "(as `ring.rs.hop`, `ring.ag.hop`, `pull.reduce`, `pull.final`, `stage.reduce`, `stage.final`, `group.sum`, "
+     "`group.fetch`, `direct.receive`)."},
     {"ring.enter", "A ring operation starts: its Enter frame is about to be sent to the upstream neighbour."},
     {"ring.rs.first", "This rank is about to send the first reduce-scatter piece of a segment, its own data."},
     {"ring.rs.hop", "A reduce-scatter piece has been reduced with this rank's data and sent on."},

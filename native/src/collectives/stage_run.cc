@@ -26,10 +26,9 @@ namespace ftcomm {
 
 namespace {
 
-constexpr std::uint64_t kHead = 4096;  // of a window: the ticket, in a page of its own
 constexpr std::uint64_t kLine = 64;
 // Inputs twice, and results: of sixteen ranks in segments of 64 KiB, or of three whose pieces are a third of 512 KiB.
-constexpr std::uint64_t kWindow = kHead + (2u << 20) + (512u << 10);
+constexpr std::uint64_t kWindow = Transport::kWindowHead + (2u << 20) + (512u << 10);
 constexpr std::uint64_t kInCaches = 8u << 20;  // of all results: what is more is written past them
 
 struct StageEntry {  // payload of StageEnter
@@ -60,7 +59,7 @@ public:
         batch_ = std::min(batch_, longest);
         place_ = (batch_ * segment + kLine - 1) / kLine * kLine;
         chunks_ = (longest + batch_ - 1) / batch_;
-        FT_CHECK(kHead + 2 * (peers_.size() + 1) * place_ <= kWindow, "%zu pieces of %llu bytes", peers_.size(),
+        FT_CHECK(Transport::kWindowHead + 2 * (peers_.size() + 1) * place_ <= kWindow, "%zu pieces of %llu bytes", peers_.size(),
                  static_cast<unsigned long long>(place_));
         if (env_.windows->empty()) {
             window_ = env_.memory->make_window(kWindow);
@@ -68,8 +67,8 @@ public:
             window_ = env_.windows->back();
             env_.windows->pop_back();
         }
-        task_ = window_.memory != nullptr ? Task::Stage : Task::Refuse;
-        if (window_.memory == nullptr) return;
+        task_ = Task::Stage;
+        if (window_.memory == nullptr) return;  // work() says so
         self().window = window_.memory;
         ticket_.emplace(reinterpret_cast<std::uint64_t*>(window_.memory), number_);
         ticket_->issue();
@@ -117,16 +116,16 @@ public:
     // One piece: ticks and other communicators get their turn in between.
     void work() override {
         if (!has_work()) return;
+        if (window_.memory == nullptr) {
+            refused = true;
+            task_ = Task::Wait;
+            return;
+        }
         switch (task_) {
-            case Task::Refuse: refused = true; break;
             case Task::Reduce: reduce_own(); break;
             case Task::Give: give(); break;
             case Task::Stage: stage(); break;
             case Task::Wait: break;
-        }
-        if (task_ == Task::Refuse) {
-            task_ = Task::Wait;
-            return;
         }
         if (over_) return;
         ++at_;
@@ -139,7 +138,7 @@ public:
     }
 
 private:
-    enum class Task { Refuse, Reduce, Give, Stage, Wait };
+    enum class Task { Reduce, Give, Stage, Wait };
     struct Peer {
         const std::byte* window = nullptr;  // it has entered, and shows this
         std::uint64_t ticket = 0;
@@ -161,9 +160,9 @@ private:
     }
     std::size_t bytes(const Piece& p) const { return op_.grid.count(p.segment, p.segments) * size_of(op_.desc.dtype); }
     std::uint64_t input_at(std::uint32_t chunk, int position) const {
-        return kHead + (2 + chunk % 2 * peers_.size() + static_cast<std::size_t>(position)) * place_;
+        return Transport::kWindowHead + (2 + chunk % 2 * peers_.size() + static_cast<std::size_t>(position)) * place_;
     }
-    std::uint64_t result_at(std::uint32_t chunk) const { return kHead + chunk % 2 * place_; }
+    std::uint64_t result_at(std::uint32_t chunk) const { return Transport::kWindowHead + chunk % 2 * place_; }
 
     // To the next piece that there is something to do for, or to the end of the step.
     void skip() {

@@ -82,10 +82,9 @@ struct NodeConfig {
     std::uint64_t flat_limit = 0;    // 0: default table (C8: equal on all ranks, checked at rendezvous)
     std::uint64_t pull_limit = 0;    // from here on memory is read where it can be; 0: default (C8, as flat_limit)
     std::uint64_t reduce_pull_limit = 0;  // the same of all-reduce alone; 0: as pull_limit
-    std::uint64_t stage_limit =
-        0;   // of ranks that share processors: from here on an all-reduce goes by shared memory (C8, as flat_limit),
-    std::uint64_t stage_bytes = 512u << 10;  // so much of each rank's at a time
-    std::uint64_t segment_bytes = 0; // 0: min(64 KiB, transport max)
+    // All-reduces of ranks that share processors go by windows of shared memory from here on (C8, as flat_limit), so much at a time.
+    std::uint64_t stage_limit = 0, stage_bytes = 512u << 10;
+    std::uint64_t segment_bytes = 0;  // 0: min(64 KiB, transport max)
     // Of a small message on one host: its receiver copies one out while the next one goes in. And what of a gather, scatter or all-to-all
     // comes without being asked for.
     std::uint64_t piece_bytes = 16u << 10;

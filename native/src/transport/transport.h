@@ -54,7 +54,8 @@ public:
     }
 
     // Memory of this rank's own that the ranks near it can look into, from now on to the end of this incarnation. Its first word is its ticket:
-    // it falls when the incarnation is over. The rest of its first page is the transport's.
+    // it falls when the incarnation is over. The rest of its head is the transport's.
+    static constexpr std::size_t kWindowHead = 4096;
     struct Window {
         std::byte* memory = nullptr;  // null: there is none
         std::uint64_t place = 0;  // by which others find it

@@ -71,13 +71,12 @@ struct Instance {
     Mailbox mailbox;
 };
 
-// The first page of a window. It stays when the rest goes, as a link of the chain.
+// The head of a window (Transport::kWindowHead). It stays when the rest goes, as a link of the chain.
 struct WindowHead {
     std::atomic<std::uint64_t> ticket;  // its owner's, which falls before anything else is there
     Offset next;  // made before
     std::uint64_t bytes;
 };
-inline constexpr std::uint64_t kWindowHead = 4096;
 
 inline constexpr std::uint32_t kWrap = 0xffffffffu;  // in place of a frame's length: go on at the start of the ring
 

@@ -101,9 +101,9 @@ Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to
 
 // Half of the segment is for links and cells: without those nobody could be told that there is no room.
 Transport::Window ShmTransport::make_window(std::size_t bytes) {
-    FT_CHECK(bytes > shm::kWindowHead, "a window of %zu bytes", bytes);
+    FT_CHECK(bytes > kWindowHead, "a window of %zu bytes", bytes);
     if (segment_.header().used.load(std::memory_order_relaxed) + bytes > segment_.size() / 2) return {};
-    const auto offset = segment_.allocate(bytes, shm::kWindowHead);
+    const auto offset = segment_.allocate(bytes, kWindowHead);
     auto* head = segment_.at<shm::WindowHead>(offset, bytes);
     if (head == nullptr || FT_POINT("shm.window").action == fault::Action::Corrupt) return {};
     head->bytes = bytes;
@@ -113,7 +113,7 @@ Transport::Window ShmTransport::make_window(std::size_t bytes) {
 }
 
 const std::byte* ShmTransport::look(int slot, std::uint64_t place, std::size_t bytes) {
-    if (instance_of(slot) == nullptr || cut_.has(slot) || place % shm::kWindowHead != 0) return nullptr;
+    if (instance_of(slot) == nullptr || cut_.has(slot) || place % kWindowHead != 0) return nullptr;
     return segment_.at<std::byte>(place, bytes);
 }
 
@@ -121,11 +121,11 @@ const std::byte* ShmTransport::look(int slot, std::uint64_t place, std::size_t b
 // so its ticket falls before. Each survivor does it; offsets go down along the chain, whatever is in them.
 void ShmTransport::discard_windows(const shm::Instance& dead) {
     auto at = dead.windows.load(std::memory_order_acquire);
-    while (auto* head = segment_.at<shm::WindowHead>(at, shm::kWindowHead)) {
+    while (auto* head = segment_.at<shm::WindowHead>(at, kWindowHead)) {
         head->ticket.store(0, std::memory_order_seq_cst);
         const auto bytes = head->bytes;
-        if (bytes > shm::kWindowHead && segment_.at<std::byte>(at, bytes) != nullptr)
-            segment_.discard(at + shm::kWindowHead, bytes - shm::kWindowHead);
+        if (bytes > kWindowHead && segment_.at<std::byte>(at, bytes) != nullptr)
+            segment_.discard(at + kWindowHead, bytes - kWindowHead);
         if (head->next >= at) return;
         at = head->next;
     }

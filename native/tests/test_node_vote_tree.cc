@@ -93,40 +93,4 @@ FT_TEST(who_is_frozen_for_long_votes_straight) {
     EXPECT_EQ(v.rig.decisions(0), 1u);
 }
 
-// Rank 2 calls something that fails at once, another death is decided, and rank 1 runs something else in the new attempt. What it sends
-// comes before the decision does, and nobody else says anything.
-FT_TEST(disagreement_that_comes_before_its_attempt_is_seen) {
-    Rig rig(5);
-    rig.comm({0, 1, 2, 3, 4});
-    const auto die = [&](int slot) {
-        rig.kill(slot);
-        for (int s : kThree) rig.evidence(s, slot, Evidence::Pidfd);
-        rig.settle();
-    };
-    rig.evidence(3, 4, Evidence::Pidfd);
-    die(4);
-    std::int64_t word = 0, one = 1;
-    for (int s : {0, 2}) {
-        OpDesc d;
-        d.kind = OpKind::Broadcast;
-        d.dtype = DType::Int64;
-        d.count = 1;
-        d.root = 4;
-        d.recv = &word;
-        EXPECT(rig.node(s).collective(rig.now(), Rig::kComm, d)->status.code == Code::PeerFailure);
-    }
-    rig.hold(0, 2);
-    die(3);
-    rig.hold(1, 0);
-    const auto sum = rig.sum(1, one);
-    rig.settle();
-    EXPECT(!rig.traced(2, "mismatch.late"));
-    rig.hold(0, 2, false);
-    rig.settle();
-    EXPECT(rig.traced(2, "mismatch.late"));
-    rig.hold(1, 0, false);
-    rig.settle();
-    EXPECT(sum->done && sum->status.code == Code::Mismatch);
-}
-
 }  // namespace ftcomm::unit

@@ -120,4 +120,33 @@ FT_TEST(a_lost_input_is_handed_out_or_fails_the_operation) {
     }
 }
 
+// Rank 2 has found the root of its operation 1 dead and has gone on; what the others call there is another. Whatever its vote says of a later
+// one, and whoever is through theirs: rank 2 takes no part in handing it out.
+FT_TEST(who_failed_at_once_has_not_completed_what_others_call_there) {
+    const auto spec = world({0, 1, 2, 3}, Policy::Lossy);
+    Decision previous;
+    previous.attempt = 1;
+    previous.alive = RankSet::first(3);
+    for (const bool one_is_through : {false, true}) {
+        std::map<int, Vote> votes;
+        for (int rank : {0, 1, 2}) {
+            OpVote op;
+            op.seq = rank == 2 ? 2 : 1;
+            op.state = rank == 2                     ? OpVote::State::Failed
+                       : rank == 0 && one_is_through ? OpVote::State::Complete
+                                                     : OpVote::State::Open;
+            op.shape.kind = OpKind::Barrier;
+            votes[rank].attempt = 2;
+            votes[rank].done_seq = op.state == OpVote::State::Open ? op.seq - 1 : op.seq;
+            votes[rank].ops.push_back(op);
+        }
+        votes[2].unrun.add(1);
+        const auto decision = make_decision({spec, previous, votes, RankSet::of({3}), {{3, Evidence::Pidfd}}, 3});
+        const auto* plan = decision.plan_for(1);
+        REQUIRE(plan != nullptr);
+        EXPECT(plan->verdict == OpPlan::Verdict::Fail && plan->cause.code == Code::Mismatch);
+        EXPECT(plan->cause.ranks == std::vector<std::int32_t>({2}));
+    }
+}
+
 }  // namespace ftcomm::unit

@@ -15,7 +15,7 @@ std::optional<OpPlan> OpPlanner::plan(std::uint64_t seq, bool* fails_rest) {
     }
     std::vector<Standing> standings;
     bool entered = false, complete = false, failed = false;
-    RankSet passed;
+    RankSet passed, unrun;
     for (const auto& [rank, vote] : in_.votes) {
         Standing s;
         s.rank = rank;
@@ -32,13 +32,14 @@ std::optional<OpPlan> OpPlanner::plan(std::uint64_t seq, bool* fails_rest) {
             complete |= o.state == OpVote::State::Complete;
             failed |= o.state == OpVote::State::Failed;
         }
+        if (s.op == nullptr && vote.unrun.has(seq))
+            unrun.add(rank);  // it failed at once there: who runs it called something else
         // Its vote speaks of a later operation that it took part in and that has ended: this one it has returned from long ago.
         for (const auto& o : vote.ops)
-            if (s.op == nullptr && o.seq > seq && o.state != OpVote::State::Open) {
+            if (s.op == nullptr && !unrun.has(rank) && o.seq > seq && o.state != OpVote::State::Open) {
                 s.state = Standing::State::Complete;
                 complete = true;
             }
-        // Or it failed at once there (a dead root): who runs it called something else.
         if (s.op == nullptr && s.state == Standing::State::NotEntered && vote.done_seq >= seq) passed.add(rank);
         standings.push_back(s);
     }
@@ -55,6 +56,7 @@ std::optional<OpPlan> OpPlanner::plan(std::uint64_t seq, bool* fails_rest) {
         p.cause = peer_failure(in_.dead, in_.evidence, in_.epoch, advice_for(in_.spec.policy));
         return p;
     }
+    if (!unrun.empty()) return fail(p, called_something_else(unrun, p.shape));  // whoever is through it cannot hand it to them
     if (complete && (in_.rules.c7 || in_.spec.policy != Policy::Raise || newly_dead_.empty())) {
         return finish_as_completed(p, standings);
     }
@@ -62,15 +64,7 @@ std::optional<OpPlan> OpPlanner::plan(std::uint64_t seq, bool* fails_rest) {
     const auto* mixed = passed.empty() ? mixed_exchange(standings) : nullptr;
     if (mixed != nullptr) p.shape = *mixed;
     else if (auto cause = disagreement(standings)) return fail(p, *cause);
-    if (!passed.empty()) {
-        Cause c;
-        c.code = Code::Mismatch;
-        c.epoch = in_.epoch;
-        for (int r : passed.list()) c.ranks.push_back(r);
-        c.message = "ranks " + passed.text() + " called a different operation at this point (it failed there at once) than " +
-                    p.shape.text() + ". Make every rank call the same collectives in the same order, with equal sizes and types";
-        return fail(p, c);
-    }
+    if (!passed.empty()) return fail(p, called_something_else(passed, p.shape));
     const auto given_up = proposed_failure(seq, standings, mixed != nullptr);
     if ((given_up || revoke_) && may_have_been_returned(p, standings)) {
         done_through_ = std::max(done_through_, seq);
@@ -92,6 +86,16 @@ OpPlan OpPlanner::fail(OpPlan p, Cause cause) {
     p.verdict = OpPlan::Verdict::Fail;
     p.cause = std::move(cause);
     return p;
+}
+
+Cause OpPlanner::called_something_else(const RankSet& ranks, const Shape& shape) const {
+    Cause c;
+    c.code = Code::Mismatch;
+    c.epoch = in_.epoch;
+    for (int r : ranks.list()) c.ranks.push_back(r);
+    c.message = "ranks " + ranks.text() + " called a different operation at this point (it failed there at once) than " +
+                shape.text() + ". Make every rank call the same collectives in the same order, with equal sizes and types";
+    return c;
 }
 
 bool OpPlanner::fails_already(std::uint64_t seq) const {

@@ -69,6 +69,7 @@ private:
     // What is left to reduce may be the share of one dead rank: all take an equal part of it.
     void spread_reductions(std::vector<SegmentRun>& runs) const;
     bool repair_segment(OpPlan& p, int block, const Standing* holder, const RankSet& set, bool all);
+    Cause called_something_else(const RankSet& ranks, const Shape& shape) const;
     // Whoever revokes may never enter what the others wait in (C7: unless somebody has returned from it).
     Cause revoked() const;
     Cause lost_root() const { return peer_failure(in_.dead, in_.evidence, in_.epoch, advice_for(in_.spec.policy)); }

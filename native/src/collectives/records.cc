@@ -88,6 +88,7 @@ void Vote::encode(ByteWriter& w) const {
     w.put(static_cast<std::uint32_t>(proposals.size()));
     for (const auto& p : proposals) w.put(p.code).put(p.seq);
     encode_numbers(w, log_since);
+    unrun.encode(w);
 }
 
 std::optional<Vote> Vote::decode(ByteReader& r) {
@@ -123,6 +124,7 @@ std::optional<Vote> Vote::decode(ByteReader& r) {
         p.seq = r.get<std::uint64_t>();
     }
     v.log_since = decode_numbers(r);
+    v.unrun = SeqRuns::decode(r);
     if (!r.ok()) return std::nullopt;
     return v;
 }

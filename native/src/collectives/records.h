@@ -8,6 +8,7 @@
 
 #include "base/bytes.h"
 #include "base/check.h"
+#include "collectives/seq_runs.h"
 #include "communicator/node.h"
 #include "communicator/request.h"
 
@@ -120,6 +121,7 @@ struct Vote {
     std::uint64_t revoked_from = ~std::uint64_t{0};  // replay
     std::vector<Failure> failures;  // replay: as far as this rank knows
     std::vector<OpVote> ops;     // last finished, then the open one
+    SeqRuns unrun;               // finished here without having run, for their root is dead
     std::vector<Proposal> proposals;
     std::vector<std::uint32_t> log_since;  // replay: as in a decision, as far as this rank knows
     std::uint64_t view_epoch = 0;

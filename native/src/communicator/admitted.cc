@@ -32,7 +32,8 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
         if (attempt_ > 0 && open_.empty()) {
             core_.host.trace("admission.anew");
             attempt_ = 0;
-            done_seq_ = shared_seq_ = 0;
+            done_seq_ = 0;
+            unrun_.clear();
             next_seq_ = 1;
             decision_ = {};
             decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
@@ -71,7 +72,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     decision_.cause = {};
     decision_.frames_only = false;  // newcomers do not know of it; it is found out again
     last_ = {};
-    shared_seq_ = done_seq_;
+    unrun_.clear();
     // A hand-out whose last words have not come here: all have voted since, so all have what it was for.
     drop_run();
     helpers_.clear();

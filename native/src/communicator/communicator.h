@@ -406,7 +406,7 @@ private:
     std::unique_ptr<Run> run_;
     std::unique_ptr<Run> idle_flat_;  // one that is over, for its memory
     Last last_;
-    std::uint64_t shared_seq_ = 0;  // the last that did not fail at once
+    SeqRuns unrun_;  // the latest that failed at once, for a dead root: a peer that runs one has called something else
     std::uint64_t held_from_ = 1;  // during an admission operations from here on wait (M13)
     std::deque<Stashed> stash_;  // frames of operations or attempts that are not here yet
     bool pumping_ = false;

@@ -117,6 +117,7 @@ bool Communicator::start(OpState& op) {
     auto fresh =
         default_plan(op.shape, static_cast<int>(spec_.members.size()), decision_.alive, dead, evidence(), core_.view.epoch);
     if (fresh.cause) {
+        if (op.request != nullptr) unrun_.add(op.seq);
         finish_current(fresh.cause->status(name_of(op)));
         return false;
     }
@@ -340,7 +341,7 @@ void Communicator::on_collective(int from, const FrameHeader& h, ByteView payloa
         return;
     }
     const auto finished = op != nullptr && op->started ? op->seq - 1 : done_seq_;
-    if (h.attempt == attempt_ && !frozen_ && h.seq > shared_seq_ && h.seq <= done_seq_) {
+    if (h.attempt == attempt_ && !frozen_ && unrun_.has(h.seq)) {
         // It failed at once here (a dead root), yet a peer runs it: the peer called something else, and waits for us.
         core_.host.trace("mismatch.late");
         freeze();
@@ -395,8 +396,9 @@ void Communicator::finish_current(Status status) {
     else run_.reset();
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
+    // All that live have begun it, and so are past those before.
+    if (status.ok() && op->ran && op->shape.runs_as() == OpKind::AllReduce && op->grid.segments() > 0) unrun_.clear();
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).
-    if (op->ran || status.ok()) shared_seq_ = op->seq;
     if (kFaultTolerant && (op->ran || status.ok())) {
         last_.begin(op->seq, status.ok() ? OpVote::State::Complete : OpVote::State::Failed, *op);
     }

@@ -51,7 +51,6 @@ void Communicator::read_log() {
     served_ = std::min(logged_ == 0 || complete ? logged_ : logged_ - 1, logged_whole());
     if (core_.rules.l14) served_ = std::max(served_, proven_by_mark());
     if (core_.rules.l16) served_ = std::max(served_, proven_by_note());
-    shared_seq_ = served_;
     catching_up_ = true;
     if (served_ > 0) last_ = last_from_log(served_);
     freeze();  // nothing starts before a vote has said where the others stand
@@ -131,7 +130,6 @@ void Communicator::learn_complete(const Decision& d) {
     auto here = logged_whole();
     while (here < logged_ && d.plan_for(here + 1) == nullptr) ++here;
     served_ = std::max(served_, std::min(here, d.done_through));
-    shared_seq_ = std::max(shared_seq_, served_);
     if (last_.seq < served_) last_ = last_from_log(served_);
     serve_logged();
 }

@@ -133,6 +133,7 @@ Vote Communicator::build_vote() const {
         }
         v.ops.push_back(std::move(o));
     }
+    v.unrun = unrun_;
     v.proposals = proposals_;
     return v;
 }
@@ -198,9 +199,8 @@ void Communicator::look_again() {
     bool ground = !(decision_.alive - in_view()).empty() || wishes_now() || asked_ > attempt_;
     for (const auto& [rank, vote] : votes_) ground |= vote.attempt == attempt_ + 1;
     // What failed at once here, in the attempt before, and others run in this one: their frames came before the decision did.
-    const bool differs = std::any_of(stash_.begin(), stash_.end(), [&](const Stashed& f) {
-        return f.header.attempt == attempt_ && f.header.seq > shared_seq_ && f.header.seq <= done_seq_;
-    });
+    const bool differs = std::any_of(stash_.begin(), stash_.end(),
+                                     [&](const Stashed& f) { return f.header.attempt == attempt_ && unrun_.has(f.header.seq); });
     if (differs) core_.host.trace("mismatch.late");
     if (!ground && !differs) return;
     freeze();

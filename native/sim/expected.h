@@ -108,6 +108,7 @@ inline constexpr const char* kExpected[] = {
     "run.tree",
     "run.ring",
     "run.stage",
+    "run.blocks",
     "run.pull",
     "run.pull.repair",
     "run.groups",

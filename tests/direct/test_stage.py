@@ -1,4 +1,4 @@
-"""Ranks of one host that share its processors: large all-reduces go by windows of shared memory, a chunk at a time."""
+"""Ranks of one host that share its processors: what is large goes by windows of shared memory, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -120,12 +120,59 @@ def test_a_late_rank_takes_nothing_of_what_comes_after(ranks: Ranks, point: str)
     assert values == ["ok", "stale", "ok", "ok", "ok"]
 
 
-def test_without_room_for_a_window_it_is_done_in_frames(ranks: Ranks) -> None:
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("point", ["stage.enter", "stage.final", "stage.final:3", "stage.step:2", "fence.before"])
+def test_a_death_in_a_broadcast(ranks: Ranks, point: str, victim: int) -> None:
+    """Of who is told, and of a root that shows the second chunk while others copy the first one."""
+
+    def run(comm: Comm) -> bool:
+        data = whole(comm.rank, 300_000, np.float32)
+        try:
+            comm.broadcast(data)
+        except ftcomm.PeerFailure as error:
+            assert error.ranks == (victim,) == (0,)
+            return False
+        np.testing.assert_array_equal(data, whole(0, 300_000, np.float32))
+        return True
+
+    point = point.replace("stage.final", "stage.input") if victim == 0 else point
+    results = ranks(5, run, policy="lossy", dies=[victim], faults=f"rank={victim},at={point},do=kill")
+    left = [result for rank, result in enumerate(results) if rank != victim]
+    assert left == [left[0]] * 4
+    assert left[0] or victim == 0
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("point", ["stage.enter", "stage.input:2", "stage.final:6", "stage.step:2", "fence.before"])
+def test_a_death_in_an_all_gather(ranks: Ranks, point: str, victim: int) -> None:
+    def run(comm: Comm) -> tuple[int, ...]:
+        mine, out = whole(comm.rank, 100_000, np.float32), np.zeros((comm.size, 100_000), np.float32)
+        try:
+            there = comm.all_gather(out, mine).contributors
+        except ftcomm.PeerFailure as error:
+            assert error.ranks == (victim,)
+            return ()
+        for rank in there:
+            np.testing.assert_array_equal(out[rank], whole(rank, 100_000, np.float32))
+        assert not out[[rank for rank in range(comm.size) if rank not in there]].any()
+        return there
+
+    results = ranks(5, run, policy="lossy", dies=[victim], faults=f"rank={victim},at={point},do=kill")
+    left = [result for rank, result in enumerate(results) if rank != victim]
+    assert left == [left[0]] * 4
+
+
+@pytest.mark.parametrize("reduces_first", [True, False])
+def test_without_room_for_a_window_it_is_done_in_frames(ranks: Ranks, reduces_first: bool) -> None:
     def run(comm: Comm) -> None:
-        for _turn in range(3):
+        for turn in range(6):
             data = whole(comm.rank, 300_000, np.float32)
-            comm.all_reduce(data)
-            np.testing.assert_array_equal(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
+            if turn % 2 == reduces_first:
+                comm.broadcast(data, root=2)
+                np.testing.assert_array_equal(data, whole(2, 300_000, np.float32))
+            else:
+                comm.all_reduce(data)
+                np.testing.assert_array_equal(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
 
     ranks(4, run, faults="rank=2,at=shm.window,do=corrupt")
 

@@ -189,9 +189,10 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
 bool Communicator::stages(const OpState& op) const {
     if (decision_.frames_only || !core_.view.crowded || replays() || living_.size() < 3 || living_.size() > kMostStaged)
         return false;
-    if (op.shape.kind != OpKind::AllReduce || op.shape.algorithm != Algorithm::Auto || op.shape.op == ReduceOp::PremulSum)
-        return false;
-    if (op.grid.segments() == 0 || op.desc.count * size_of(op.desc.dtype) < core_.config.stage_limit) return false;
+    const auto kind = op.shape.kind;
+    if (op.shape.algorithm != Algorithm::Auto || (kind != OpKind::AllReduce && !gathers(kind))) return false;
+    if (kind == OpKind::AllReduce && op.shape.op == ReduceOp::PremulSum) return false;
+    if (op.grid.segments() == 0 || shared_bytes(op.desc, spec_.members.size()) < core_.config.stage_limit) return false;
     return std::ranges::all_of(
         living_, [&](int r) { return r == rank_ || core_.transport.is_near(spec_.members[static_cast<std::size_t>(r)]); });
 }
@@ -270,6 +271,10 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         e.crowded = true;
         run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket());
         core_.host.trace("run.stage");
+    } else if (!repair && stages(op) && is_first_hand(plan)) {
+        e.crowded = true;
+        run_ = make_block_run(e, op, std::move(plan), core_.fresh_ticket());
+        core_.host.trace("run.blocks");
     } else if (reads_memory(op, true) && near) {
         run_ = make_pull_run(e, op, std::move(plan), core_.fresh_ticket());
         core_.host.trace(repair ? "run.pull.repair" : "run.pull");

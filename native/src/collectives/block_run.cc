@@ -1,0 +1,69 @@
+// A broadcast or an all-gather by windows: who has a block puts it into its window, and everyone copies it out of there. Step t: copy chunk t - 1,
+// put chunk t. All that is copied over is empty: a copy whose ticket does not stand costs nothing (invariant B).
+#include <algorithm>
+
+#include "base/check.h"
+#include "base/copy.h"
+#include "base/failpoint.h"
+#include "collectives/window_run.h"
+
+namespace ftcomm {
+
+namespace {
+
+class BlockRun final : public WindowRun {
+public:
+    using WindowRun::WindowRun;
+
+private:
+    enum Task { kTake, kPut, kTasks };
+
+    int tasks() const override { return kTasks; }
+    std::uint32_t last_step() const override { return chunks_; }
+    std::uint64_t places() const override { return 2; }
+
+    bool is_due(int task, int position) override {
+        const bool own = position == env_.position;
+        if (task == kTake) return !own && step_ >= 1 && piece(step_ - 1, position).segments > 0;
+        return own && step_ < chunks_ && piece(step_, position).segments > 0;
+    }
+    void do_piece(int task, int position) override {
+        if (task == kTake) take(position);
+        else put();
+    }
+
+    void put() {
+        const auto p = piece(step_, env_.position);
+        env_.shared->copy(own_window() + place(step_ % 2), op_.result(p.segment), bytes(p));
+        FT_POINT("stage.input");
+    }
+
+    void take(int position) {
+        const auto chunk = step_ - 1;
+        const auto p = piece(chunk, position);
+        FT_CHECK(op_.label(p.segment) == LabelKind::Empty, "segment %u is copied over what is there", p.segment);
+        copy(op_.result(p.segment), window(position) + place(chunk % 2), bytes(p), into_results());
+        if (!stands(position)) return give_up();
+        const auto from = RankSet::only(env_.rank_at(position));
+        for (std::uint32_t s = p.segment; s < p.segment + p.segments; ++s) op_.set_final(s, from);
+        FT_POINT("stage.final");
+        FT_POINT("collective.part");
+    }
+};
+
+}  // namespace
+
+bool is_first_hand(const std::vector<SegmentRun>& plan) {
+    int before = -1;
+    return std::ranges::all_of(plan, [&](const SegmentRun& r) {
+        const bool next = r.mode == SegmentMode::Gather && r.rank > before && r.contributors == RankSet::only(r.rank);
+        before = r.rank;
+        return next;
+    });
+}
+
+std::unique_ptr<Run> make_block_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket) {
+    return std::make_unique<BlockRun>(std::move(env), op, std::move(plan), ticket);
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,195 @@
+#include "collectives/window_run.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+#include "base/check.h"
+#include "base/failpoint.h"
+
+namespace ftcomm {
+
+namespace {
+
+struct StageEntry {  // payload of StageEnter, of who shows something
+    std::uint64_t place = 0, ticket = 0;
+};
+
+}  // namespace
+
+WindowRun::WindowRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket)
+    : env_(std::move(env)), op_(op), plan_(std::move(plan)), number_(ticket), peers_(env_.living.size()), fence_(env_, op_) {}
+
+WindowRun::~WindowRun() {
+    ticket_.reset();  // before another run has the window
+    if (window_.memory != nullptr) env_.windows->push_back(window_);
+}
+
+void WindowRun::start() {
+    std::uint32_t s = 0, longest = 0;
+    for (const auto& r : plan_) {
+        auto& peer = peers_[static_cast<std::size_t>(env_.position_of(r.rank))];
+        peer.first = s;
+        peer.segments = r.count;
+        longest = std::max(longest, r.count);
+        s += r.count;
+    }
+    FT_CHECK(s == op_.grid.segments() && longest > 0, "plan covers %u of %u segments", s, op_.grid.segments());
+    for (auto& peer : peers_) {
+        peer.shows = plan_.front().mode == SegmentMode::Reduce || peer.segments > 0;
+        showing_ += peer.shows ? 1 : 0;
+    }
+    const auto segment = op_.grid.segment_elements * size_of(op_.desc.dtype);
+    const auto sharers = static_cast<std::uint64_t>(showing_);
+    batch_ = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, env_.stage_bytes / sharers / segment));
+    batch_ = std::min(batch_, longest);
+    place_ = (batch_ * segment + kLine - 1) / kLine * kLine;
+    chunks_ = (longest + batch_ - 1) / batch_;
+    FT_CHECK(place(places()) <= kWindow, "%llu pieces of %llu bytes", static_cast<unsigned long long>(places()),
+             static_cast<unsigned long long>(place_));
+    no_window_ = self().shows && !take_window();
+    if (no_window_) return;
+    task_ = 0;
+    skip();
+}
+
+bool WindowRun::take_window() {
+    if (env_.windows->empty()) {
+        window_ = env_.memory->make_window(kWindow);
+    } else {
+        window_ = env_.windows->back();
+        env_.windows->pop_back();
+    }
+    if (window_.memory == nullptr) return false;
+    self().window = window_.memory;
+    ticket_.emplace(reinterpret_cast<std::uint64_t*>(window_.memory), number_);
+    ticket_->issue();
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // before stores past the caches, which are not ordered by themselves
+    return true;
+}
+
+void WindowRun::on_frame(int from, const FrameHeader& h, ByteView payload) {
+    const int at = env_.position_of(from);
+    if (at < 0) return;
+    auto& peer = peers_[static_cast<std::size_t>(at)];
+    switch (h.kind) {
+        case FrameKind::StageEnter: {
+            if (!peer.shows) return;  // it is there: that was all
+            StageEntry entry;
+            FT_CHECK(payload.size() == sizeof entry && peer.window == nullptr, "rank %d enters with %zu bytes", from,
+                     payload.size());
+            std::memcpy(&entry, payload.data(), sizeof entry);
+            peer.ticket = entry.ticket;
+            peer.window = env_.memory->look(env_.slot_of(from), entry.place, kWindow);
+            over_ |= peer.window == nullptr;
+            ++entered_;
+            break;
+        }
+        case FrameKind::StageWord:
+            FT_CHECK(env_.position == 0 && h.segment == peer.through + 1 && h.segment <= last_step(),
+                     "rank %d is through %u of %u steps, after %u", from, h.segment, last_step(), peer.through);
+            peer.through = h.segment;
+            break;
+        case FrameKind::StageGo:
+            FT_CHECK(at == 0 && h.segment == all_through_ + 1, "all are through %u steps, after %u", h.segment, all_through_);
+            all_through_ = h.segment;
+            break;
+        case FrameKind::Fence: fence_.on_frame(h); return;
+        case FrameKind::Enter:
+        case FrameKind::PullEnter:
+        case FrameKind::GroupEnter: mismatch = true; return;  // it was called with another algorithm there
+        default: return;
+    }
+    go_on();
+}
+
+void WindowRun::work() {
+    if (!has_work()) return;
+    if (no_window_) {
+        refused = true;
+        no_window_ = false;
+        return;
+    }
+    do_piece(task_, at_);
+    if (over_) return;
+    ++at_;
+    skip();
+}
+
+WindowRun::Piece WindowRun::piece(std::uint32_t chunk, int position) const {
+    const auto& peer = peers_[static_cast<std::size_t>(position)];
+    const auto from = std::min(chunk * batch_, peer.segments);
+    return {peer.first + from, std::min(batch_, peer.segments - from)};
+}
+
+// To the next piece that there is something to do for, or to the end of the step.
+void WindowRun::skip() {
+    for (; task_ < tasks(); ++task_, at_ = 0)
+        for (; at_ < env_.size(); ++at_)
+            if (is_due(task_, at_)) return;
+    end_step();
+}
+
+bool WindowRun::stands(int position) {
+    if (position == env_.position || !env_.rules.c9) return true;
+    auto& peer = peers_[static_cast<std::size_t>(position)];
+    std::atomic_thread_fence(std::memory_order_acquire);
+    auto* word = reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(peer.window));  // NOLINT: atomic_ref reads it
+    return std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_acquire) == peer.ticket;
+}
+
+Into WindowRun::into_results() const {
+    return into_for(op_.grid.blocks * op_.grid.block_elements * size_of(op_.desc.dtype) * peers_.size(), kInCaches);
+}
+
+void WindowRun::enter() {
+    FT_POINT("stage.enter");
+    if (self().shows) {
+        const StageEntry entry{window_.place, number_};
+        for (int i = 1; i < env_.size(); ++i)
+            send(env_.position + i, FrameKind::StageEnter, 0, std::as_bytes(std::span(&entry, 1)));
+        ++entered_;
+        return;
+    }
+    // So that ranks which name each other as the root notice.
+    for (int i = 0; i < env_.size(); ++i)
+        if (is_shown(i)) return send(i, FrameKind::StageEnter, 0);
+}
+
+void WindowRun::end_step() {
+    task_ = -1;
+    if (step_ == last_step()) {  // all finals are here
+        fence_.begin();
+        return;
+    }
+    if (step_ == 0) enter();
+    else if (env_.position != 0) send(0, FrameKind::StageWord, step_);
+    self().through = step_;
+    FT_POINT("stage.step");
+    go_on();
+}
+
+void WindowRun::send(int position, FrameKind kind, std::uint32_t step, ByteView payload) {
+    auto h = env_.header(kind, op_);
+    h.segment = step;
+    env_.sender.send(env_.slot_of(env_.rank_at(position)), h, payload);
+}
+
+// If all are through with the step that this rank waits in.
+void WindowRun::go_on() {
+    if (task_ >= 0 || no_window_ || fence_.begun() || entered_ < showing_) return;
+    if (env_.position == 0) {
+        const auto last = std::ranges::min(peers_, {}, &Peer::through).through;
+        while (all_through_ < last) {
+            ++all_through_;
+            for (int i = 1; i < env_.size(); ++i) send(i, FrameKind::StageGo, all_through_);
+        }
+    }
+    if (all_through_ < step_) return;
+    ++step_;
+    task_ = 0;
+    at_ = 0;
+    skip();
+}
+
+}  // namespace ftcomm

@@ -1,0 +1,99 @@
+// What runs by windows have in common. Ranks that share the processors of one host put what they have into windows of shared memory, a chunk at a
+// time, and take what they need out of those of the others: what is passed on stays in the caches that they share. (Parsons and Pai 2014; Jain et
+// al., "Framework for scalable intra-node collective operations using shared memory", 2018.)
+//
+// A run goes in steps, and a step in tasks, each with a piece for every rank. Nobody begins a step before all are through with the one before;
+// so two places for what is shown are enough: who writes to one knows that all have left what was there. The position 0 is told by all, and tells
+// all, as in a central fence. Who shows nothing waits in the first step for nothing but what the others show.
+//
+// A window is written by its rank only (M9), and looked into by ranks that may have been stopped meanwhile: as of a rank that is read (C9),
+// what was copied counts only if the ticket in the window still stands.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "collectives/run.h"
+#include "collectives/ticket.h"
+
+namespace ftcomm {
+
+class WindowRun : public Run {
+public:
+    WindowRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
+    ~WindowRun() override;
+
+    void start() override;
+    void on_frame(int from, const FrameHeader& h, ByteView payload) override;
+    bool has_work() const override { return (task_ >= 0 || no_window_) && !over_; }
+    void work() override;  // one piece: ticks and other communicators get their turn in between
+    bool done() const override { return fence_.done(); }
+    const char* phase() const override {
+        return entered_ < showing_ ? "the others to enter" : !fence_.begun() ? "data" : "the completion fence";
+    }
+
+protected:
+    struct Piece {
+        std::uint32_t segment = 0, segments = 0;
+    };
+    static constexpr std::uint64_t kLine = 64;
+    // Inputs twice, and results: of sixteen ranks in segments of 64 KiB, or of three whose pieces are a third of 512 KiB.
+    static constexpr std::uint64_t kWindow = Transport::kWindowHead + (2u << 20) + (512u << 10);
+    static constexpr std::uint64_t kInCaches = 8u << 20;  // of all results: what is more is written past them
+
+    // Of every step: `tasks` of them, and the last step.
+    virtual int tasks() const = 0;
+    virtual std::uint32_t last_step() const = 0;
+    virtual bool is_due(int task, int position) = 0;
+    virtual void do_piece(int task, int position) = 0;
+    // How many pieces of `place_` bytes a window has.
+    virtual std::uint64_t places() const = 0;
+
+    // Of chunk `chunk`, the position's share: what the plan has it own or hold.
+    Piece piece(std::uint32_t chunk, int position) const;
+    std::size_t bytes(const Piece& p) const { return op_.grid.count(p.segment, p.segments) * size_of(op_.desc.dtype); }
+    std::uint64_t place(std::uint64_t number) const { return Transport::kWindowHead + number * place_; }
+    std::byte* own_window() { return window_.memory; }
+    const std::byte* window(int position) const { return peers_[static_cast<std::size_t>(position)].window; }
+    bool is_shown(int position) const { return peers_[static_cast<std::size_t>(position)].shows; }
+    bool stands(int position);  // C9. Loads of the window are not moved behind it.
+    Into into_results() const;
+    void give_up() { over_ = true; }  // a ticket has fallen: this attempt gets nowhere
+
+    RunEnv env_;
+    OpState& op_;
+    const std::vector<SegmentRun> plan_;
+    std::uint32_t chunks_ = 0, step_ = 0;
+
+private:
+    struct Peer {
+        bool shows = true;  // something in a window
+        const std::byte* window = nullptr;  // it has entered, and shows this
+        std::uint64_t ticket = 0;
+        std::uint32_t first = 0, segments = 0;  // its share
+        std::uint32_t through = 0;  // so many steps, after the one with which it entered: of others position 0 knows it
+    };
+    Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
+    bool take_window();
+    void enter();
+    void skip();
+    void end_step();
+    void go_on();
+    void send(int position, FrameKind kind, std::uint32_t step, ByteView payload = {});
+
+    const std::uint64_t number_;
+    Transport::Window window_;
+    std::optional<Ticket> ticket_;
+    std::vector<Peer> peers_;  // by position
+    int showing_ = 0, entered_ = 0;  // of those that show something
+    std::uint32_t batch_ = 1;  // segments of a piece
+    std::uint64_t place_ = 0;  // bytes that a piece has in a window
+    std::uint32_t all_through_ = 0;
+    int task_ = -1;  // none: it waits
+    int at_ = 0;  // the position whose piece it is
+    bool no_window_ = false;  // there is no room for this rank's: work() says so
+    bool over_ = false;
+    Fence fence_;
+};
+
+}  // namespace ftcomm

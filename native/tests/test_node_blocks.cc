@@ -1,0 +1,257 @@
+// Broadcasts and all-gathers by windows of shared memory, of ranks that share the processors of one host.
+#include <algorithm>
+#include <numeric>
+
+#include "tests/node_rig.h"
+#include "tests/unit.h"
+
+namespace ftcomm::unit {
+namespace {
+
+struct Sharing {
+    static constexpr std::int32_t kNothing = -1;
+    Rig rig;
+    std::vector<int> all;
+    OpKind kind;
+    int root;
+    std::size_t count;  // of a block
+    std::vector<std::vector<std::int32_t>> data, own;
+    std::vector<RequestPtr> requests;
+
+    static Rig::Setup setup() {
+        Rig::Setup s;
+        s.reads = s.crowded = true;
+        s.max_payload = 64;  // a segment, which nothing small is longer than
+        s.stage_bytes = 256;
+        s.stage_limit = 0;
+        return s;
+    }
+    Sharing(int ranks, OpKind kind_in, std::size_t count_in, int root_in = 0, Rig::Setup setup = Sharing::setup())
+        : rig(ranks, setup),
+          all(static_cast<std::size_t>(ranks)),
+          kind(kind_in),
+          root(root_in),
+          count(count_in),
+          data(all.size()),
+          own(all.size()),
+          requests(all.size()) {
+        std::iota(all.begin(), all.end(), 0);
+        rig.comm(all);
+    }
+    static std::int32_t value(int owner, std::size_t i, int salt) {
+        return static_cast<std::int32_t>(i) * (owner + 1) + salt * 1000003 + owner;
+    }
+    std::size_t blocks() const { return kind == OpKind::Broadcast ? 1 : all.size(); }
+    int owner(std::size_t block) const { return kind == OpKind::Broadcast ? root : static_cast<int>(block); }
+    RequestPtr& request(int slot) { return requests[static_cast<std::size_t>(slot)]; }
+    std::vector<std::int32_t>& of(int slot) { return data[static_cast<std::size_t>(slot)]; }
+
+    void enter(int slot, int salt = 0) {
+        const auto s = static_cast<std::size_t>(slot);
+        data[s].assign(count * blocks(), kNothing);
+        own[s].resize(count);
+        for (std::size_t i = 0; i < count; ++i) own[s][i] = value(slot, i, salt);
+        OpDesc d;
+        d.kind = kind;
+        d.dtype = DType::Int32;
+        d.count = count;
+        d.root = root;
+        d.recv = data[s].data();
+        if (kind == OpKind::AllGather) d.send = own[s].data();
+        else if (slot == root) data[s] = own[s];
+        requests[s] = rig.node(slot).collective(rig.now(), Rig::kComm, d);
+    }
+    bool has(int slot, std::size_t block, int salt = 0) {
+        for (std::size_t i = 0; i < count; ++i)
+            if (of(slot)[block * count + i] != value(owner(block), i, salt)) return false;
+        return true;
+    }
+    bool has_all(int slot, int salt = 0) {
+        bool yes = request(slot)->done && request(slot)->status.ok();
+        for (std::size_t b = 0; b < blocks(); ++b) yes &= has(slot, b, salt);
+        return yes;
+    }
+};
+
+const std::pair<OpKind, int> kWhat[] = {{OpKind::Broadcast, 0}, {OpKind::Broadcast, 2}, {OpKind::AllGather, 0}};
+
+}  // namespace
+
+FT_TEST(ranks_that_share_processors_share_blocks_in_windows) {
+    for (const auto& [kind, root] : kWhat)
+        for (int ranks : {3, 4, 7, 16})
+            for (std::size_t count : {17, 40, 700, 2047}) {
+                Sharing blocks(ranks, kind, count, root);
+                for (int salt : {0, 1, 2}) {  // in the same windows
+                    for (int slot : blocks.all) blocks.enter(slot, salt);
+                    blocks.rig.go_on(blocks.all);
+                    for (int slot : blocks.all) EXPECT(blocks.has_all(slot, salt));
+                }
+                EXPECT(blocks.rig.traced(0, "run.blocks") && !blocks.rig.traced(0, "run.pull"));
+            }
+}
+
+FT_TEST(without_room_for_windows_blocks_come_in_frames) {
+    auto setup = Sharing::setup();
+    setup.windows = false;
+    for (const auto& [kind, root] : kWhat) {
+        Sharing blocks(4, kind, 700, root, setup);
+        for (int slot : blocks.all) blocks.enter(slot);
+        blocks.rig.go_on(blocks.all);
+        for (int slot : blocks.all) EXPECT(blocks.has_all(slot));
+        EXPECT(blocks.rig.traced(0, "run.blocks") && blocks.rig.traced(0, "run.repair"));
+    }
+}
+
+// Wherever one of five dies: all of those who are left have what the outcome says, and the same, or all have an error.
+FT_TEST(death_among_windows_of_blocks_is_the_same_for_all) {
+    int survived = 0, failed = 0;
+    for (const auto& [kind, root] : kWhat)
+        for (int dying : {0, 2, 4})
+            for (int pieces = 0; pieces < 40; pieces += 3) {
+                Sharing blocks(5, kind, 300, root);
+                auto& rig = blocks.rig;
+                for (int slot : blocks.all) blocks.enter(slot);
+                std::vector<int> left;
+                for (int slot : blocks.all)
+                    if (slot != dying) left.push_back(slot);
+                for (int i = 0; i < pieces; ++i) {
+                    rig.go_on(left);
+                    if (!rig.work(dying)) break;
+                }
+                rig.kill(dying);
+                for (int slot : left) rig.evidence(slot, dying, Evidence::Pidfd);
+                rig.go_on(left);
+                for (int slot : left) {
+                    const auto& r = *blocks.request(slot);
+                    REQUIRE(r.done);
+                    EXPECT_EQ(static_cast<int>(r.status.code), static_cast<int>(blocks.request(left[0])->status.code));
+                    if (!r.status.ok()) {
+                        EXPECT(r.status.code == Code::PeerFailure && dying == (kind == OpKind::Broadcast ? root : dying));
+                        ++failed;
+                        continue;
+                    }
+                    ++survived;
+                    EXPECT(blocks.of(slot) == blocks.of(left[0]));
+                    for (std::size_t b = 0; b < blocks.blocks(); ++b) EXPECT(blocks.has(slot, b));
+                }
+            }
+    EXPECT(survived > 200 && failed > 50);
+}
+
+// C9: it was stopped while it copied out of a window, and those who have gone on without it have something else there. No block of which it
+// says that it has it is of a later operation.
+FT_TEST(rank_that_was_stopped_takes_no_later_block_out_of_a_window) {
+    constexpr int kStopped = 1;
+    const std::vector<int> others{0, 2, 3, 4};
+    int over = 0;
+    for (const auto& [kind, root] : kWhat)
+        for (int pieces = 0; pieces < 60; ++pieces) {
+            Sharing blocks(5, kind, 300, root);
+            auto& rig = blocks.rig;
+            for (int slot : blocks.all) blocks.enter(slot);
+            for (int i = 0; i < pieces; ++i) {
+                rig.go_on(others);
+                if (!rig.work(kStopped)) break;
+            }
+            if (blocks.request(kStopped)->done) break;
+            for (int slot : others) {
+                rig.hold(slot, kStopped);
+                rig.hold(kStopped, slot);
+                rig.evidence(slot, kStopped, Evidence::Pidfd);
+            }
+            rig.go_on(others);
+            for (int slot : others) {
+                REQUIRE(blocks.request(slot)->done);
+                blocks.enter(slot, 1);
+            }
+            rig.go_on(others);
+            const auto before = blocks.of(kStopped);
+            while (rig.work(kStopped)) {}
+            over += blocks.of(kStopped) != before;  // it has copied it, and does not count it
+            for (int slot : others) {
+                rig.hold(slot, kStopped, false);
+                rig.hold(kStopped, slot, false);
+            }
+            rig.settle();
+            EXPECT(blocks.request(kStopped)->done && !blocks.request(kStopped)->status.ok());
+        }
+    EXPECT(over > 10);
+}
+
+// C9, of those who are voted on: a rank that has left the attempt puts another communicator's block into the window, out of which another one
+// still copies.
+FT_TEST(nothing_that_another_communicator_has_put_into_a_window_is_a_block) {
+    constexpr CommId kOther = 8;
+    constexpr int kLate = 2, kDying = 3, kAhead = 4;
+    int reused = 0;
+    for (const auto kind : {OpKind::Broadcast, OpKind::AllGather})
+        for (int pieces = 0; pieces < 40; ++pieces) {
+            Sharing blocks(5, kind, 300, kAhead);
+            auto& rig = blocks.rig;
+            rig.comm({0, 1, kLate, kAhead}, kOther, Policy::Lossy);
+            for (int slot : blocks.all) blocks.enter(slot);
+            const std::vector<int> others{0, 1, kDying, kAhead}, rest{0, 1, kLate}, left{0, 1, kLate, kAhead};
+            for (int i = 0; i < pieces; ++i) {
+                rig.go_on(others);
+                if (!rig.work(kLate)) break;
+            }
+            rig.go_on(others);
+            if (blocks.request(kAhead)->done) break;
+            for (int slot : {0, 1, kLate}) rig.hold(kAhead, slot);
+            rig.kill(kDying);
+            rig.evidence(kAhead, kDying, Evidence::Pidfd);
+            rig.settle();
+            std::vector<std::int32_t> more(blocks.count, 123456789);
+            OpDesc d;
+            d.kind = OpKind::Broadcast;
+            d.root = 3;  // this rank there
+            d.dtype = DType::Int32;
+            d.count = blocks.count;
+            d.recv = more.data();
+            auto second = rig.node(kAhead).collective(rig.now(), kOther, d);
+            while (rig.work(kAhead)) {}
+            reused += rig.traced(kAhead, "freeze");
+            rig.go_on(rest);
+            for (int slot : {0, 1, kLate}) rig.hold(kAhead, slot, false);
+            for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
+            rig.go_on(left);
+            for (int slot : left) {
+                REQUIRE(blocks.request(slot)->done);
+                for (const auto& chunk : blocks.request(slot)->outcome.chunks)
+                    for (auto at = chunk.offset; at < chunk.offset + chunk.count; ++at)
+                        EXPECT(chunk.contributors.empty() ||
+                               blocks.of(slot)[at] == Sharing::value(chunk.contributors.list()[0], at % blocks.count, 0));
+            }
+        }
+    EXPECT(reused > 5);
+}
+
+// Each names the next one as the root: nobody has anything to show, and all wait for another.
+FT_TEST(ranks_that_name_each_other_as_the_root_notice) {
+    Sharing blocks(4, OpKind::Broadcast, 700);
+    for (int slot : blocks.all) {
+        blocks.root = (slot + 1) % 4;
+        blocks.enter(slot);
+    }
+    blocks.rig.go_on(blocks.all);
+    for (int slot : blocks.all) EXPECT(blocks.request(slot)->done && blocks.request(slot)->status.code == Code::Mismatch);
+}
+
+// A small sum of one rank, where the others share blocks.
+FT_TEST(who_calls_something_small_among_windows_is_noticed) {
+    for (const auto& [kind, root] : kWhat)
+        for (int odd : {0, 1, 3}) {
+            Sharing blocks(4, kind, 700, root);
+            std::int64_t one = 1;
+            const auto sum = blocks.rig.sum(odd, one);
+            for (int slot : blocks.all)
+                if (slot != odd) blocks.enter(slot);
+            blocks.rig.go_on(blocks.all);
+            EXPECT(sum->done && sum->status.code == Code::Mismatch);
+            for (int slot : blocks.all)
+                if (slot != odd) EXPECT(blocks.request(slot)->done && blocks.request(slot)->status.code == Code::Mismatch);
+        }
+}
+
+}  // namespace ftcomm::unit

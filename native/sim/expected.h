@@ -109,6 +109,7 @@ inline constexpr const char* kExpected[] = {
     "run.ring",
     "run.stage",
     "run.blocks",
+    "run.exchange",
     "run.pull",
     "run.pull.repair",
     "run.groups",

@@ -1,4 +1,4 @@
-// Broadcasts and all-gathers by windows of shared memory, of ranks that share the processors of one host.
+// Broadcasts, all-gathers and all-to-alls by windows of shared memory, of ranks that share the processors of one host.
 #include <algorithm>
 #include <numeric>
 
@@ -252,6 +252,175 @@ FT_TEST(who_calls_something_small_among_windows_is_noticed) {
             for (int slot : blocks.all)
                 if (slot != odd) EXPECT(blocks.request(slot)->done && blocks.request(slot)->status.code == Code::Mismatch);
         }
+}
+
+namespace {
+
+// To each a part of `count` numbers; with counts, which say the same, for the ranks in `counted`.
+struct Exchange {
+    Rig rig;
+    std::vector<int> all;
+    std::size_t count;
+    std::vector<std::vector<std::int32_t>> in, out;
+    std::vector<RequestPtr> requests;
+
+    Exchange(int ranks, std::size_t count_in, Rig::Setup setup = Sharing::setup())
+        : rig(ranks, setup),
+          all(static_cast<std::size_t>(ranks)),
+          count(count_in),
+          in(all.size()),
+          out(all.size()),
+          requests(all.size()) {
+        std::iota(all.begin(), all.end(), 0);
+        rig.comm(all);
+    }
+    static std::int32_t value(int from, int to, std::size_t i, int salt) {
+        return from * 100000 + to * 1000 + static_cast<std::int32_t>(i % 997) + salt * 10000000;
+    }
+    void enter(int slot, int salt = 0, bool counted = false) {
+        const auto s = static_cast<std::size_t>(slot);
+        in[s].resize(count * all.size());
+        out[s].assign(in[s].size(), -1);
+        for (int to : all)
+            for (std::size_t i = 0; i < count; ++i) in[s][static_cast<std::size_t>(to) * count + i] = value(slot, to, i, salt);
+        OpDesc d;
+        d.kind = OpKind::AllToAll;
+        d.dtype = DType::Int32;
+        d.count = counted ? 0 : count;
+        d.send = in[s].data();
+        d.recv = out[s].data();
+        if (counted) {
+            PerRank per;
+            per.send_counts.assign(all.size(), count);
+            per.recv_counts = per.send_counts;
+            d.layout = std::make_shared<const PerRank>(std::move(per));
+        }
+        requests[s] = rig.node(slot).collective(rig.now(), Rig::kComm, d);
+    }
+    bool has_all(int slot, int salt = 0) const {
+        const auto s = static_cast<std::size_t>(slot);
+        bool yes = requests[s]->done && requests[s]->status.ok();
+        for (int from : all)
+            for (std::size_t i = 0; i < count; ++i)
+                yes &= out[s][static_cast<std::size_t>(from) * count + i] == value(from, slot, i, salt);
+        return yes;
+    }
+};
+
+}  // namespace
+
+FT_TEST(ranks_that_share_processors_exchange_parts_in_windows) {
+    for (int ranks : {4, 7, 16})
+        for (std::size_t count : {17, 40, 700}) {
+            Exchange parts(ranks, count);
+            for (int salt : {0, 1, 2}) {  // in the same windows
+                for (int slot : parts.all) parts.enter(slot, salt);
+                parts.rig.go_on(parts.all);
+                for (int slot : parts.all) EXPECT(parts.has_all(slot, salt));
+            }
+            EXPECT(parts.rig.traced(0, "run.exchange") && !parts.rig.traced(0, "run.direct"));
+        }
+}
+
+// Some give counts, and some don't: then all parts go from rank to rank.
+FT_TEST(who_gives_counts_exchanges_with_who_does_not) {
+    for (int counted : {1, 3, 7}) {
+        Exchange parts(4, 200);
+        for (int slot : parts.all) parts.enter(slot, 0, (counted >> slot & 1) != 0);
+        parts.rig.go_on(parts.all);
+        for (int slot : parts.all) EXPECT(parts.has_all(slot));
+        EXPECT(parts.rig.traced(3, "exchange.direct") && parts.rig.traced(3, "run.direct"));
+        for (int slot : parts.all) parts.enter(slot, 1);  // and the next time in windows
+        parts.rig.go_on(parts.all);
+        for (int slot : parts.all) EXPECT(parts.has_all(slot, 1));
+    }
+}
+
+FT_TEST(without_room_for_windows_parts_go_from_rank_to_rank) {
+    auto setup = Sharing::setup();
+    setup.windows = false;
+    Exchange parts(4, 200, setup);
+    for (int slot : parts.all) parts.enter(slot);
+    parts.rig.go_on(parts.all);
+    for (int slot : parts.all) EXPECT(parts.has_all(slot));
+    EXPECT(parts.rig.traced(0, "run.exchange") && parts.rig.traced(0, "run.direct"));
+}
+
+// Wherever one of four dies: the others have their parts, or all have an error.
+FT_TEST(death_among_windows_of_parts_is_the_same_for_all) {
+    int survived = 0, failed = 0;
+    for (int dying : {0, 2})
+        for (int pieces = 0; pieces < 60; ++pieces) {
+            Exchange parts(4, 60);
+            auto& rig = parts.rig;
+            for (int slot : parts.all) parts.enter(slot);
+            std::vector<int> left;
+            for (int slot : parts.all)
+                if (slot != dying) left.push_back(slot);
+            for (int i = 0; i < pieces; ++i) {
+                rig.go_on(left);
+                if (!rig.work(dying)) break;
+            }
+            const bool over = parts.requests[static_cast<std::size_t>(dying)]->done;
+            rig.kill(dying);
+            for (int slot : left) rig.evidence(slot, dying, Evidence::Pidfd);
+            rig.go_on(left);
+            for (int slot : left) {
+                const auto& r = *parts.requests[static_cast<std::size_t>(slot)];
+                REQUIRE(r.done);
+                EXPECT_EQ(static_cast<int>(r.status.code),
+                          static_cast<int>(parts.requests[static_cast<std::size_t>(left[0])]->status.code));
+                EXPECT(r.status.ok() || (r.status.code == Code::PeerFailure && !over));
+                if (r.status.ok()) EXPECT(parts.has_all(slot));
+                ++(r.status.ok() ? survived : failed);
+            }
+        }
+    EXPECT(survived > 20 && failed > 20);
+}
+
+// C9: what was taken out of the window of a rank that has left the attempt, and put another communicator's part there, completes nothing.
+FT_TEST(nothing_that_another_communicator_has_put_into_a_window_is_a_part) {
+    constexpr CommId kOther = 8;
+    constexpr int kLate = 2, kDying = 3, kAhead = 4;
+    int reused = 0, ended = 0;
+    for (int pieces = 0; pieces < 60; ++pieces) {
+        Exchange parts(5, 60);
+        auto& rig = parts.rig;
+        rig.comm({0, 1, kLate, kAhead}, kOther, Policy::Lossy);
+        for (int slot : parts.all) parts.enter(slot);
+        const std::vector<int> others{0, 1, kDying, kAhead}, rest{0, 1, kLate}, left{0, 1, kLate, kAhead};
+        for (int i = 0; i < pieces; ++i) {
+            rig.go_on(others);
+            if (!rig.work(kLate)) break;
+        }
+        rig.go_on(others);
+        if (parts.requests[kAhead]->done) break;
+        for (int slot : {0, 1, kLate}) rig.hold(kAhead, slot);
+        rig.kill(kDying);
+        rig.evidence(kAhead, kDying, Evidence::Pidfd);
+        rig.settle();
+        std::vector<std::int32_t> more(600, 123456789);
+        OpDesc d;
+        d.kind = OpKind::Broadcast;
+        d.root = 3;  // this rank there
+        d.dtype = DType::Int32;
+        d.count = more.size();
+        d.recv = more.data();
+        auto second = rig.node(kAhead).collective(rig.now(), kOther, d);
+        while (rig.work(kAhead)) {}
+        reused += rig.traced(kAhead, "freeze");
+        rig.go_on(rest);
+        for (int slot : {0, 1, kLate}) rig.hold(kAhead, slot, false);
+        for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
+        rig.go_on(left);
+        for (int slot : left) {
+            const auto& r = *parts.requests[static_cast<std::size_t>(slot)];
+            REQUIRE(r.done);
+            if (r.status.ok()) EXPECT(parts.has_all(slot));
+            ended += !r.status.ok();
+        }
+    }
+    EXPECT(reused > 3 && ended > 3);
 }
 
 }  // namespace ftcomm::unit

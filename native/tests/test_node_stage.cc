@@ -83,6 +83,45 @@ FT_TEST(ranks_that_share_processors_add_in_windows) {
         }
 }
 
+// Each block by its owner, to where it belongs.
+FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
+    for (int ranks : {3, 4, 7, 16})
+        for (std::size_t count : {17, 40, 700}) {
+            Rig rig(ranks, Staged::setup());
+            std::vector<int> all(static_cast<std::size_t>(ranks));
+            std::iota(all.begin(), all.end(), 0);
+            rig.comm(all, Rig::kComm, Policy::Lossy);
+            for (int salt : {0, 1}) {
+                std::vector<std::vector<std::int32_t>> in(all.size()), out(all.size());
+                std::vector<RequestPtr> requests;
+                for (int slot : all) {
+                    auto& mine = in[static_cast<std::size_t>(slot)];
+                    mine.resize(count * all.size());
+                    for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = Staged::input(slot, i, salt);
+                    out[static_cast<std::size_t>(slot)].assign(count, -1);
+                    OpDesc d;
+                    d.kind = OpKind::ReduceScatter;
+                    d.dtype = DType::Int32;
+                    d.count = count;
+                    d.send = mine.data();
+                    d.recv = out[static_cast<std::size_t>(slot)].data();
+                    requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
+                }
+                rig.go_on(all);
+                for (int slot : all) {
+                    const auto s = static_cast<std::size_t>(slot);
+                    EXPECT(requests[s]->done && requests[s]->status.ok());
+                    for (std::size_t i = 0; i < count; ++i) {
+                        std::int32_t total = 0;
+                        for (int from : all) total += Staged::input(from, s * count + i, salt);
+                        EXPECT_EQ(out[s][i], total);
+                    }
+                }
+            }
+            EXPECT(rig.traced(0, "run.stage") && !rig.traced(0, "run.pull"));
+        }
+}
+
 FT_TEST(who_does_not_share_processors_needs_no_windows) {
     auto alone = Staged::setup();
     alone.crowded = false;

@@ -162,6 +162,56 @@ def test_a_death_in_an_all_gather(ranks: Ranks, point: str, victim: int) -> None
     assert left == [left[0]] * 4
 
 
+@pytest.mark.parametrize("point", ["stage.enter", "stage.input:5", "stage.reduce:2", "stage.step:2", "fence.before"])
+def test_a_death_in_a_reduce_scatter(ranks: Ranks, point: str) -> None:
+    """Each part of a block is the sum over those that the outcome names."""
+
+    def run(comm: Comm) -> int:
+        data, out = np.arange(comm.size * 70_000.0) * (comm.rank + 1), np.zeros(70_000)
+        part, parts = np.arange(70_000.0) + 70_000 * comm.rank, comm.reduce_scatter(out, data).chunks
+        for at, n, who in parts:
+            assert set(who) >= {0, 2, 3}
+            np.testing.assert_array_equal(out[at : at + n], part[at : at + n] * sum(rank + 1 for rank in who))
+        return sum(n for _at, n, _who in parts)
+
+    results = ranks(4, run, policy="lossy", dies=[1], faults=f"rank=1,at={point},do=kill")
+    assert [results[r] for r in (0, 2, 3)] == [70_000] * 3
+
+
+@pytest.mark.parametrize("point", ["stage.enter", "stage.input:2", "stage.final:2", "fence.before"])
+def test_a_death_in_an_all_to_all(ranks: Ranks, point: str) -> None:
+    def run(comm: Comm) -> bool:
+        count = 200_000 // comm.size // 4
+        data = np.stack([whole(10 * comm.rank + to, count, np.float32) for to in range(comm.size)])
+        out = np.zeros_like(data)
+        try:
+            comm.all_to_all(out, data)
+        except ftcomm.PeerFailure as error:
+            assert error.ranks == (1,)
+            return False
+        np.testing.assert_array_equal(out, [whole(10 * r + comm.rank, count, np.float32) for r in range(comm.size)])
+        return True
+
+    results = ranks(4, run, policy="lossy", dies=[1], faults=f"rank=1,at={point},do=kill")
+    left = [results[r] for r in (0, 2, 3)]
+    assert left == [left[0]] * 3
+
+
+def test_some_give_counts(ranks: Ranks) -> None:
+    """As large as goes by windows without them: then all parts go from rank to rank."""
+
+    def run(comm: Comm) -> None:
+        count = 50_000
+        data = np.stack([whole(10 * comm.rank + to, count, np.float32) for to in range(comm.size)])
+        for turn in range(4):
+            out = np.zeros_like(data)
+            counts = [count] * comm.size if (comm.rank + turn) % 3 == 0 else None
+            comm.all_to_all(out, data, in_counts=counts, out_counts=counts)
+            np.testing.assert_array_equal(out, [whole(10 * r + comm.rank, count, np.float32) for r in range(comm.size)])
+
+    ranks(4, run)
+
+
 @pytest.mark.parametrize("reduces_first", [True, False])
 def test_without_room_for_a_window_it_is_done_in_frames(ranks: Ranks, reduces_first: bool) -> None:
     def run(comm: Comm) -> None:

@@ -13,19 +13,24 @@ namespace {
 
 class BlockRun final : public WindowRun {
 public:
-    using WindowRun::WindowRun;
+    BlockRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket)
+        : WindowRun(std::move(env), op, ticket), plan_(std::move(plan)) {}
 
 private:
     enum Task { kTake, kPut, kTasks };
+    using Piece = Shares::Piece;
+
+    Form form() override {
+        shares_.lay_out(env_, op_, plan_);
+        return {shares_.chunks(), in_lines(shares_.place()), 2, shares_.owners()};
+    }
+    std::size_t bytes(const Piece& p) const { return op_.grid.count(p.segment, p.segments) * size_of(op_.desc.dtype); }
 
     int tasks() const override { return kTasks; }
-    std::uint32_t last_step() const override { return chunks_; }
-    std::uint64_t places() const override { return 2; }
-
     bool is_due(int task, int position) override {
         const bool own = position == env_.position;
-        if (task == kTake) return !own && step_ >= 1 && piece(step_ - 1, position).segments > 0;
-        return own && step_ < chunks_ && piece(step_, position).segments > 0;
+        if (task == kTake) return !own && step_ >= 1 && shares_.piece(step_ - 1, position).segments > 0;
+        return own && shares_.piece(step_, position).segments > 0;
     }
     void do_piece(int task, int position) override {
         if (task == kTake) take(position);
@@ -33,22 +38,26 @@ private:
     }
 
     void put() {
-        const auto p = piece(step_, env_.position);
+        const auto p = shares_.piece(step_, env_.position);
         env_.shared->copy(own_window() + place(step_ % 2), op_.result(p.segment), bytes(p));
         FT_POINT("stage.input");
     }
 
     void take(int position) {
         const auto chunk = step_ - 1;
-        const auto p = piece(chunk, position);
+        const auto p = shares_.piece(chunk, position);
         FT_CHECK(op_.label(p.segment) == LabelKind::Empty, "segment %u is copied over what is there", p.segment);
-        copy(op_.result(p.segment), window(position) + place(chunk % 2), bytes(p), into_results());
+        copy(op_.result(p.segment), window(position) + place(chunk % 2), bytes(p),
+             into_results(op_.grid.blocks * op_.grid.block_elements));
         if (!stands(position)) return give_up();
         const auto from = RankSet::only(env_.rank_at(position));
         for (std::uint32_t s = p.segment; s < p.segment + p.segments; ++s) op_.set_final(s, from);
         FT_POINT("stage.final");
         FT_POINT("collective.part");
     }
+
+    const std::vector<SegmentRun> plan_;
+    Shares shares_;
 };
 
 }  // namespace

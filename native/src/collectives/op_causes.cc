@@ -56,7 +56,8 @@ std::optional<Cause> OpPlanner::disagreement(const std::vector<Standing>& standi
 const Shape* OpPlanner::mixed_exchange(const std::vector<Standing>& standings) {
     const Shape* direct = nullptr;
     for (const auto& s : standings)
-        if (s.op != nullptr && s.op->shape.kind == OpKind::AllToAll && s.op->shape.is_direct()) direct = &s.op->shape;
+        if (s.op != nullptr && s.op->shape.kind == OpKind::AllToAll && s.op->shape.algorithm == Algorithm::Direct)
+            direct = &s.op->shape;
     bool mixed = false;
     for (const auto& s : standings) {
         if (s.op == nullptr) continue;

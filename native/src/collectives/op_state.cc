@@ -72,9 +72,11 @@ void OpState::make_room() {
 }
 
 void OpState::go_directly(std::uint64_t signature_in) {
-    desc.kind = shape.kind;
-    desc.count = part_.count;
-    desc.recv = part_.to;
+    if (is_part()) {
+        desc.kind = shape.kind;
+        desc.count = part_.count;
+        desc.recv = part_.to;
+    }
     shape = shape.directly();
     signature = signature_in;
     grid = Grid::make(1, 0, 1);

@@ -52,7 +52,9 @@ struct Shape {
         return s;
     }
     // A small all-to-all as here, called without counts, and one of the same type that goes from rank to rank: its pairs know what they expect.
-    bool is_same_exchange(const Shape& direct) const { return kind == OpKind::AllToAll && !is_direct() && direct == directly(); }
+    bool is_same_exchange(const Shape& direct) const {
+        return kind == OpKind::AllToAll && algorithm != Algorithm::Direct && direct == directly();
+    }
     // Whether finals go to all; else each stays where it was reduced.
     bool shares_finals() const { return runs_as() != OpKind::Reduce && runs_as() != OpKind::ReduceScatter; }
     bool has_root() const {

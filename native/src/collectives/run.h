@@ -1,4 +1,4 @@
-// A run carries one operation (or its repair) through one attempt: ring, flat, flat along a tree, direct, pull, groups, stage, blocks. Sans-IO.
+// A run carries one operation (or its repair) through one attempt: ring, flat, flat along a tree, direct, pull, groups, stage, blocks, exchange. Sans-IO.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +56,7 @@ struct RunEnv {
     FlatRoom* flat = nullptr;  // flat
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
-    std::vector<Transport::Window>* windows = nullptr;  // stage, blocks: those of this rank that no run uses
+    std::vector<Transport::Window>* windows = nullptr;  // stage, blocks, exchange: those of this rank that no run uses
     std::uint64_t stage_bytes = 0;  // the same: of a chunk
     SharedWriter* shared = nullptr;  // the same: writes there
 
@@ -142,6 +142,8 @@ bool is_whole(const std::vector<SegmentRun>& plan, const std::vector<int>& livin
 // Of a plan in which each block comes from the rank whose it is (is_first_hand).
 std::unique_ptr<Run> make_block_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
 bool is_first_hand(const std::vector<SegmentRun>& plan);
+// Of an all-to-all whose parts are all as long, among all members.
+std::unique_ptr<Run> make_exchange_run(RunEnv env, OpState& op, std::uint64_t ticket);
 inline constexpr std::size_t kMostStaged = 16;  // ranks: of more the chunks would leave the caches
 std::unique_ptr<Run> make_groups_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence, std::uint64_t ticket);
 // `old`: a flat run that is over, whose memory it takes, or null.

@@ -1,11 +1,12 @@
-// An all-reduce by windows: every rank puts its input into its own, every owner reduces its piece of the chunk out of all of them into its own, and
-// everyone copies the finals out of those. An input is read from memory once, a result written there once.
+// An all-reduce or a reduce-scatter by windows: every rank puts its input into its own, and every owner reduces its piece of the chunk out of all of
+// them: into its own, out of which everyone copies the finals, or to where it belongs. An input is read from memory once, a result written there
+// once.
 //
 // A chunk is a piece of every share, so that the owners are those of the plan. Step t: reduce chunk t - 1, copy the finals of chunk t - 2,
 // stage chunk t. A copy whose ticket does not stand has cost the input; that still is in this rank's own window (invariant B).
+#include <algorithm>
 #include <cstring>
 
-#include "base/check.h"
 #include "base/copy.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
@@ -17,26 +18,32 @@ namespace {
 
 class StageRun final : public WindowRun {
 public:
-    using WindowRun::WindowRun;
+    StageRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket)
+        : WindowRun(std::move(env), op, ticket), plan_(std::move(plan)), gives_(op.shape.shares_finals()) {}
 
 private:
     enum Task { kReduce, kGive, kStage, kTasks };
+    using Piece = Shares::Piece;
 
-    int tasks() const override { return kTasks; }
-    std::uint32_t last_step() const override { return chunks_ + 1; }
-    std::uint64_t places() const override { return 2 * (env_.living.size() + 1); }
+    Form form() override {
+        shares_.lay_out(env_, op_, plan_);
+        const auto n = env_.living.size();
+        return {shares_.chunks() + (gives_ ? 1 : 0), in_lines(shares_.place()), 2 * (n + 1), RankSet::first(env_.size())};
+    }
+    std::size_t bytes(const Piece& p) const { return op_.grid.count(p.segment, p.segments) * size_of(op_.desc.dtype); }
     std::uint64_t input_at(std::uint32_t chunk, int position) const {
         return place(2 + chunk % 2 * env_.living.size() + static_cast<std::size_t>(position));
     }
     std::uint64_t result_at(std::uint32_t chunk) const { return place(chunk % 2); }
 
+    int tasks() const override { return kTasks; }
     bool is_due(int task, int position) override {
         const bool own = position == env_.position;
+        const auto has = [&](std::uint32_t chunk) { return shares_.piece(chunk, position).segments > 0; };
         switch (task) {
-            case kReduce: return own && step_ >= 1 && step_ <= chunks_ && piece(step_ - 1, position).segments > 0;
-            case kGive: return step_ >= 2 && piece(step_ - 2, position).segments > 0;
-            // What this rank owns it reduces from where it is.
-            default: return !own && step_ < chunks_ && piece(step_, position).segments > 0;
+            case kReduce: return own && step_ >= 1 && has(step_ - 1);
+            case kGive: return gives_ && step_ >= 2 && has(step_ - 2);
+            default: return !own && has(step_);  // what this rank owns it reduces from where it is
         }
     }
     void do_piece(int task, int position) override {
@@ -46,7 +53,7 @@ private:
     }
 
     void stage(int position) {
-        const auto p = piece(step_, position);
+        const auto p = shares_.piece(step_, position);
         env_.shared->copy(own_window() + input_at(step_, position), op_.input(p.segment), bytes(p));
         FT_POINT("stage.input");
     }
@@ -54,38 +61,47 @@ private:
     // In the order of the ranks, whoever owns the segments.
     void reduce_own() {
         const auto chunk = step_ - 1;
-        const auto p = piece(chunk, env_.position);
+        const auto p = shares_.piece(chunk, env_.position);
         inputs_.clear();
         for (int i = 0; i < env_.size(); ++i)
             inputs_.push_back(i == env_.position ? op_.input(p.segment) : window(i) + input_at(chunk, env_.position));
         const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(env_.size()) : 1;
-        const bool past = env_.shared->way() == Into::Memory;
+        auto* to = gives_ ? own_window() + result_at(chunk) : op_.result(p.segment);
+        const bool past = gives_ && env_.shared->way() == Into::Memory;
         if (past && env_.scratch->size() < bytes(p)) env_.scratch->resize(bytes(p));
-        auto* to = own_window() + result_at(chunk);
         auto* sum = past ? env_.scratch->data() : to;
         combine(op_.desc.dtype, op_.desc.op, sum, inputs_, op_.grid.count(p.segment, p.segments), divisor);
         if (past) copy_past_cache(to, sum, bytes(p));
-        for (int i = 0; i < env_.size(); ++i)
-            if (!stands(i)) give_up();  // then it is nobody's
+        bool all_stand = true;
+        for (int i = 0; i < env_.size(); ++i) all_stand &= stands(i);
+        if (!all_stand) give_up();  // then it is nobody's
+        else if (!gives_) set_final(p);
         FT_POINT("stage.reduce");
         FT_POINT("collective.part");
     }
 
     void give(int position) {
         const auto chunk = step_ - 2;
-        const auto p = piece(chunk, position);
+        const auto p = shares_.piece(chunk, position);
         auto* to = op_.result(p.segment);
-        copy(to, window(position) + result_at(chunk), bytes(p), into_results());
+        copy(to, window(position) + result_at(chunk), bytes(p), into_results(op_.grid.block_elements));
         if (!stands(position)) {
             give_up();
             std::memcpy(to, own_window() + input_at(chunk, position), bytes(p));
             return;
         }
-        for (std::uint32_t s = p.segment; s < p.segment + p.segments; ++s) op_.set_final(s, plan_.front().contributors);
+        set_final(p);
         FT_POINT("stage.final");
         FT_POINT("collective.part");
     }
 
+    void set_final(const Piece& p) {
+        for (std::uint32_t s = p.segment; s < p.segment + p.segments; ++s) op_.set_final(s, plan_.front().contributors);
+    }
+
+    const std::vector<SegmentRun> plan_;
+    const bool gives_;
+    Shares shares_;
     std::vector<const std::byte*> inputs_;
 };
 

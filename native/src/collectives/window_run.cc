@@ -17,8 +17,8 @@ struct StageEntry {  // payload of StageEnter, of who shows something
 
 }  // namespace
 
-WindowRun::WindowRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket)
-    : env_(std::move(env)), op_(op), plan_(std::move(plan)), number_(ticket), peers_(env_.living.size()), fence_(env_, op_) {}
+WindowRun::WindowRun(RunEnv env, OpState& op, std::uint64_t ticket)
+    : env_(std::move(env)), op_(op), number_(ticket), peers_(env_.living.size()), fence_(env_, op_) {}
 
 WindowRun::~WindowRun() {
     ticket_.reset();  // before another run has the window
@@ -26,28 +26,11 @@ WindowRun::~WindowRun() {
 }
 
 void WindowRun::start() {
-    std::uint32_t s = 0, longest = 0;
-    for (const auto& r : plan_) {
-        auto& peer = peers_[static_cast<std::size_t>(env_.position_of(r.rank))];
-        peer.first = s;
-        peer.segments = r.count;
-        longest = std::max(longest, r.count);
-        s += r.count;
-    }
-    FT_CHECK(s == op_.grid.segments() && longest > 0, "plan covers %u of %u segments", s, op_.grid.segments());
-    for (auto& peer : peers_) {
-        peer.shows = plan_.front().mode == SegmentMode::Reduce || peer.segments > 0;
-        showing_ += peer.shows ? 1 : 0;
-    }
-    const auto segment = op_.grid.segment_elements * size_of(op_.desc.dtype);
-    const auto sharers = static_cast<std::uint64_t>(showing_);
-    batch_ = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, env_.stage_bytes / sharers / segment));
-    batch_ = std::min(batch_, longest);
-    place_ = (batch_ * segment + kLine - 1) / kLine * kLine;
-    chunks_ = (longest + batch_ - 1) / batch_;
-    FT_CHECK(place(places()) <= kWindow, "%llu pieces of %llu bytes", static_cast<unsigned long long>(places()),
-             static_cast<unsigned long long>(place_));
-    no_window_ = self().shows && !take_window();
+    form_ = form();
+    showing_ = form_.showing.count();
+    FT_CHECK(showing_ > 0 && place(form_.places) <= kWindow, "%llu pieces of %llu bytes of %d ranks",
+             static_cast<unsigned long long>(form_.places), static_cast<unsigned long long>(form_.place), showing_);
+    no_window_ = form_.showing.has(env_.position) && !take_window();
     if (no_window_) return;
     task_ = 0;
     skip();
@@ -74,7 +57,7 @@ void WindowRun::on_frame(int from, const FrameHeader& h, ByteView payload) {
     auto& peer = peers_[static_cast<std::size_t>(at)];
     switch (h.kind) {
         case FrameKind::StageEnter: {
-            if (!peer.shows) return;  // it is there: that was all
+            if (!form_.showing.has(at)) return;  // it is there: that was all
             StageEntry entry;
             FT_CHECK(payload.size() == sizeof entry && peer.window == nullptr, "rank %d enters with %zu bytes", from,
                      payload.size());
@@ -86,8 +69,8 @@ void WindowRun::on_frame(int from, const FrameHeader& h, ByteView payload) {
             break;
         }
         case FrameKind::StageWord:
-            FT_CHECK(env_.position == 0 && h.segment == peer.through + 1 && h.segment <= last_step(),
-                     "rank %d is through %u of %u steps, after %u", from, h.segment, last_step(), peer.through);
+            FT_CHECK(env_.position == 0 && h.segment == peer.through + 1 && h.segment <= form_.last_step,
+                     "rank %d is through %u of %u steps, after %u", from, h.segment, form_.last_step, peer.through);
             peer.through = h.segment;
             break;
         case FrameKind::StageGo:
@@ -116,12 +99,6 @@ void WindowRun::work() {
     skip();
 }
 
-WindowRun::Piece WindowRun::piece(std::uint32_t chunk, int position) const {
-    const auto& peer = peers_[static_cast<std::size_t>(position)];
-    const auto from = std::min(chunk * batch_, peer.segments);
-    return {peer.first + from, std::min(batch_, peer.segments - from)};
-}
-
 // To the next piece that there is something to do for, or to the end of the step.
 void WindowRun::skip() {
     for (; task_ < tasks(); ++task_, at_ = 0)
@@ -138,13 +115,9 @@ bool WindowRun::stands(int position) {
     return std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_acquire) == peer.ticket;
 }
 
-Into WindowRun::into_results() const {
-    return into_for(op_.grid.blocks * op_.grid.block_elements * size_of(op_.desc.dtype) * peers_.size(), kInCaches);
-}
-
 void WindowRun::enter() {
     FT_POINT("stage.enter");
-    if (self().shows) {
+    if (form_.showing.has(env_.position)) {
         const StageEntry entry{window_.place, number_};
         for (int i = 1; i < env_.size(); ++i)
             send(env_.position + i, FrameKind::StageEnter, 0, std::as_bytes(std::span(&entry, 1)));
@@ -152,13 +125,12 @@ void WindowRun::enter() {
         return;
     }
     // So that ranks which name each other as the root notice.
-    for (int i = 0; i < env_.size(); ++i)
-        if (is_shown(i)) return send(i, FrameKind::StageEnter, 0);
+    send(form_.showing.lowest(), FrameKind::StageEnter, 0);
 }
 
 void WindowRun::end_step() {
     task_ = -1;
-    if (step_ == last_step()) {  // all finals are here
+    if (step_ == form_.last_step) {  // all finals are here
         fence_.begin();
         return;
     }
@@ -190,6 +162,37 @@ void WindowRun::go_on() {
     task_ = 0;
     at_ = 0;
     skip();
+}
+
+void Shares::lay_out(const RunEnv& env, const OpState& op, const std::vector<SegmentRun>& plan) {
+    shares_.resize(env.living.size());
+    std::uint32_t s = 0, longest = 0;
+    for (const auto& r : plan) {
+        shares_[static_cast<std::size_t>(env.position_of(r.rank))] = {s, r.count};
+        longest = std::max(longest, r.count);
+        s += r.count;
+    }
+    FT_CHECK(s == op.grid.segments() && longest > 0, "plan covers %u of %u segments", s, op.grid.segments());
+    const auto segment = op.grid.segment_elements * size_of(op.desc.dtype);
+    // Of sums the inputs of all lie in a window, whoever owns them.
+    const auto sharers = plan.front().mode == SegmentMode::Reduce ? env.living.size() : plan.size();
+    batch_ = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, env.stage_bytes / sharers / segment));
+    batch_ = std::min(batch_, longest);
+    chunks_ = (longest + batch_ - 1) / batch_;
+    place_ = batch_ * segment;
+}
+
+Shares::Piece Shares::piece(std::uint32_t chunk, int position) const {
+    const auto& share = shares_[static_cast<std::size_t>(position)];
+    const auto from = std::min(chunk * batch_, share.segments);
+    return {share.first + from, std::min(batch_, share.segments - from)};
+}
+
+RankSet Shares::owners() const {
+    RankSet out;
+    for (std::size_t i = 0; i < shares_.size(); ++i)
+        if (shares_[i].segments > 0) out.add(static_cast<int>(i));
+    return out;
 }
 
 }  // namespace ftcomm

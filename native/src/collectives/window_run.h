@@ -13,6 +13,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/copy.h"
 #include "collectives/run.h"
 #include "collectives/ticket.h"
 
@@ -20,7 +21,7 @@ namespace ftcomm {
 
 class WindowRun : public Run {
 public:
-    WindowRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
+    WindowRun(RunEnv env, OpState& op, std::uint64_t ticket);
     ~WindowRun() override;
 
     void start() override;
@@ -33,44 +34,40 @@ public:
     }
 
 protected:
-    struct Piece {
-        std::uint32_t segment = 0, segments = 0;
+    struct Form {
+        std::uint32_t last_step = 0;
+        std::uint64_t place = 0, places = 0;  // bytes of one of the places in a window, and how many there are
+        RankSet showing;  // positions that put something into theirs
     };
     static constexpr std::uint64_t kLine = 64;
     // Inputs twice, and results: of sixteen ranks in segments of 64 KiB, or of three whose pieces are a third of 512 KiB.
     static constexpr std::uint64_t kWindow = Transport::kWindowHead + (2u << 20) + (512u << 10);
     static constexpr std::uint64_t kInCaches = 8u << 20;  // of all results: what is more is written past them
 
-    // Of every step: `tasks` of them, and the last step.
-    virtual int tasks() const = 0;
-    virtual std::uint32_t last_step() const = 0;
+    virtual Form form() = 0;
+    virtual int tasks() const = 0;  // of every step
     virtual bool is_due(int task, int position) = 0;
     virtual void do_piece(int task, int position) = 0;
-    // How many pieces of `place_` bytes a window has.
-    virtual std::uint64_t places() const = 0;
 
-    // Of chunk `chunk`, the position's share: what the plan has it own or hold.
-    Piece piece(std::uint32_t chunk, int position) const;
-    std::size_t bytes(const Piece& p) const { return op_.grid.count(p.segment, p.segments) * size_of(op_.desc.dtype); }
-    std::uint64_t place(std::uint64_t number) const { return Transport::kWindowHead + number * place_; }
+    static std::uint64_t in_lines(std::uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+    std::uint64_t place(std::uint64_t number) const { return Transport::kWindowHead + number * form_.place; }
     std::byte* own_window() { return window_.memory; }
     const std::byte* window(int position) const { return peers_[static_cast<std::size_t>(position)].window; }
-    bool is_shown(int position) const { return peers_[static_cast<std::size_t>(position)].shows; }
+    // Of all ranks, of so many elements each.
+    Into into_results(std::uint64_t elements) const {
+        return into_for(elements * size_of(op_.desc.dtype) * peers_.size(), kInCaches);
+    }
     bool stands(int position);  // C9. Loads of the window are not moved behind it.
-    Into into_results() const;
     void give_up() { over_ = true; }  // a ticket has fallen: this attempt gets nowhere
 
     RunEnv env_;
     OpState& op_;
-    const std::vector<SegmentRun> plan_;
-    std::uint32_t chunks_ = 0, step_ = 0;
+    std::uint32_t step_ = 0;
 
 private:
     struct Peer {
-        bool shows = true;  // something in a window
         const std::byte* window = nullptr;  // it has entered, and shows this
         std::uint64_t ticket = 0;
-        std::uint32_t first = 0, segments = 0;  // its share
         std::uint32_t through = 0;  // so many steps, after the one with which it entered: of others position 0 knows it
     };
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
@@ -85,15 +82,35 @@ private:
     Transport::Window window_;
     std::optional<Ticket> ticket_;
     std::vector<Peer> peers_;  // by position
-    int showing_ = 0, entered_ = 0;  // of those that show something
-    std::uint32_t batch_ = 1;  // segments of a piece
-    std::uint64_t place_ = 0;  // bytes that a piece has in a window
+    Form form_;
+    int showing_ = 0, entered_ = 0;  // how many of them
     std::uint32_t all_through_ = 0;
     int task_ = -1;  // none: it waits
     int at_ = 0;  // the position whose piece it is
     bool no_window_ = false;  // there is no room for this rank's: work() says so
     bool over_ = false;
     Fence fence_;
+};
+
+// Where the grid is cut by a plan: what each position owns or holds, in pieces of so many segments. A chunk is a piece of every share.
+class Shares {
+public:
+    struct Piece {
+        std::uint32_t segment = 0, segments = 0;
+    };
+    void lay_out(const RunEnv& env, const OpState& op, const std::vector<SegmentRun>& plan);
+    Piece piece(std::uint32_t chunk, int position) const;
+    std::uint32_t chunks() const { return chunks_; }
+    std::uint64_t place() const { return place_; }  // bytes of the longest piece, in whole lines
+    RankSet owners() const;  // positions with a share
+
+private:
+    struct Share {
+        std::uint32_t first = 0, segments = 0;
+    };
+    std::vector<Share> shares_;  // by position
+    std::uint32_t batch_ = 1, chunks_ = 0;
+    std::uint64_t place_ = 0;
 };
 
 }  // namespace ftcomm

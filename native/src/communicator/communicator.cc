@@ -124,6 +124,18 @@ bool Communicator::is_flat(const OpDesc& d) const {
     return bytes <= limit;
 }
 
+// Nothing of an all-to-all is passed on: what windows save are messages and system calls, for a second copy. So of some ranks, and not of much.
+constexpr std::size_t kLeastExchanged = 4;
+constexpr std::uint64_t kMostExchanged = 1u << 20;  // bytes of a rank's input
+
+// Where all parts are as long, and all call it so: part of the signature, as of a small one.
+bool Communicator::may_exchange_in_windows(const OpDesc& d) const {
+    const auto n = spec_.members.size();
+    if (d.kind != OpKind::AllToAll || d.layout != nullptr || d.count == 0 || !core_.view.crowded || replays()) return false;
+    const auto bytes = d.count * size_of(d.dtype) * n;
+    return n >= kLeastExchanged && n <= kMostStaged && bytes <= kMostExchanged && bytes >= core_.config.stage_limit;
+}
+
 // Not under replay, where a later generation of the job may be on other machines, and has to do the same. And not what would go straight to
 // more ranks than that is good for, nor sums of narrow numbers there, which each rank makes for itself.
 bool Communicator::prefers_few_messages(const OpDesc& d, std::uint64_t bytes) const {
@@ -143,10 +155,13 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
     const auto esize = size_of(d.dtype);
     const auto limit = core_.config.segment_bytes > 0 ? core_.config.segment_bytes : kSegmentBytes;
     s.algorithm = is_flat(d)                       ? Algorithm::Flat
+                  : may_exchange_in_windows(d)     ? Algorithm::Auto
                   : s.is_direct()                  ? Algorithm::Direct
                   : d.algorithm == Algorithm::Ring ? Algorithm::Ring
                                                    : Algorithm::Auto;
-    s.count = s.is_direct() ? 0 : d.count;  // counts differ between ranks with and without per-rank counts; pairs check their own
+    s.count = s.is_direct() && s.algorithm == Algorithm::Direct
+                  ? 0
+                  : d.count;  // counts differ between ranks with and without per-rank counts; pairs check their own
     auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
     if (d.kind == OpKind::AllReduce && segment > 0) segment = equal_segments(d.count, segment, n);
     const bool blocked = s.runs_as() == OpKind::AllGather || s.runs_as() == OpKind::ReduceScatter;

@@ -171,6 +171,7 @@ private:
     Shape shape_of(const OpDesc& desc, Grid* grid) const;
     bool is_flat(const OpDesc& desc) const;
     bool prefers_few_messages(const OpDesc& desc, std::uint64_t bytes) const;
+    bool may_exchange_in_windows(const OpDesc& d) const;
     bool fits_tree(OpKind kind, std::uint64_t bytes, std::size_t element) const;
     bool is_called_again(const OpDesc& desc) const;
     void bring_in(const OpState& op);

@@ -189,10 +189,12 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
 bool Communicator::stages(const OpState& op) const {
     if (decision_.frames_only || !core_.view.crowded || replays() || living_.size() < 3 || living_.size() > kMostStaged)
         return false;
-    const auto kind = op.shape.kind;
-    if (op.shape.algorithm != Algorithm::Auto || (kind != OpKind::AllReduce && !gathers(kind))) return false;
-    if (kind == OpKind::AllReduce && op.shape.op == ReduceOp::PremulSum) return false;
-    if (op.grid.segments() == 0 || shared_bytes(op.desc, spec_.members.size()) < core_.config.stage_limit) return false;
+    if (op.shape.algorithm != Algorithm::Auto || op.shape.kind == OpKind::Reduce) return false;
+    if (reduces(op.shape.kind) && op.shape.op == ReduceOp::PremulSum) return false;
+    if (!op.shape.is_direct() && op.grid.segments() == 0) return false;
+    const bool has_parts = op.shape.kind == OpKind::AllGather || op.shape.kind == OpKind::ReduceScatter || op.shape.is_direct();
+    const auto bytes = op.desc.count * size_of(op.desc.dtype) * (has_parts ? spec_.members.size() : 1);
+    if (bytes < core_.config.stage_limit) return false;
     return std::ranges::all_of(
         living_, [&](int r) { return r == rank_ || core_.transport.is_near(spec_.members[static_cast<std::size_t>(r)]); });
 }
@@ -257,7 +259,12 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     auto e = env();
     const bool near = !flat && all_share_memory();
     e.crowded = near && core_.view.crowded;
-    if (op.shape.is_direct()) {
+    const bool staged = !repair && stages(op);
+    if (staged && op.shape.is_direct() && whole) {
+        e.crowded = true;
+        run_ = make_exchange_run(e, op, core_.fresh_ticket());
+        core_.host.trace("run.exchange");
+    } else if (op.shape.is_direct()) {
         const DirectLimits limits{show_limit(op.shape.kind), core_.config.read_bytes, core_.config.piece_bytes};
         run_ = make_direct_run(e, op, limits, core_.fresh_ticket());
         core_.host.trace("run.direct");
@@ -267,11 +274,11 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     } else if (flat) {
         run_ = make_flat_run(e, op, std::move(idle_flat_));
         core_.host.trace("run.flat");
-    } else if (!repair && stages(op) && is_whole(plan, living_)) {
+    } else if (staged && is_whole(plan, living_)) {
         e.crowded = true;
         run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket());
         core_.host.trace("run.stage");
-    } else if (!repair && stages(op) && is_first_hand(plan)) {
+    } else if (staged && is_first_hand(plan)) {
         e.crowded = true;
         run_ = make_block_run(e, op, std::move(plan), core_.fresh_ticket());
         core_.host.trace("run.blocks");

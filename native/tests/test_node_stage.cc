@@ -83,10 +83,10 @@ FT_TEST(ranks_that_share_processors_add_in_windows) {
         }
 }
 
-// Each block by its owner, to where it belongs.
+// Each block by its owner, to where it belongs: elsewhere, or in its place in the input.
 FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
     for (int ranks : {3, 4, 7, 16})
-        for (std::size_t count : {17, 40, 700}) {
+        for (const auto& [count, in_place] : {std::pair<std::size_t, bool>{17, false}, {40, true}, {700, false}, {700, true}}) {
             Rig rig(ranks, Staged::setup());
             std::vector<int> all(static_cast<std::size_t>(ranks));
             std::iota(all.begin(), all.end(), 0);
@@ -104,7 +104,8 @@ FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
                     d.dtype = DType::Int32;
                     d.count = count;
                     d.send = mine.data();
-                    d.recv = out[static_cast<std::size_t>(slot)].data();
+                    d.recv = in_place ? mine.data() + static_cast<std::size_t>(slot) * count
+                                      : out[static_cast<std::size_t>(slot)].data();
                     requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
                 }
                 rig.go_on(all);
@@ -114,7 +115,7 @@ FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
                     for (std::size_t i = 0; i < count; ++i) {
                         std::int32_t total = 0;
                         for (int from : all) total += Staged::input(from, s * count + i, salt);
-                        EXPECT_EQ(out[s][i], total);
+                        EXPECT_EQ(in_place ? in[s][s * count + i] : out[s][i], total);
                     }
                 }
             }
@@ -210,6 +211,60 @@ FT_TEST(rank_that_was_stopped_takes_nothing_of_a_later_sum_out_of_a_window) {
         found += some;
     }
     EXPECT(found > 20);
+}
+
+// The same of a reduce-scatter in place, whose sum does not count: its input is as it was.
+FT_TEST(sum_that_does_not_count_has_not_cost_the_input_in_whose_place_it_is) {
+    constexpr CommId kOther = 8;
+    constexpr int kOwner = 2, kDying = 3, kAhead = 4;
+    constexpr std::size_t kBlock = 120;
+    int reused = 0;
+    for (int pieces = 0; pieces < 60; ++pieces) {
+        Staged unused(5);
+        auto& rig = unused.rig;
+        rig.comm({0, 1, kOwner, kAhead}, kOther, Policy::Lossy);
+        std::vector<std::vector<std::int32_t>> data(5);
+        std::vector<RequestPtr> requests;
+        for (int slot : unused.all) {
+            auto& mine = data[static_cast<std::size_t>(slot)];
+            mine.resize(5 * kBlock);
+            for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = Staged::input(slot, i, 0);
+            OpDesc d;
+            d.kind = OpKind::ReduceScatter;
+            d.dtype = DType::Int32;
+            d.count = kBlock;
+            d.send = mine.data();
+            d.recv = mine.data() + static_cast<std::size_t>(slot) * kBlock;
+            requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
+        }
+        const std::vector<int> others{0, 1, kDying, kAhead}, rest{0, 1, kOwner}, left{0, 1, kOwner, kAhead};
+        for (int i = 0; i < pieces; ++i) {
+            rig.go_on(others);
+            if (!rig.work(kOwner)) break;
+        }
+        rig.go_on(others);
+        if (requests[kAhead]->done) break;
+        for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot);
+        rig.kill(kDying);
+        rig.evidence(kAhead, kDying, Evidence::Pidfd);
+        rig.settle();
+        reused += rig.traced(kAhead, "freeze");
+        rig.go_on(rest);
+        for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot, false);
+        for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
+        rig.go_on(left);
+        for (int slot : left) {
+            const auto s = static_cast<std::size_t>(slot);
+            REQUIRE(requests[s]->done && requests[s]->status.ok());
+            for (const auto& chunk : requests[s]->outcome.chunks)
+                for (auto i = chunk.offset; i < chunk.offset + chunk.count; ++i) {
+                    std::int32_t total = 0;
+                    for (int from : chunk.contributors.list()) total += Staged::input(from, s * kBlock + i, 0);
+                    EXPECT_EQ(data[s][s * kBlock + i], total);
+                }
+        }
+    }
+    EXPECT(reused > 5);
 }
 
 // C9, of those who add: a rank that has left the attempt puts another communicator's input into the window, which an owner still adds up.

@@ -162,6 +162,22 @@ def test_a_death_in_an_all_gather(ranks: Ranks, point: str, victim: int) -> None
     assert left == [left[0]] * 4
 
 
+@pytest.mark.parametrize("op", ["sum", "max", "avg"])
+def test_reduce_scatter_in_place(ranks: Ranks, op: str) -> None:
+    """Each rank's part of the result goes over that part of its input, which is added as well."""
+
+    def run(comm: Comm) -> None:
+        inputs = [whole(r, comm.size * 50_001, np.float64) for r in range(comm.size)]
+        data, mine = inputs[comm.rank].copy(), slice(comm.rank * 50_001, (comm.rank + 1) * 50_001)
+        comm.reduce_scatter(data[mine], data, op)
+        total = np.max(inputs, axis=0) if op == "max" else sum(inputs) / (comm.size if op == "avg" else 1)
+        np.testing.assert_array_equal(data[mine], total[mine])
+        data[mine] = inputs[comm.rank][mine]
+        np.testing.assert_array_equal(data, inputs[comm.rank])
+
+    ranks(4, run)
+
+
 @pytest.mark.parametrize("point", ["stage.enter", "stage.input:5", "stage.reduce:2", "stage.step:2", "fence.before"])
 def test_a_death_in_a_reduce_scatter(ranks: Ranks, point: str) -> None:
     """Each part of a block is the sum over those that the outcome names."""

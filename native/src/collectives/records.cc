@@ -30,7 +30,7 @@ std::string Shape::text() const {
     if (kind == OpKind::Barrier) return s;
     s += "(";
     s += to_string(dtype);
-    if (!is_direct()) s += "[" + std::to_string(count) + "]";
+    if (!is_direct() || count > 0) s += "[" + std::to_string(count) + "]";
     if (reduces(kind)) {
         s += ", ";
         s += to_string(op);

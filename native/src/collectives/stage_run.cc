@@ -68,14 +68,20 @@ private:
         const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(env_.size()) : 1;
         auto* to = gives_ ? own_window() + result_at(chunk) : op_.result(p.segment);
         const bool past = gives_ && env_.shared->way() == Into::Memory;
-        if (past && env_.scratch->size() < bytes(p)) env_.scratch->resize(bytes(p));
-        auto* sum = past ? env_.scratch->data() : to;
+        // Of a reduce-scatter in place: it is still to be added, and needed if this does not count (invariant B).
+        const bool over_input = !gives_ && to == op_.input(p.segment);
+        if ((past || over_input) && env_.scratch->size() < bytes(p)) env_.scratch->resize(bytes(p));
+        auto* sum = past || over_input ? env_.scratch->data() : to;
         combine(op_.desc.dtype, op_.desc.op, sum, inputs_, op_.grid.count(p.segment, p.segments), divisor);
         if (past) copy_past_cache(to, sum, bytes(p));
         bool all_stand = true;
         for (int i = 0; i < env_.size(); ++i) all_stand &= stands(i);
-        if (!all_stand) give_up();  // then it is nobody's
-        else if (!gives_) set_final(p);
+        if (!all_stand) {
+            give_up();  // then it is nobody's
+        } else if (!gives_) {
+            if (over_input) std::memcpy(to, sum, bytes(p));
+            set_final(p);
+        }
         FT_POINT("stage.reduce");
         FT_POINT("collective.part");
     }

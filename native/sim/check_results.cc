@@ -50,6 +50,11 @@ void Checker::check_collective(Instance& who, OpenCall& call, Record& rec) {
     if (call.send != nullptr) {
         Bytes expected(call.send->size());
         fill(step, call.step, who.slot, 0, expected.size() / item, expected.data());
+        if (call.in_place) {  // the result from there, and what was there before
+            const auto at = static_cast<std::uint64_t>(call.rank) * d.count * item;
+            std::copy_n(call.send->data() + at, call.recv->size(), call.recv->data());
+            std::copy_n(expected.data() + at, call.recv->size(), call.send->data() + at);
+        }
         if (expected != *call.send)
             world_.violate("B", "slot %d: %s: the send buffer was written", who.slot, describe(call).c_str());
     }

@@ -30,6 +30,7 @@ struct OpenCall {
     OpDesc desc;
     Bytes* send = nullptr;
     Bytes* recv = nullptr;
+    bool in_place = false;  // a reduce-scatter whose result goes over its part of `send`
     Bytes before;                 // all_reduce: the input
     Bytes seen;                   // all_reduce: the buffer when last looked at
     int peer = -1, number = 0;    // point-to-point

@@ -155,6 +155,7 @@ void Program::post_collective(OpenCall& call, const Step& step) {
         case OpKind::ReduceScatter:
             call.send = input(d.count * static_cast<std::uint64_t>(size));
             call.recv = memory(d.count * item);
+            call.in_place = !world_.scenario().replay && (call.step + me) % 2 == 0;
             break;
         case OpKind::Gather: {
             d.count = piece(step, me, root);
@@ -192,6 +193,7 @@ void Program::post_collective(OpenCall& call, const Step& step) {
     if (!per.send_counts.empty() || !per.recv_counts.empty()) d.layout = std::make_shared<const PerRank>(std::move(per));
     if (call.send != nullptr) d.send = call.send->data(), call.sent = hash64(*call.send);
     if (call.recv != nullptr) d.recv = call.recv->data();
+    if (call.in_place) d.recv = call.send->data() + static_cast<std::uint64_t>(me) * d.count * item;
 }
 
 void Program::post_ring(int index) {

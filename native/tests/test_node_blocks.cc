@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tests/node_rig.h"
-#include "tests/unit.h"
+#include "tests/window_rig.h"
 
 namespace ftcomm::unit {
 namespace {
@@ -18,15 +17,7 @@ struct Sharing {
     std::vector<std::vector<std::int32_t>> data, own;
     std::vector<RequestPtr> requests;
 
-    static Rig::Setup setup() {
-        Rig::Setup s;
-        s.reads = s.crowded = true;
-        s.max_payload = 64;  // a segment, which nothing small is longer than
-        s.stage_bytes = 256;
-        s.stage_limit = 0;
-        return s;
-    }
-    Sharing(int ranks, OpKind kind_in, std::size_t count_in, int root_in = 0, Rig::Setup setup = Sharing::setup())
+    Sharing(int ranks, OpKind kind_in, std::size_t count_in, int root_in = 0, Rig::Setup setup = with_windows())
         : rig(ranks, setup),
           all(static_cast<std::size_t>(ranks)),
           kind(kind_in),
@@ -92,7 +83,7 @@ FT_TEST(ranks_that_share_processors_share_blocks_in_windows) {
 }
 
 FT_TEST(without_room_for_windows_blocks_come_in_frames) {
-    auto setup = Sharing::setup();
+    auto setup = with_windows();
     setup.windows = false;
     for (const auto& [kind, root] : kWhat) {
         Sharing blocks(4, kind, 700, root, setup);
@@ -182,41 +173,14 @@ FT_TEST(rank_that_was_stopped_takes_no_later_block_out_of_a_window) {
 // C9, of those who are voted on: a rank that has left the attempt puts another communicator's block into the window, out of which another one
 // still copies.
 FT_TEST(nothing_that_another_communicator_has_put_into_a_window_is_a_block) {
-    constexpr CommId kOther = 8;
-    constexpr int kLate = 2, kDying = 3, kAhead = 4;
-    int reused = 0;
+    RunsAhead schedule;
     for (const auto kind : {OpKind::Broadcast, OpKind::AllGather})
         for (int pieces = 0; pieces < 40; ++pieces) {
-            Sharing blocks(5, kind, 300, kAhead);
-            auto& rig = blocks.rig;
-            rig.comm({0, 1, kLate, kAhead}, kOther, Policy::Lossy);
+            Sharing blocks(5, kind, 300, RunsAhead::kAhead);
             for (int slot : blocks.all) blocks.enter(slot);
-            const std::vector<int> others{0, 1, kDying, kAhead}, rest{0, 1, kLate}, left{0, 1, kLate, kAhead};
-            for (int i = 0; i < pieces; ++i) {
-                rig.go_on(others);
-                if (!rig.work(kLate)) break;
-            }
-            rig.go_on(others);
-            if (blocks.request(kAhead)->done) break;
-            for (int slot : {0, 1, kLate}) rig.hold(kAhead, slot);
-            rig.kill(kDying);
-            rig.evidence(kAhead, kDying, Evidence::Pidfd);
-            rig.settle();
             std::vector<std::int32_t> more(blocks.count, 123456789);
-            OpDesc d;
-            d.kind = OpKind::Broadcast;
-            d.root = 3;  // this rank there
-            d.dtype = DType::Int32;
-            d.count = blocks.count;
-            d.recv = more.data();
-            auto second = rig.node(kAhead).collective(rig.now(), kOther, d);
-            while (rig.work(kAhead)) {}
-            reused += rig.traced(kAhead, "freeze");
-            rig.go_on(rest);
-            for (int slot : {0, 1, kLate}) rig.hold(kAhead, slot, false);
-            for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
-            rig.go_on(left);
-            for (int slot : left) {
+            if (!schedule.run(blocks.rig, blocks.requests, pieces, OpKind::Broadcast, more)) break;
+            for (int slot : schedule.left) {
                 REQUIRE(blocks.request(slot)->done);
                 for (const auto& chunk : blocks.request(slot)->outcome.chunks)
                     for (auto at = chunk.offset; at < chunk.offset + chunk.count; ++at)
@@ -224,7 +188,7 @@ FT_TEST(nothing_that_another_communicator_has_put_into_a_window_is_a_block) {
                                blocks.of(slot)[at] == Sharing::value(chunk.contributors.list()[0], at % blocks.count, 0));
             }
         }
-    EXPECT(reused > 5);
+    EXPECT(schedule.reused > 5);
 }
 
 // Each names the next one as the root: nobody has anything to show, and all wait for another.
@@ -264,7 +228,7 @@ struct Exchange {
     std::vector<std::vector<std::int32_t>> in, out;
     std::vector<RequestPtr> requests;
 
-    Exchange(int ranks, std::size_t count_in, Rig::Setup setup = Sharing::setup())
+    Exchange(int ranks, std::size_t count_in, Rig::Setup setup = with_windows())
         : rig(ranks, setup),
           all(static_cast<std::size_t>(ranks)),
           count(count_in),
@@ -337,7 +301,7 @@ FT_TEST(who_gives_counts_exchanges_with_who_does_not) {
 }
 
 FT_TEST(without_room_for_windows_parts_go_from_rank_to_rank) {
-    auto setup = Sharing::setup();
+    auto setup = with_windows();
     setup.windows = false;
     Exchange parts(4, 200, setup);
     for (int slot : parts.all) parts.enter(slot);
@@ -380,47 +344,21 @@ FT_TEST(death_among_windows_of_parts_is_the_same_for_all) {
 
 // C9: what was taken out of the window of a rank that has left the attempt, and put another communicator's part there, completes nothing.
 FT_TEST(nothing_that_another_communicator_has_put_into_a_window_is_a_part) {
-    constexpr CommId kOther = 8;
-    constexpr int kLate = 2, kDying = 3, kAhead = 4;
-    int reused = 0, ended = 0;
+    RunsAhead schedule;
+    int ended = 0;
     for (int pieces = 0; pieces < 60; ++pieces) {
         Exchange parts(5, 60);
-        auto& rig = parts.rig;
-        rig.comm({0, 1, kLate, kAhead}, kOther, Policy::Lossy);
         for (int slot : parts.all) parts.enter(slot);
-        const std::vector<int> others{0, 1, kDying, kAhead}, rest{0, 1, kLate}, left{0, 1, kLate, kAhead};
-        for (int i = 0; i < pieces; ++i) {
-            rig.go_on(others);
-            if (!rig.work(kLate)) break;
-        }
-        rig.go_on(others);
-        if (parts.requests[kAhead]->done) break;
-        for (int slot : {0, 1, kLate}) rig.hold(kAhead, slot);
-        rig.kill(kDying);
-        rig.evidence(kAhead, kDying, Evidence::Pidfd);
-        rig.settle();
         std::vector<std::int32_t> more(600, 123456789);
-        OpDesc d;
-        d.kind = OpKind::Broadcast;
-        d.root = 3;  // this rank there
-        d.dtype = DType::Int32;
-        d.count = more.size();
-        d.recv = more.data();
-        auto second = rig.node(kAhead).collective(rig.now(), kOther, d);
-        while (rig.work(kAhead)) {}
-        reused += rig.traced(kAhead, "freeze");
-        rig.go_on(rest);
-        for (int slot : {0, 1, kLate}) rig.hold(kAhead, slot, false);
-        for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
-        rig.go_on(left);
-        for (int slot : left) {
+        if (!schedule.run(parts.rig, parts.requests, pieces, OpKind::Broadcast, more)) break;
+        for (int slot : schedule.left) {
             const auto& r = *parts.requests[static_cast<std::size_t>(slot)];
             REQUIRE(r.done);
             if (r.status.ok()) EXPECT(parts.has_all(slot));
             ended += !r.status.ok();
         }
     }
-    EXPECT(reused > 3 && ended > 3);
+    EXPECT(schedule.reused > 3 && ended > 3);
 }
 
 }  // namespace ftcomm::unit

@@ -2,8 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "tests/node_rig.h"
-#include "tests/unit.h"
+#include "tests/window_rig.h"
 
 namespace ftcomm::unit {
 namespace {
@@ -15,17 +14,9 @@ struct Staged {
     std::vector<std::vector<std::int32_t>> data;
     std::vector<RequestPtr> requests;
 
-    static Rig::Setup setup(bool stages = true) {
-        Rig::Setup s;
-        s.reads = s.crowded = true;
-        s.max_payload = 64;  // a segment, which nothing small is longer than
-        s.stage_bytes = 256;
-        if (stages) s.stage_limit = 0;
-        return s;
-    }
     static constexpr std::size_t kCount = 700;  // of 64 bytes each: 44 segments
 
-    explicit Staged(int ranks, Rig::Setup setup = Staged::setup(), std::size_t count_in = kCount, Policy policy = Policy::Lossy)
+    explicit Staged(int ranks, Rig::Setup setup = with_windows(), std::size_t count_in = kCount, Policy policy = Policy::Lossy)
         : rig(ranks, setup),
           all(static_cast<std::size_t>(ranks)),
           count(count_in),
@@ -73,7 +64,7 @@ struct Staged {
 FT_TEST(ranks_that_share_processors_add_in_windows) {
     for (int ranks : {3, 4, 7, 16})
         for (std::size_t count : {17, 40, 700, 2047}) {
-            Staged sums(ranks, Staged::setup(), count);
+            Staged sums(ranks, with_windows(), count);
             for (int salt : {0, 1, 2}) {  // in the same windows
                 for (int slot : sums.all) sums.enter(slot, salt);
                 sums.rig.go_on(sums.all);
@@ -87,7 +78,7 @@ FT_TEST(ranks_that_share_processors_add_in_windows) {
 FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
     for (int ranks : {3, 4, 7, 16})
         for (const auto& [count, in_place] : {std::pair<std::size_t, bool>{17, false}, {40, true}, {700, false}, {700, true}}) {
-            Rig rig(ranks, Staged::setup());
+            Rig rig(ranks, with_windows());
             std::vector<int> all(static_cast<std::size_t>(ranks));
             std::iota(all.begin(), all.end(), 0);
             rig.comm(all, Rig::kComm, Policy::Lossy);
@@ -124,14 +115,14 @@ FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
 }
 
 FT_TEST(who_does_not_share_processors_needs_no_windows) {
-    auto alone = Staged::setup();
+    auto alone = with_windows();
     alone.crowded = false;
-    auto replaying = Staged::setup();
+    auto replaying = with_windows();
     replaying.replay = true;
-    auto apart = Staged::setup();
+    auto apart = with_windows();
     apart.reads = false;
-    const std::vector<std::pair<int, Rig::Setup>> cases{{4, alone},           {4, replaying},        {4, apart},
-                                                        {2, Staged::setup()}, {17, Staged::setup()}, {4, Staged::setup(false)}};
+    const std::vector<std::pair<int, Rig::Setup>> cases{{4, alone},          {4, replaying},       {4, apart},
+                                                        {2, with_windows()}, {17, with_windows()}, {4, with_windows(false)}};
     for (const auto& [ranks, setup] : cases) {
         Staged sums(ranks, setup, 200, setup.replay ? Policy::Replay : Policy::Lossy);
         for (int slot : sums.all) sums.enter(slot);
@@ -142,7 +133,7 @@ FT_TEST(who_does_not_share_processors_needs_no_windows) {
 
 // The segment is full: what needs no windows is done in their place.
 FT_TEST(without_room_for_windows_sums_come_in_frames) {
-    auto setup = Staged::setup();
+    auto setup = with_windows();
     setup.windows = false;
     Staged sums(4, setup);
     for (int slot : sums.all) sums.enter(slot);
@@ -215,14 +206,11 @@ FT_TEST(rank_that_was_stopped_takes_nothing_of_a_later_sum_out_of_a_window) {
 
 // The same of a reduce-scatter in place, whose sum does not count: its input is as it was.
 FT_TEST(sum_that_does_not_count_has_not_cost_the_input_in_whose_place_it_is) {
-    constexpr CommId kOther = 8;
-    constexpr int kOwner = 2, kDying = 3, kAhead = 4;
     constexpr std::size_t kBlock = 120;
-    int reused = 0;
+    RunsAhead schedule;
     for (int pieces = 0; pieces < 60; ++pieces) {
         Staged unused(5);
         auto& rig = unused.rig;
-        rig.comm({0, 1, kOwner, kAhead}, kOther, Policy::Lossy);
         std::vector<std::vector<std::int32_t>> data(5);
         std::vector<RequestPtr> requests;
         for (int slot : unused.all) {
@@ -237,23 +225,9 @@ FT_TEST(sum_that_does_not_count_has_not_cost_the_input_in_whose_place_it_is) {
             d.recv = mine.data() + static_cast<std::size_t>(slot) * kBlock;
             requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
         }
-        const std::vector<int> others{0, 1, kDying, kAhead}, rest{0, 1, kOwner}, left{0, 1, kOwner, kAhead};
-        for (int i = 0; i < pieces; ++i) {
-            rig.go_on(others);
-            if (!rig.work(kOwner)) break;
-        }
-        rig.go_on(others);
-        if (requests[kAhead]->done) break;
-        for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot);
-        rig.kill(kDying);
-        rig.evidence(kAhead, kDying, Evidence::Pidfd);
-        rig.settle();
-        reused += rig.traced(kAhead, "freeze");
-        rig.go_on(rest);
-        for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot, false);
-        for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
-        rig.go_on(left);
-        for (int slot : left) {
+        std::vector<std::int32_t> more(600, 123456789);
+        if (!schedule.run(rig, requests, pieces, OpKind::AllReduce, more)) break;
+        for (int slot : schedule.left) {
             const auto s = static_cast<std::size_t>(slot);
             REQUIRE(requests[s]->done && requests[s]->status.ok());
             for (const auto& chunk : requests[s]->outcome.chunks)
@@ -264,46 +238,20 @@ FT_TEST(sum_that_does_not_count_has_not_cost_the_input_in_whose_place_it_is) {
                 }
         }
     }
-    EXPECT(reused > 5);
+    EXPECT(schedule.reused > 5);
 }
 
 // C9, of those who add: a rank that has left the attempt puts another communicator's input into the window, which an owner still adds up.
 FT_TEST(owner_adds_nothing_that_another_communicators_sum_has_put_into_a_window) {
-    constexpr CommId kOther = 8;
-    constexpr int kOwner = 2, kDying = 3, kAhead = 4;
-    int reused = 0;
+    RunsAhead schedule;
     for (int pieces = 0; pieces < 60; ++pieces) {
         Staged sums(5);
-        auto& rig = sums.rig;
-        rig.comm({0, 1, kOwner, kAhead}, kOther, Policy::Lossy);
         for (int slot : sums.all) sums.enter(slot);
-        const std::vector<int> others{0, 1, kDying, kAhead}, rest{0, 1, kOwner}, left{0, 1, kOwner, kAhead};
-        for (int i = 0; i < pieces; ++i) {
-            rig.go_on(others);
-            if (!rig.work(kOwner)) break;
-        }
-        rig.go_on(others);
-        if (sums.requests[kAhead]->done) break;
-        for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot);
-        rig.kill(kDying);
-        rig.evidence(kAhead, kDying, Evidence::Pidfd);
-        rig.settle();
         std::vector<std::int32_t> more(sums.count, 123456789);
-        OpDesc d;
-        d.kind = OpKind::AllReduce;
-        d.dtype = DType::Int32;
-        d.count = sums.count;
-        d.recv = more.data();
-        auto second = rig.node(kAhead).collective(rig.now(), kOther, d);
-        while (rig.work(kAhead)) {}
-        reused += rig.traced(kAhead, "freeze");
-        rig.go_on(rest);
-        for (int slot : {0, 1, kOwner}) rig.hold(kAhead, slot, false);
-        for (int slot : rest) rig.evidence(slot, kDying, Evidence::Pidfd);
-        rig.go_on(left);
-        for (int slot : left) { sums.expect_what_is_said(slot); }
+        if (!schedule.run(sums.rig, sums.requests, pieces, OpKind::AllReduce, more)) break;
+        for (int slot : schedule.left) sums.expect_what_is_said(slot);
     }
-    EXPECT(reused > 5);
+    EXPECT(schedule.reused > 5);
 }
 
 }  // namespace ftcomm::unit

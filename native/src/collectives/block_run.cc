@@ -18,13 +18,11 @@ public:
 
 private:
     enum Task { kTake, kPut, kTasks };
-    using Piece = Shares::Piece;
 
     Form form() override {
         shares_.lay_out(env_, op_, plan_);
         return {shares_.chunks(), in_lines(shares_.place()), 2, shares_.owners()};
     }
-    std::size_t bytes(const Piece& p) const { return op_.grid.count(p.segment, p.segments) * size_of(op_.desc.dtype); }
 
     int tasks() const override { return kTasks; }
     bool is_due(int task, int position) override {
@@ -39,7 +37,7 @@ private:
 
     void put() {
         const auto p = shares_.piece(step_, env_.position);
-        env_.shared->copy(own_window() + place(step_ % 2), op_.result(p.segment), bytes(p));
+        env_.shared->copy(own_window() + place(step_ % 2), op_.result(p.segment), Shares::bytes(op_, p));
         FT_POINT("stage.input");
     }
 
@@ -47,11 +45,10 @@ private:
         const auto chunk = step_ - 1;
         const auto p = shares_.piece(chunk, position);
         FT_CHECK(op_.label(p.segment) == LabelKind::Empty, "segment %u is copied over what is there", p.segment);
-        copy(op_.result(p.segment), window(position) + place(chunk % 2), bytes(p),
+        copy(op_.result(p.segment), window(position) + place(chunk % 2), Shares::bytes(op_, p),
              into_results(op_.grid.blocks * op_.grid.block_elements));
         if (!stands(position)) return give_up();
-        const auto from = RankSet::only(env_.rank_at(position));
-        for (std::uint32_t s = p.segment; s < p.segment + p.segments; ++s) op_.set_final(s, from);
+        Shares::set_final(op_, p, RankSet::only(env_.rank_at(position)));
         FT_POINT("stage.final");
         FT_POINT("collective.part");
     }

@@ -23,14 +23,12 @@ public:
 
 private:
     enum Task { kReduce, kGive, kStage, kTasks };
-    using Piece = Shares::Piece;
 
     Form form() override {
         shares_.lay_out(env_, op_, plan_);
         const auto n = env_.living.size();
         return {shares_.chunks() + (gives_ ? 1 : 0), in_lines(shares_.place()), 2 * (n + 1), RankSet::first(env_.size())};
     }
-    std::size_t bytes(const Piece& p) const { return op_.grid.count(p.segment, p.segments) * size_of(op_.desc.dtype); }
     std::uint64_t input_at(std::uint32_t chunk, int position) const {
         return place(2 + chunk % 2 * env_.living.size() + static_cast<std::size_t>(position));
     }
@@ -54,7 +52,7 @@ private:
 
     void stage(int position) {
         const auto p = shares_.piece(step_, position);
-        env_.shared->copy(own_window() + input_at(step_, position), op_.input(p.segment), bytes(p));
+        env_.shared->copy(own_window() + input_at(step_, position), op_.input(p.segment), Shares::bytes(op_, p));
         FT_POINT("stage.input");
     }
 
@@ -70,17 +68,17 @@ private:
         const bool past = gives_ && env_.shared->way() == Into::Memory;
         // Of a reduce-scatter in place: it is still to be added, and needed if this does not count (invariant B).
         const bool over_input = !gives_ && to == op_.input(p.segment);
-        if ((past || over_input) && env_.scratch->size() < bytes(p)) env_.scratch->resize(bytes(p));
+        if ((past || over_input) && env_.scratch->size() < Shares::bytes(op_, p)) env_.scratch->resize(Shares::bytes(op_, p));
         auto* sum = past || over_input ? env_.scratch->data() : to;
         combine(op_.desc.dtype, op_.desc.op, sum, inputs_, op_.grid.count(p.segment, p.segments), divisor);
-        if (past) copy_past_cache(to, sum, bytes(p));
+        if (past) copy_past_cache(to, sum, Shares::bytes(op_, p));
         bool all_stand = true;
         for (int i = 0; i < env_.size(); ++i) all_stand &= stands(i);
         if (!all_stand) {
             give_up();  // then it is nobody's
         } else if (!gives_) {
-            if (over_input) std::memcpy(to, sum, bytes(p));
-            set_final(p);
+            if (over_input) std::memcpy(to, sum, Shares::bytes(op_, p));
+            Shares::set_final(op_, p, plan_.front().contributors);
         }
         FT_POINT("stage.reduce");
         FT_POINT("collective.part");
@@ -90,19 +88,15 @@ private:
         const auto chunk = step_ - 2;
         const auto p = shares_.piece(chunk, position);
         auto* to = op_.result(p.segment);
-        copy(to, window(position) + result_at(chunk), bytes(p), into_results(op_.grid.block_elements));
+        copy(to, window(position) + result_at(chunk), Shares::bytes(op_, p), into_results(op_.grid.block_elements));
         if (!stands(position)) {
             give_up();
-            std::memcpy(to, own_window() + input_at(chunk, position), bytes(p));
+            std::memcpy(to, own_window() + input_at(chunk, position), Shares::bytes(op_, p));
             return;
         }
-        set_final(p);
+        Shares::set_final(op_, p, plan_.front().contributors);
         FT_POINT("stage.final");
         FT_POINT("collective.part");
-    }
-
-    void set_final(const Piece& p) {
-        for (std::uint32_t s = p.segment; s < p.segment + p.segments; ++s) op_.set_final(s, plan_.front().contributors);
     }
 
     const std::vector<SegmentRun> plan_;

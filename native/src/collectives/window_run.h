@@ -103,6 +103,12 @@ public:
     std::uint32_t chunks() const { return chunks_; }
     std::uint64_t place() const { return place_; }  // bytes of the longest piece, in whole lines
     RankSet owners() const;  // positions with a share
+    static std::size_t bytes(const OpState& op, const Piece& p) {
+        return op.grid.count(p.segment, p.segments) * size_of(op.desc.dtype);
+    }
+    static void set_final(OpState& op, const Piece& p, const RankSet& contributors) {
+        for (std::uint32_t s = p.segment; s < p.segment + p.segments; ++s) op.set_final(s, contributors);
+    }
 
 private:
     struct Share {

@@ -159,9 +159,8 @@ Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {
                   : s.is_direct()                  ? Algorithm::Direct
                   : d.algorithm == Algorithm::Ring ? Algorithm::Ring
                                                    : Algorithm::Auto;
-    s.count = s.is_direct() && s.algorithm == Algorithm::Direct
-                  ? 0
-                  : d.count;  // counts differ between ranks with and without per-rank counts; pairs check their own
+    // Counts differ between ranks with and without per-rank counts; pairs check their own
+    s.count = s.algorithm == Algorithm::Direct ? 0 : d.count;
     auto segment = std::min<std::uint64_t>(limit, core_.sender.max_payload()) / esize;
     if (d.kind == OpKind::AllReduce && segment > 0) segment = equal_segments(d.count, segment, n);
     const bool blocked = s.runs_as() == OpKind::AllGather || s.runs_as() == OpKind::ReduceScatter;

@@ -82,7 +82,7 @@ struct NodeConfig {
     std::uint64_t flat_limit = 0;    // 0: default table (C8: equal on all ranks, checked at rendezvous)
     std::uint64_t pull_limit = 0;    // from here on memory is read where it can be; 0: default (C8, as flat_limit)
     std::uint64_t reduce_pull_limit = 0;  // the same of all-reduce alone; 0: as pull_limit
-    // All-reduces of ranks that share processors go by windows of shared memory from here on (C8, as flat_limit), so much at a time.
+    // What ranks that share processors do by windows of shared memory goes so from here on (C8, as flat_limit), so much at a time.
     std::uint64_t stage_limit = 0, stage_bytes = 512u << 10;
     std::uint64_t segment_bytes = 0;  // 0: min(64 KiB, transport max)
     // Of a small message on one host: its receiver copies one out while the next one goes in. And what of a gather, scatter or all-to-all

@@ -221,14 +221,14 @@ FT_TEST(who_calls_something_small_among_windows_is_noticed) {
 namespace {
 
 // To each a part of `count` numbers; with counts, which say the same, for the ranks in `counted`.
-struct Exchange {
+struct SwapInWindows {
     Rig rig;
     std::vector<int> all;
     std::size_t count;
     std::vector<std::vector<std::int32_t>> in, out;
     std::vector<RequestPtr> requests;
 
-    Exchange(int ranks, std::size_t count_in, Rig::Setup setup = with_windows())
+    SwapInWindows(int ranks, std::size_t count_in, Rig::Setup setup = with_windows())
         : rig(ranks, setup),
           all(static_cast<std::size_t>(ranks)),
           count(count_in),
@@ -276,7 +276,7 @@ struct Exchange {
 FT_TEST(ranks_that_share_processors_exchange_parts_in_windows) {
     for (int ranks : {4, 7, 16})
         for (std::size_t count : {17, 40, 700}) {
-            Exchange parts(ranks, count);
+            SwapInWindows parts(ranks, count);
             for (int salt : {0, 1, 2}) {  // in the same windows
                 for (int slot : parts.all) parts.enter(slot, salt);
                 parts.rig.go_on(parts.all);
@@ -289,7 +289,7 @@ FT_TEST(ranks_that_share_processors_exchange_parts_in_windows) {
 // Some give counts, and some don't: then all parts go from rank to rank.
 FT_TEST(who_gives_counts_exchanges_with_who_does_not) {
     for (int counted : {1, 3, 7}) {
-        Exchange parts(4, 200);
+        SwapInWindows parts(4, 200);
         for (int slot : parts.all) parts.enter(slot, 0, (counted >> slot & 1) != 0);
         parts.rig.go_on(parts.all);
         for (int slot : parts.all) EXPECT(parts.has_all(slot));
@@ -303,7 +303,7 @@ FT_TEST(who_gives_counts_exchanges_with_who_does_not) {
 FT_TEST(without_room_for_windows_parts_go_from_rank_to_rank) {
     auto setup = with_windows();
     setup.windows = false;
-    Exchange parts(4, 200, setup);
+    SwapInWindows parts(4, 200, setup);
     for (int slot : parts.all) parts.enter(slot);
     parts.rig.go_on(parts.all);
     for (int slot : parts.all) EXPECT(parts.has_all(slot));
@@ -315,7 +315,7 @@ FT_TEST(death_among_windows_of_parts_is_the_same_for_all) {
     int survived = 0, failed = 0;
     for (int dying : {0, 2})
         for (int pieces = 0; pieces < 60; ++pieces) {
-            Exchange parts(4, 60);
+            SwapInWindows parts(4, 60);
             auto& rig = parts.rig;
             for (int slot : parts.all) parts.enter(slot);
             std::vector<int> left;
@@ -347,7 +347,7 @@ FT_TEST(nothing_that_another_communicator_has_put_into_a_window_is_a_part) {
     RunsAhead schedule;
     int ended = 0;
     for (int pieces = 0; pieces < 60; ++pieces) {
-        Exchange parts(5, 60);
+        SwapInWindows parts(5, 60);
         for (int slot : parts.all) parts.enter(slot);
         std::vector<std::int32_t> more(600, 123456789);
         if (!schedule.run(parts.rig, parts.requests, pieces, OpKind::Broadcast, more)) break;

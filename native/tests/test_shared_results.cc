@@ -1,4 +1,4 @@
-// Sums whose parts the ranks of one host read in their owners' logs while those are being written.
+// LoggedSums whose parts the ranks of one host read in their owners' logs while those are being written.
 #include <algorithm>
 #include <iterator>
 
@@ -11,7 +11,7 @@ namespace ftcomm::unit {
 
 namespace {
 
-std::unique_ptr<FileLog> open_as(const pairlog::Folder& folder, int slot) {
+std::unique_ptr<FileLog> log_of(const pairlog::Folder& folder, int slot) {
     FileLogConfig c;
     c.files = folder.config();
     c.files.path = folder.path + "/job/log";
@@ -22,8 +22,8 @@ std::unique_ptr<FileLog> open_as(const pairlog::Folder& folder, int slot) {
     return log;
 }
 
-struct Sums {
-    explicit Sums(Rig& rig) : rig_(rig) {}
+struct LoggedSums {
+    explicit LoggedSums(Rig& rig) : rig_(rig) {}
     RequestPtr post(int slot, Algorithm algorithm = Algorithm::Ring) {
         data[slot].resize(kCount);
         for (std::size_t i = 0; i < kCount; ++i) data[slot][i] = static_cast<std::int64_t>(i) * (slot + 1);
@@ -54,7 +54,7 @@ private:
 FT_TEST(shared_results_are_read_as_long_as_they_stand) {
     pairlog::Folder folder;
     const LogKey key{7, 2, kResults};
-    auto reader = open_as(folder, 1), writer = open_as(folder, 2);
+    auto reader = log_of(folder, 1), writer = log_of(folder, 2);
     REQUIRE(reader != nullptr && writer != nullptr);
     Bytes got(100'000);
     std::uint32_t crc = 0;
@@ -81,7 +81,7 @@ FT_TEST(shared_results_are_read_as_long_as_they_stand) {
     // Another one is open when its process dies: who comes after it gives it up before it writes there. Who has seen it sees it until then.
     EXPECT(piece(0, 5).ok() && read(2, 0).ok());
     writer.reset();
-    writer = open_as(folder, 2);
+    writer = log_of(folder, 2);
     REQUIRE(writer != nullptr);
     EXPECT_EQ(writer->last(key), 1u);
     EXPECT(view.stands() && view.bytes[99'999] == std::byte(5));
@@ -98,7 +98,7 @@ FT_TEST(shared_results_count_only_while_their_owner_stands) {
         setup.replay = true;
         Rig rig(3, setup);
         rig.comm(kThree, Rig::kComm, Policy::Replay);
-        Sums sums(rig);
+        LoggedSums sums(rig);
         rig.hold(2, 1);
         rig.hold(0, 2);  // so that it does not commit its record
         std::vector<RequestPtr> requests;
@@ -132,7 +132,7 @@ FT_TEST(shared_results_that_cannot_be_read_are_handed_out) {
     Rig rig(3, setup);
     rig.comm(kThree, Rig::kComm, Policy::Replay);
     rig.log(0).blind = true;
-    Sums sums(rig);
+    LoggedSums sums(rig);
     std::vector<RequestPtr> requests;
     for (int s : kThree) requests.push_back(sums.post(s));
     rig.settle();
@@ -146,7 +146,7 @@ FT_TEST(shared_results_make_up_for_a_read_that_breaks_off) {
     setup.replay = setup.reads = true;
     Rig rig(3, setup);
     rig.comm(kThree, Rig::kComm, Policy::Replay);
-    Sums sums(rig);
+    LoggedSums sums(rig);
     rig.hold(2, 1);
     std::vector<RequestPtr> requests;
     for (int s : kThree) requests.push_back(sums.post(s, Algorithm::Auto));
@@ -167,7 +167,7 @@ FT_TEST(shared_results_are_served_like_others) {
     Rig rig(3, setup);
     rig.comm(kThree, Rig::kComm, Policy::Replay);
     for (int round = 0; round < 2; ++round) {
-        Sums sums(rig);
+        LoggedSums sums(rig);
         for (int s : kThree) sums.post(s);
         rig.settle();
         EXPECT(sums.right());
@@ -176,13 +176,13 @@ FT_TEST(shared_results_are_served_like_others) {
     for (const auto& [key, records] : rig.log(0).streams)
         for (const auto& record : records)
             if (key.dst == kResults) bytes += record.payload.size();
-    EXPECT(bytes > 2 * 8 * Sums::kCount && bytes < 2 * 8 * Sums::kCount + 6 * 100);  // once, not once a rank
+    EXPECT(bytes > 2 * 8 * LoggedSums::kCount && bytes < 2 * 8 * LoggedSums::kCount + 6 * 100);  // once, not once a rank
     rig.replace(1, 0, kThree);
-    Sums again(rig);
+    LoggedSums again(rig);
     const auto first = again.post(1);
     rig.settle();
     EXPECT(first->done && first->status.ok());
-    EXPECT(Sums::is_sum(again.data[1]));
+    EXPECT(LoggedSums::is_sum(again.data[1]));
 }
 
 }  // namespace ftcomm::unit

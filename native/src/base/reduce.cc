@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/float_rules.h"
 #include "base/reduce_kernels.h"
 
@@ -87,7 +88,7 @@ void combine_parts(DType dtype, ReduceOp op, void* dst, const Part& part, std::s
     const auto size = size_of(dtype);
     auto* out = static_cast<std::byte*>(dst);
     const auto is_made = [&](std::size_t offset, std::size_t bytes) {
-        if (also != nullptr) std::memcpy(static_cast<std::byte*>(also) + offset, out + offset, bytes);
+        if (also != nullptr) copy_bytes(static_cast<std::byte*>(also) + offset, out + offset, bytes);
     };
     if (!is_narrow_float(dtype)) {
         constexpr std::size_t kBlockBytes = 8u << 10;
@@ -95,7 +96,7 @@ void combine_parts(DType dtype, ReduceOp op, void* dst, const Part& part, std::s
         for (std::size_t at = 0; at < count; at += block) {
             const auto n = std::min(block, count - at);
             auto* to = out + at * size;
-            if (parts == 1 && to != part(0) + at * size) std::memcpy(to, part(0) + at * size, n * size);
+            if (parts == 1 && to != part(0) + at * size) copy_bytes(to, part(0) + at * size, n * size);
             for (std::size_t k = 1; k < parts; ++k)
                 kernels.reduce(dtype, op, to, k == 1 ? part(0) + at * size : to, part(k) + at * size, n);
             if (divisor != 1) kernels.divide(dtype, to, n, divisor);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/copy.h"
 #include "base/reduce.h"
 #include "collectives/run.h"
 
@@ -78,7 +79,7 @@ void run_alone(OpState& op, int ranks, int rank, const std::vector<SegmentRun>& 
             if (op.label(s) == LabelKind::Final) continue;
             if (op.shape.kind == OpKind::AllGather) {  // every block is a copy of its own: shapes and values look alike
                 const auto own = static_cast<std::uint32_t>(rank) * op.grid.per_block + s % op.grid.per_block;
-                std::memcpy(op.result(s), op.result(own), op.segment_bytes(s));
+                copy_bytes(op.result(s), op.result(own), op.segment_bytes(s));
                 op.set_final(s, self);
             } else if (op.shape.kind == OpKind::Broadcast) {
                 op.set_final(s, self);  // what the caller has is what it gets

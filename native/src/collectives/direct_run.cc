@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/failpoint.h"
 #include "collectives/layout.h"
 #include "collectives/run.h"
@@ -204,7 +205,7 @@ private:
 
     void take(Pair& pair, ByteView payload) {
         FT_CHECK(pair.in_done + payload.size() <= pair.in_bytes, "a rank sent more than was asked for");
-        if (!payload.empty()) std::memcpy(pair.to + pair.in_done, payload.data(), payload.size());
+        if (!payload.empty()) copy_bytes(pair.to + pair.in_done, payload.data(), payload.size());
         pair.in_done += payload.size();
         FT_POINT("direct.receive");
         FT_POINT("collective.part");

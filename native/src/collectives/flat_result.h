@@ -3,13 +3,14 @@
 
 #include <cstring>
 
+#include "base/copy.h"
 #include "collectives/op_state.h"
 
 namespace ftcomm {
 
 // A block is final as it comes, whole, from who has put it in. What is final already is done again (L7).
 inline void take_block(OpState& op, std::uint32_t block, const std::byte* data, std::size_t bytes, int from) {
-    if (op.label(block) != LabelKind::Final) std::memcpy(op.result(block), data, bytes);
+    if (op.label(block) != LabelKind::Final) copy_bytes(op.result(block), data, bytes);
     op.set_final(block, RankSet::only(from));
 }
 
@@ -27,7 +28,7 @@ inline void set_summed(OpState& op, void* sum) {
 
 // And where it is in the run's memory for all.
 inline void give_sum(OpState& op, void* sum, std::size_t bytes) {
-    if (!op.is_part() && bytes > 0) std::memcpy(op.desc.recv, sum, bytes);
+    if (!op.is_part() && bytes > 0) copy_bytes(op.desc.recv, sum, bytes);
     set_summed(op, sum);
 }
 

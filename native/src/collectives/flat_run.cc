@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
 #include "collectives/flat_result.h"
@@ -77,7 +78,7 @@ private:
     }
     void keep_part(int position, const void* input) {
         auto* to = next_room();
-        if (bytes_ > 0) std::memcpy(to, input, bytes_);
+        if (bytes_ > 0) copy_bytes(to, input, bytes_);
         env_.flat->parts[static_cast<std::size_t>(position)] = to;
     }
 
@@ -98,7 +99,7 @@ private:
             const auto b = block_of(env_.rank);
             const bool part = op_.is_part();
             const std::byte* here = part ? static_cast<const std::byte*>(op_.desc.send) : op_.result(b);
-            if (kFaultTolerant || part) std::memcpy(result(b), here, bytes_);
+            if (kFaultTolerant || part) copy_bytes(result(b), here, bytes_);
             return {here + part_of(1 - env_.rank), bytes};
         }
         const auto* mine = op_.input();
@@ -119,7 +120,7 @@ private:
         const auto b = block_of(from);
         const bool part = op_.is_part();
         if (!part) take_block(op_, b, block.data(), block.size(), from);
-        if (kFaultTolerant || part) std::memcpy(result(b) + part_of(env_.rank), block.data(), block.size());
+        if (kFaultTolerant || part) copy_bytes(result(b) + part_of(env_.rank), block.data(), block.size());
     }
 
     // Of an all-gather, or the only one of a broadcast: its number, its one segment's, and its part's.

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
 #include "channel/spread.h"
@@ -108,7 +109,7 @@ private:
         if (!sums_) {
             const auto bytes = bytes_of(own);
             const auto block = gathers_ ? static_cast<std::uint32_t>(env_.rank) : 0;
-            if (bytes > 0) std::memcpy(room(place_of(own)), op_.is_part() ? op_.desc.send : op_.result(block), bytes);
+            if (bytes > 0) copy_bytes(room(place_of(own)), op_.is_part() ? op_.desc.send : op_.result(block), bytes);
             return;
         }
         const auto* mine = op_.input();
@@ -126,7 +127,7 @@ private:
 
     void put_in(std::size_t i, ByteView payload) {
         auto* to = sums_ ? sum(i + 1) : room(place_of(place_.below[i]));
-        if (!payload.empty()) std::memcpy(to, payload.data(), payload.size());
+        if (!payload.empty()) copy_bytes(to, payload.data(), payload.size());
         if (sums_) env_.flat->parts[i + 1] = to;
         else if (gathers_)
             for (int r = place_.below[i].begin; r < place_.below[i].end; ++r) take(static_cast<std::uint32_t>(r));
@@ -162,7 +163,7 @@ private:
 
     void finish(ByteView result) {
         for (const auto& part : place_.below) send(part.begin, kDown, result);  // first: they wait for it
-        if (result.data() != room() && !result.empty()) std::memcpy(room(), result.data(), result.size());
+        if (result.data() != room() && !result.empty()) copy_bytes(room(), result.data(), result.size());
         if (sums_) {
             give_sum(op_, room(), bytes_);
         } else if (op_.is_part()) {

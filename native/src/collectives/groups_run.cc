@@ -15,6 +15,7 @@
 #include <map>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
 #include "collectives/run.h"
@@ -270,7 +271,7 @@ private:
         const auto& r = plan_of(s);
         const int from = env_.position_of(r.rank);
         FT_CHECK(foreign(from) && delegate(own_, s) == env_.position && !handled_[s], "a final of segment %u for another", s);
-        if (op_.label(s) != LabelKind::Final) std::memcpy(op_.result(s), payload.data(), payload.size());
+        if (op_.label(s) != LabelKind::Final) copy_bytes(op_.result(s), payload.data(), payload.size());
         op_.set_final(s, r.contributors);
         if (r.mode == SegmentMode::Reduce) --owners_[static_cast<std::size_t>(from)].under_way;
         FT_POINT("group.final");
@@ -351,7 +352,7 @@ private:
             auto* part = scratch + (together ? i : so_far == nullptr ? 0 : 1) * bytes;
             if (!mine && !read(members[i], peers_[static_cast<std::size_t>(members[i])].entry.input, s, part)) return nullptr;
             if (together) {
-                if (mine) std::memcpy(part, op_.input(s), bytes);
+                if (mine) copy_bytes(part, op_.input(s), bytes);
                 if (d.op == ReduceOp::PremulSum) scale(d.dtype, part, part, n, d.factor);
                 continue;
             }
@@ -383,7 +384,7 @@ private:
         } else if (!here) {  // by way of scratch: a read that breaks off must not have cost the input (invariant B)
             auto& scratch = room(op_.segment_bytes(s));
             if (!read(at, peer.entry.result, s, scratch.data())) return;
-            std::memcpy(op_.result(s), scratch.data(), op_.segment_bytes(s));
+            copy_bytes(op_.result(s), scratch.data(), op_.segment_bytes(s));
         }
         op_.set_final(s, plan_of(s).contributors);
         ++peer.next;

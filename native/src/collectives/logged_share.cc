@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/failpoint.h"
 
 namespace ftcomm {
@@ -41,7 +42,7 @@ bool LoggedShare::find(int owner, std::uint32_t s, std::uint32_t segments) {
 }
 
 bool LoggedShare::take(std::uint32_t s) {
-    std::memcpy(op_.result(s), found_.bytes.data(), found_.bytes.size());
+    copy_bytes(op_.result(s), found_.bytes.data(), found_.bytes.size());
     FT_POINT("share.read");
     return found_.stands();
 }

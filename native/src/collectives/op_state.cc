@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/copy.h"
 
 namespace ftcomm {
 
@@ -66,7 +67,7 @@ void OpState::make_room() {
         room_.assign(from, from + grid.blocks * block);
     } else {
         room_.resize(grid.blocks * block);
-        std::memcpy(room_.data() + static_cast<std::size_t>(rank_) * block, from, block);
+        copy_bytes(room_.data() + static_cast<std::size_t>(rank_) * block, from, block);
     }
     desc.recv = room_.data();
 }
@@ -91,7 +92,7 @@ void OpState::give() {
     const auto size = size_of(desc.dtype), bytes = part_.count * size;
     auto* to = static_cast<std::byte*>(part_.to);
     const auto* from = static_cast<const std::byte*>(desc.recv) + part_.offset * size;
-    for (std::uint32_t b = 0; b < grid.blocks; ++b) std::memcpy(to + b * bytes, from + b * grid.block_elements * size, bytes);
+    for (std::uint32_t b = 0; b < grid.blocks; ++b) copy_bytes(to + b * bytes, from + b * grid.block_elements * size, bytes);
 }
 
 void OpState::set_final(std::uint32_t s, const RankSet& contributors) {

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
 #include "collectives/logged_share.h"
@@ -241,12 +242,12 @@ private:
             auto& scratch = room(parts * bytes);
             for (int i = 0; i < env_.size(); ++i) {
                 auto* part = scratch.data() + static_cast<std::size_t>(i) * bytes;
-                if (i == env_.position) std::memcpy(part, op_.input(s), bytes);
+                if (i == env_.position) copy_bytes(part, op_.input(s), bytes);
                 else if (!read(i, peers_[static_cast<std::size_t>(i)].entry.input, s, part, bytes)) return false;
                 if (d.op == ReduceOp::PremulSum) scale(dtype, part, part, n, d.factor);
             }
             combine(dtype, d.op, scratch.data(), scratch.data(), parts, n, divisor);
-            std::memcpy(out, scratch.data(), bytes);
+            copy_bytes(out, scratch.data(), bytes);
         } else {
             auto& scratch = room(2 * std::size_t{bytes});
             auto* sum = scratch.data();
@@ -306,7 +307,7 @@ private:
         } else if (label == LabelKind::Input) {  // by way of scratch: a read that breaks off must not have cost it (invariant B)
             auto& scratch = room(bytes);
             if (!read(at, from, s, scratch.data(), bytes)) return;
-            std::memcpy(op_.result(s), scratch.data(), bytes);
+            copy_bytes(op_.result(s), scratch.data(), bytes);
         }
         set_final(item, segments);
         peer.next += segments;

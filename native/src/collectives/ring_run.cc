@@ -230,7 +230,7 @@ private:
         const auto& r = plan_of(s);
         if (op_.label(s) != LabelKind::Final && !payload.empty()) {
             FT_CHECK(payload.size() == op_.segment_bytes(s), "segment %u with %zu bytes", s, payload.size());
-            std::memcpy(op_.result(s), payload.data(), payload.size());
+            copy_bytes(op_.result(s), payload.data(), payload.size());
         } else if (op_.label(s) != LabelKind::Final) {
             if (!share_.find(r.rank, s, 1)) {
                 // Its owner is gone, and that will be told; or this process cannot map the owner's log.
@@ -251,7 +251,7 @@ private:
         FT_CHECK(r.mode == SegmentMode::Reduce || r.mode == SegmentMode::Gather, "a final for segment %u, which does not move",
                  s);
         auto* out = op_.result(s);
-        if (op_.label(s) != LabelKind::Final) std::memcpy(out, payload.data(), payload.size());
+        if (op_.label(s) != LabelKind::Final) copy_bytes(out, payload.data(), payload.size());
         op_.set_final(s, r.contributors);
         FT_POINT("ring.ag.hop");
         FT_POINT("collective.part");

@@ -77,7 +77,7 @@ private:
         if (!all_stand) {
             give_up();  // then it is nobody's
         } else if (!gives_) {
-            if (over_input) std::memcpy(to, sum, Shares::bytes(op_, p));
+            if (over_input) copy_bytes(to, sum, Shares::bytes(op_, p));
             Shares::set_final(op_, p, plan_.front().contributors);
         }
         FT_POINT("stage.reduce");
@@ -91,7 +91,7 @@ private:
         copy(to, window(position) + result_at(chunk), Shares::bytes(op_, p), into_results(op_.grid.block_elements));
         if (!stands(position)) {
             give_up();
-            std::memcpy(to, own_window() + input_at(chunk, position), Shares::bytes(op_, p));
+            copy_bytes(to, own_window() + input_at(chunk, position), Shares::bytes(op_, p));
             return;
         }
         Shares::set_final(op_, p, plan_.front().contributors);

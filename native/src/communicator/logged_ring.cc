@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/bytes.h"
+#include "base/copy.h"
 #include "base/crc32c.h"
 #include "base/reduce.h"
 
@@ -189,7 +190,7 @@ Status LoggedRing::keep(int chunk, const LogRecord& came) {
     const auto n = came.payload.size();
     if (n <= kWhole) {
         if (auto s = pairs_->check_received(before()); !s) return s;
-        if (n > 0) std::memcpy(at(chunk), came.payload.data(), n);
+        if (n > 0) copy_bytes(at(chunk), came.payload.data(), n);
         return {};
     }
     const auto crc = crc32c_copy(at(chunk), came.payload.data(), n, 0, into_for(total()));

@@ -135,7 +135,7 @@ bool PointToPoint::take(Recv& r, const Arrived& a, ByteView data) {
         answer(a.src, a.number, !fits ? kReceived : reads ? kReading : kSendIt);
         FT_POINT("p2p.cts");
     } else if (fits && !data.empty()) {
-        std::memcpy(r.data, data.data(), data.size());
+        copy_bytes(r.data, data.data(), data.size());
     }
     if (fits && (a.large || data.size() < a.bytes)) {
         r.matched = a.src;

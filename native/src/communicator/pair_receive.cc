@@ -101,7 +101,7 @@ bool LoggedPairs::take(Recv& r, int src, std::deque<Message>::iterator message) 
         if (status && (!record.crc || crc32c_copy(r.data, record.payload.data(), record.payload.size(), 0,
                                                   into_for(record.payload.size(), kLongReceived)) != *record.crc)) {
             status = log_.find(from(src), message->seq, &record);
-            if (status) std::memcpy(r.data, record.payload.data(), record.payload.size());
+            if (status) copy_bytes(r.data, record.payload.data(), record.payload.size());
         }
     }
     if (p.into == r.request) p.into = nullptr;

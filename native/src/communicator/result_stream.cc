@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/copy.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "collectives/results.h"
@@ -38,7 +39,7 @@ bool fill(const std::vector<std::span<std::byte>>& pieces, const LogRecord& reco
     if (record.payload.size() != bytes) return false;
     auto from = record.payload.subspan(kHead);
     for (const auto& p : pieces) {
-        std::memcpy(p.data(), from.data(), p.size());
+        copy_bytes(p.data(), from.data(), p.size());
         from = from.subspan(p.size());
     }
     return true;

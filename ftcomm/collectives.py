@@ -186,7 +186,8 @@ class Collectives:
         sends everything to everyone and adds in rank order (of many ranks: along a tree, part by part). From 4 MiB
         on, ranks of one host read each other's memory instead (``auto``), and add in rank order, too (up to 4 of them on
         processors of AMD not: see FTCOMM_STREAM_LIMIT in docs/operations.md). Those that share its processors
-        go by windows of shared memory from smaller sizes on, in rank order as well (FTCOMM_STAGE_LIMIT).
+        go by windows of shared memory from smaller sizes on, and add in the order that they would add in without
+        (FTCOMM_STAGE_LIMIT).
         An average is divided by the number of contributors, part by part.
 
         Args:

@@ -10,6 +10,7 @@ import devices
 import harness
 import kill_table
 import pytest
+from processors import on_one_processor
 
 # torch's store asks the name server who connects, by the reverse of 127.0.0.1. One that loses queries costs 5 s each time else.
 os.environ.setdefault("RES_OPTIONS", "timeout:1")
@@ -60,6 +61,18 @@ def some_chains(request: pytest.FixtureRequest) -> None:
     params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
     if params.get("size") == 8 or str(params.get("point")).startswith("spread."):
         request.getfixturevalue("chains")
+
+
+@pytest.fixture
+def some_windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In cells whose point is passed in windows of shared memory only, ranks share a processor, and use them."""
+    params = request.node.callspec.params if hasattr(request.node, "callspec") else {}
+    if not str(params.get("point")).startswith(kill_table.WINDOWS):
+        yield
+        return
+    monkeypatch.setenv("FTCOMM_STAGE_LIMIT", "0")
+    with on_one_processor():
+        yield
 
 
 @pytest.fixture

@@ -109,7 +109,7 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.stage_limit = setup_.stage_limit;
     c.stage_bytes = setup_.stage_bytes;
     if (setup_.reads) {
-        c.pull_limit = 1;
+        c.pull_limit = setup_.pull_limit;
         c.piece_bytes = 16;
         c.read_bytes = 64;
     }

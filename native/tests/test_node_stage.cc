@@ -1,7 +1,10 @@
 // All-reduces by windows of shared memory, of ranks that share the processors of one host.
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <numeric>
 
+#include "base/random.h"
 #include "tests/window_rig.h"
 
 namespace ftcomm::unit {
@@ -117,18 +120,74 @@ FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
 FT_TEST(who_does_not_share_processors_needs_no_windows) {
     auto alone = with_windows();
     alone.crowded = false;
-    auto replaying = with_windows();
-    replaying.replay = true;
     auto apart = with_windows();
     apart.reads = false;
-    const std::vector<std::pair<int, Rig::Setup>> cases{{4, alone},          {4, replaying},       {4, apart},
-                                                        {2, with_windows()}, {17, with_windows()}, {4, with_windows(false)}};
+    const std::vector<std::pair<int, Rig::Setup>> cases{
+        {4, alone}, {4, apart}, {2, with_windows()}, {17, with_windows()}, {4, with_windows(false)}};
     for (const auto& [ranks, setup] : cases) {
-        Staged sums(ranks, setup, 200, setup.replay ? Policy::Replay : Policy::Lossy);
+        Staged sums(ranks, setup, 200);
         for (int slot : sums.all) sums.enter(slot);
         sums.rig.go_on(sums.all);
         for (int slot : sums.all) EXPECT(sums.has(slot, sums.all) && !sums.rig.traced(slot, "run.stage"));
     }
+}
+
+// To the last bit, and so under replay, too, wherever a replacement comes up.
+FT_TEST(sums_of_windows_are_those_without_them) {
+    constexpr std::size_t kBlock = 150;
+    const auto sums = [](int ranks, Rig::Setup setup, OpKind kind, DType dtype, bool* staged) {
+        Rig rig(ranks, setup);
+        std::vector<int> all(static_cast<std::size_t>(ranks));
+        std::iota(all.begin(), all.end(), 0);
+        rig.comm(all, Rig::kComm, setup.replay ? Policy::Replay : Policy::Lossy);
+        const auto blocks = kind == OpKind::ReduceScatter ? all.size() : 1;
+        std::vector<Bytes> in, out;
+        std::vector<RequestPtr> requests;
+        for (int slot : all) {
+            Random values(static_cast<std::uint64_t>(slot) + 1);
+            in.emplace_back(kBlock * blocks * size_of(dtype));
+            out.emplace_back(kBlock * size_of(dtype));
+            for (std::size_t i = 0; i < kBlock * blocks; ++i) {
+                const auto value =
+                    static_cast<float>(values.between(0, 1 << 20)) / 3.0F / static_cast<float>(1 << values.between(0, 15));
+                const auto bits = std::bit_cast<std::uint32_t>(value);
+                if (dtype == DType::Float32) std::memcpy(in.back().data() + 4 * i, &bits, 4);
+                else std::memcpy(in.back().data() + 2 * i, reinterpret_cast<const std::byte*>(&bits) + 2, 2);
+            }
+        }
+        for (int slot : all) {
+            const auto s = static_cast<std::size_t>(slot);
+            OpDesc d;
+            d.kind = kind;
+            d.dtype = dtype;
+            d.count = kBlock;
+            if (kind == OpKind::ReduceScatter) d.send = in[s].data();
+            else out[s] = in[s];
+            d.recv = out[s].data();
+            requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
+        }
+        rig.go_on(all);
+        for (const auto& r : requests) EXPECT(r->done && r->status.ok());
+        *staged = rig.traced(0, "run.stage");
+        return out;
+    };
+    for (int ranks : {3, 4, 7})
+        for (auto kind : {OpKind::AllReduce, OpKind::ReduceScatter})
+            for (std::uint64_t pull_limit : {1u, 1u << 30})
+                for (bool replay : {false, true})
+                    for (auto dtype : {DType::Float32, DType::BFloat16}) {
+                        auto windows = with_windows();
+                        windows.pull_limit = pull_limit;
+                        windows.replay = replay;
+                        auto without = windows;
+                        without.crowded = false;
+                        bool staged = false, no = false;
+                        const auto a = sums(ranks, windows, kind, dtype, &staged);
+                        const auto b = sums(ranks, without, kind, dtype, &no);
+                        const bool rounds_on_the_way = dtype == DType::BFloat16 && pull_limit > 1;
+                        EXPECT(!no && staged == !(replay && rounds_on_the_way));
+                        EXPECT((rounds_on_the_way && !replay) || a == b);
+                    }
 }
 
 // The segment is full: what needs no windows is done in their place.
@@ -163,6 +222,38 @@ FT_TEST(death_among_windows_is_survived_by_the_others) {
                 EXPECT(sums.data[static_cast<std::size_t>(slot)] == sums.data[static_cast<std::size_t>(left[0])]);
             }
         }
+}
+
+// Under replay the others wait for its replacement, and all have the sum of all; those that were done with it, and whoever comes later, from
+// the logs.
+FT_TEST(death_among_windows_is_made_good_under_replay) {
+    const std::vector<int> left{0, 1, 3};
+    constexpr int kDying = 2;
+    bool complete = false;
+    for (int pieces = 0; !complete; pieces += 5) {
+        auto setup = with_windows();
+        setup.replay = true;
+        Staged sums(4, setup, Staged::kCount, Policy::Replay);
+        auto& rig = sums.rig;
+        for (int slot : sums.all) sums.enter(slot);
+        for (int i = 0; i < pieces; ++i) {
+            rig.go_on(left);
+            if (!rig.work(kDying)) break;
+        }
+        rig.go_on(left);
+        EXPECT(rig.traced(0, "run.stage") && pieces < 200);
+        complete = sums.has(kDying, sums.all);
+        rig.replace(kDying, 0, sums.all);
+        rig.go_on(sums.all);
+        sums.enter(kDying);
+        rig.go_on(sums.all);
+        for (int slot : sums.all) EXPECT(sums.has(slot, sums.all));
+        rig.replace(3, 0, sums.all);
+        rig.go_on(sums.all);
+        sums.enter(3);
+        rig.go_on({3});
+        EXPECT(sums.has(3, sums.all));
+    }
 }
 
 // C9: it was stopped while it copied finals out of windows, and those who have gone on without it have something else there. What it takes for

@@ -6,27 +6,14 @@ go on, and end with the same bits, those of the reference; nobody hangs and noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import kill_table as table
 import pytest
 from harness import Context, Ranks
 from kill_table import Comm, cells
-from processors import on_one_processor
 
-pytestmark = [pytest.mark.table, pytest.mark.usefixtures("pulls", "some_chains")]
-
-
-@pytest.fixture(autouse=True)
-def windows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Where a point is passed in windows of shared memory only, ranks share a processor, and use them."""
-    if not request.node.callspec.params["point"].startswith(table.WINDOWS):
-        yield
-        return
-    monkeypatch.setenv("FTCOMM_STAGE_LIMIT", "0")
-    with on_one_processor():
-        yield
+pytestmark = [pytest.mark.table, pytest.mark.usefixtures("pulls", "some_chains", "some_windows")]
 
 
 def roles(size: int) -> list[int]:

@@ -15,9 +15,9 @@ from keeper import Keeper, faults
 from kill_table import LOGGED, cells
 
 Keep = Callable[..., Keeper]
-pytestmark = pytest.mark.usefixtures("pulls", "some_chains")
+pytestmark = pytest.mark.usefixtures("pulls", "some_chains", "some_windows")
 
-RUN = tuple(prefix for prefix in table.OPERATION if prefix not in ("p2p.", "stage."))
+RUN = tuple(prefix for prefix in table.OPERATION if prefix != "p2p.")
 RECOVERY = (*table.VIEW, "repair.", "join.request", "join.before", "join.after")
 AGAIN = ("replay.", *LOGGED, "start.", "join.request", "join.after", "comm.create", "vote.", "decide.apply")
 

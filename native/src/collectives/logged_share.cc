@@ -26,11 +26,11 @@ std::size_t LoggedShare::bytes(std::uint32_t s, std::uint32_t segments) const {
     return op_.grid.count(s, segments) * size_of(op_.desc.dtype);
 }
 
-bool LoggedShare::put(std::uint32_t s, std::uint32_t segments) {
+bool LoggedShare::put(std::uint32_t s, std::uint32_t segments, const std::byte* from) {
     if (!on_) return false;
     FT_CHECK(s == next_, "segment %u is shared, not %u", s, next_);
     next_ += segments;
-    on_ = env_.log->put_in_share(ByteView(op_.result(s), bytes(s, segments)));
+    on_ = env_.log->put_in_share(ByteView(from, bytes(s, segments)));
     if (on_) FT_POINT("share.put");
     return on_;
 }

@@ -19,9 +19,10 @@ public:
 
     // Before the run's first frame. Only where all segments are reduced now, by all members: then what each rank logs is what it owns.
     void begin(const std::vector<SegmentRun>& plan);
-    // The next `segments` of what this rank owns are final, from s on. True: the others can see them in the log; false: not these, nor
-    // any that come later.
-    bool put(std::uint32_t s, std::uint32_t segments);
+    // The next `segments` of what this rank owns are final, from s on: in their place, or for now at `from`. True: the others can see them
+    // in the log; false: not these, nor any that come later.
+    bool put(std::uint32_t s, std::uint32_t segments) { return put(s, segments, op_.result(s)); }
+    bool put(std::uint32_t s, std::uint32_t segments, const std::byte* from);
     // The same of another rank, which has said so. False: that rank is gone, or this process cannot map its log.
     bool find(int owner, std::uint32_t s, std::uint32_t segments);
     // What was just found, to where this rank's input is. False: something else was there, as this rank was voted out meanwhile.

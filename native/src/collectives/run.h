@@ -136,8 +136,10 @@ private:
 
 std::unique_ptr<Run> make_ring_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, bool fence);
 std::unique_ptr<Run> make_pull_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
-// Of a plan in which all that is left is to be reduced, by all (is_whole).
-std::unique_ptr<Run> make_stage_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);
+// Of a plan in which all that is left is to be reduced, by all (is_whole). It adds in the order of the ranks, as make_pull_run, or as
+// make_ring_run.
+std::unique_ptr<Run> make_stage_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket,
+                                    bool in_rank_order);
 bool is_whole(const std::vector<SegmentRun>& plan, const std::vector<int>& living);
 // Of a plan in which each block comes from the rank whose it is (is_first_hand).
 std::unique_ptr<Run> make_block_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket);

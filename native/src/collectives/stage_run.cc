@@ -10,6 +10,7 @@
 #include "base/copy.h"
 #include "base/failpoint.h"
 #include "base/reduce.h"
+#include "collectives/logged_share.h"
 #include "collectives/window_run.h"
 
 namespace ftcomm {
@@ -18,14 +19,19 @@ namespace {
 
 class StageRun final : public WindowRun {
 public:
-    StageRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket)
-        : WindowRun(std::move(env), op, ticket), plan_(std::move(plan)), gives_(op.shape.shares_finals()) {}
+    StageRun(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket, bool in_rank_order)
+        : WindowRun(std::move(env), op, ticket),
+          plan_(std::move(plan)),
+          gives_(op.shape.shares_finals()),
+          in_rank_order_(in_rank_order),
+          share_(env_, op_) {}
 
 private:
     enum Task { kReduce, kGive, kStage, kTasks };
 
     Form form() override {
         shares_.lay_out(env_, op_, plan_);
+        share_.begin(plan_);
         const auto n = env_.living.size();
         return {shares_.chunks() + (gives_ ? 1 : 0), in_lines(shares_.place()), 2 * (n + 1), RankSet::first(env_.size())};
     }
@@ -56,13 +62,15 @@ private:
         FT_POINT("stage.input");
     }
 
-    // In the order of the ranks, whoever owns the segments.
+    // In the order of the ranks, whoever owns the segments; or in that of a ring, which ends with their owner.
     void reduce_own() {
         const auto chunk = step_ - 1;
         const auto p = shares_.piece(chunk, env_.position);
         inputs_.clear();
-        for (int i = 0; i < env_.size(); ++i)
+        for (int k = 0; k < env_.size(); ++k) {
+            const int i = in_rank_order_ ? k : (env_.position + 1 + k) % env_.size();
             inputs_.push_back(i == env_.position ? op_.input(p.segment) : window(i) + input_at(chunk, env_.position));
+        }
         const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(env_.size()) : 1;
         auto* to = gives_ ? own_window() + result_at(chunk) : op_.result(p.segment);
         const bool past = gives_ && env_.shared->way() == Into::Memory;
@@ -79,6 +87,9 @@ private:
         } else if (!gives_) {
             if (over_input) copy_bytes(to, sum, Shares::bytes(op_, p));
             Shares::set_final(op_, p, plan_.front().contributors);
+        } else {
+            share_.put(p.segment, p.segments,
+                       sum);  // while it is in the caches; nobody looks for it there before all of it is final
         }
         FT_POINT("stage.reduce");
         FT_POINT("collective.part");
@@ -101,7 +112,9 @@ private:
 
     const std::vector<SegmentRun> plan_;
     const bool gives_;
+    const bool in_rank_order_;
     Shares shares_;
+    LoggedShare share_;
     std::vector<const std::byte*> inputs_;
 };
 
@@ -116,8 +129,9 @@ bool is_whole(const std::vector<SegmentRun>& plan, const std::vector<int>& livin
     });
 }
 
-std::unique_ptr<Run> make_stage_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket) {
-    return std::make_unique<StageRun>(std::move(env), op, std::move(plan), ticket);
+std::unique_ptr<Run> make_stage_run(RunEnv env, OpState& op, std::vector<SegmentRun> plan, std::uint64_t ticket,
+                                    bool in_rank_order) {
+    return std::make_unique<StageRun>(std::move(env), op, std::move(plan), ticket, in_rank_order);
 }
 
 }  // namespace ftcomm

@@ -184,13 +184,16 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }
 
-// Of ranks that share the processors of one host (and so not under replay: as goes_by_tree). Reading saves copies, and spends more than that
-// on system calls and on what the caches have lost in between. C8: as above.
+// Of ranks that share the processors of one host. Reading saves copies, and spends more than that on system calls and on what the caches have
+// lost in between. C8: as above. Under replay a sum is not to depend on where a replacement comes up, or the next generation of the job: it is
+// the same without windows, but that along a ring narrow floats are rounded by each rank.
 bool Communicator::stages(const OpState& op) const {
-    if (decision_.frames_only || !core_.view.crowded || replays() || living_.size() < 3 || living_.size() > kMostStaged)
-        return false;
+    if (decision_.frames_only || !core_.view.crowded || living_.size() < 3 || living_.size() > kMostStaged) return false;
     if (op.shape.algorithm != Algorithm::Auto || op.shape.kind == OpKind::Reduce) return false;
-    if (reduces(op.shape.kind) && op.shape.op == ReduceOp::PremulSum) return false;
+    if (reduces(op.shape.kind)) {
+        if (op.shape.op == ReduceOp::PremulSum) return false;
+        if (replays() && is_narrow_float(op.desc.dtype) && !reads_memory(op, true)) return false;
+    }
     if (!op.shape.is_direct() && op.grid.segments() == 0) return false;
     const bool has_parts = op.shape.kind == OpKind::AllGather || op.shape.kind == OpKind::ReduceScatter || op.shape.is_direct();
     const auto bytes = op.desc.count * size_of(op.desc.dtype) * (has_parts ? spec_.members.size() : 1);
@@ -276,7 +279,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         core_.host.trace("run.flat");
     } else if (staged && is_whole(plan, living_)) {
         e.crowded = true;
-        run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket());
+        run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket(), reads_memory(op, true));
         core_.host.trace("run.stage");
     } else if (staged && is_first_hand(plan)) {
         e.crowded = true;

@@ -1,0 +1,56 @@
+"""Policy replay, with ranks that share the processors of one host: sums by windows have the bits of those without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import programs
+import pytest
+from keeper import Keeper, faults
+from kill_table import points
+from processors import on_one_processor
+
+Keep = Callable[..., Keeper]
+pytestmark = pytest.mark.usefixtures("pulls")
+
+
+@pytest.fixture
+def wanted(undisturbed: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Of four ranks without windows; from here on there are some."""
+    values = undisturbed(4, programs.everything, "shm")
+    monkeypatch.setenv("FTCOMM_STAGE_LIMIT", "0")
+    with on_one_processor():
+        yield values
+
+
+def test_nobody_dies(keep: Keep, wanted: list[Any]) -> None:
+    assert keep(4, programs.everything, transport="shm").values() == wanted
+
+
+@pytest.mark.parametrize(
+    "point", [*(f"{point}:{nth}" for point in points("stage.") for nth in (1, 23)), "share.put:7", "result.after:9"]
+)
+def test_a_death(keep: Keep, wanted: list[Any], point: str) -> None:
+    job = keep(4, programs.everything, transport="shm", faults=faults({1}, point), heartbeat=2.0)
+    assert job.values() == wanted
+    assert job.deaths == [(1, 0)]
+
+
+@pytest.mark.parametrize("victims", [{0, 1}, {0, 1, 2, 3}])
+def test_deaths(keep: Keep, wanted: list[Any], victims: set[int]) -> None:
+    """A pair; and all, whose next generation begins with the logs."""
+    job = keep(4, programs.everything, transport="shm", faults=faults(victims, "stage.final:40"), heartbeat=2.0)
+    assert job.values() == wanted
+    assert job.deaths
+
+
+def test_the_next_generation_has_no_windows(keep: Keep, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be on another machine. What is done again from the inputs gives the same there."""
+    job = keep(4, programs.everything, transport="shm")
+    job.run_until(lambda: all(job.marked(rank, "running") for rank in range(4)))
+    for victim in range(4):
+        job.kill(victim)
+    monkeypatch.setenv("FTCOMM_STAGE_LIMIT", str(1 << 40))
+    assert job.values() == wanted
+    assert job.generation == 1

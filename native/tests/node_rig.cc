@@ -46,7 +46,7 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
     }
     std::uint32_t max_payload() const override { return rig.setup_.max_payload; }
     bool shares_memory(int) override { return rig.setup_.reads; }
-    bool is_near(int) override { return rig.setup_.reads || rig.setup_.stream_limit != kNeverStreams; }
+    bool is_near(int) override { return rig.setup_.reads || rig.setup_.near || rig.setup_.stream_limit != kNeverStreams; }
     Read read(int from, const Remote& remote, std::byte* to, std::size_t bytes) override {
         if (rig.peer(from).node == nullptr) return Read::Over;
         if (rig.broken_reads_.contains(from)) {
@@ -108,8 +108,8 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.stream_limit = setup_.stream_limit;
     c.stage_limit = setup_.stage_limit;
     c.stage_bytes = setup_.stage_bytes;
+    if (setup_.reads || setup_.near) c.pull_limit = setup_.pull_limit;
     if (setup_.reads) {
-        c.pull_limit = setup_.pull_limit;
         c.piece_bytes = 16;
         c.read_bytes = 64;
     }

@@ -224,6 +224,7 @@ def test_wrong_arguments() -> None:
     assert done == Done(0, ["True", "True"], "")
 
 
+@pytest.mark.table
 @needs_mpi
 @pytest.mark.skipif(importlib.util.find_spec("pytest_mpi") is None, reason="pip install pytest-mpi")
 def test_under_pytest_mpi() -> None:

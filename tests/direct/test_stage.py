@@ -194,6 +194,32 @@ def test_a_death_in_a_reduce_scatter(ranks: Ranks, point: str) -> None:
     assert [results[r] for r in (0, 2, 3)] == [70_000] * 3
 
 
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("point", ["stage.enter", "stage.input:2", "stage.reduce", "stage.step:2", "fence.before"])
+def test_a_death_in_a_reduce(ranks: Ranks, point: str, victim: int) -> None:
+    """Of a rank that the root adds, and of the root, without which it fails on all others."""
+
+    def run(comm: Comm) -> bool:
+        data = np.arange(100_000.0) * (comm.rank + 1)
+        try:
+            parts = comm.reduce(data, root=2).chunks
+        except ftcomm.PeerFailure as error:
+            assert error.ranks == (victim,) == (2,)
+            return False
+        for at, n, who in parts if comm.rank == 2 else ():
+            np.testing.assert_array_equal(data[at : at + n], np.arange(at, at + n) * float(sum(r + 1 for r in who)))
+        if comm.rank != 2:
+            np.testing.assert_array_equal(data, np.arange(100_000.0) * (comm.rank + 1))
+        return True
+
+    point = "stage.reduce" if point == "stage.input:2" and victim == 2 else point  # the root puts nothing there
+    point = "stage.input" if point == "stage.reduce" and victim == 0 else point
+    results = ranks(5, run, policy="lossy", dies=[victim], faults=f"rank={victim},at={point},do=kill")
+    left = [result for rank, result in enumerate(results) if rank != victim]
+    assert left == [left[0]] * 4
+    assert left[0] or victim == 2
+
+
 @pytest.mark.parametrize("point", ["stage.enter", "stage.input:2", "stage.final:2", "fence.before"])
 def test_a_death_in_an_all_to_all(ranks: Ranks, point: str) -> None:
     def run(comm: Comm) -> bool:

@@ -252,6 +252,7 @@ def before(step):
     assert out.splitlines()[-1].startswith("weights")
 
 
+@pytest.mark.table
 def test_stages_of_a_pipeline_stop_at_the_same_step(start: Start, tmp_path: Path) -> None:
     examples = Path(__file__).parents[2] / "examples"
 

@@ -278,7 +278,8 @@ def test_all_die_and_begin_anew_without_their_logs(keep: Keep, wanted: list[Any]
     assert all(steps_of(job, rank) == [0, *range(9, STEPS)] for rank in range(SIZE))
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=TABLE) for seed in range(2, 6))])
+@TABLE
+@pytest.mark.parametrize("seed", range(1, 6))
 def test_kills_at_random_moments(keep: Keep, tmp_path: Path, seed: int) -> None:
     random_ = random.Random(seed)
     first = keep(training(tmp_path / "undisturbed", epochs=LONG)).values()

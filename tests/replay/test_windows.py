@@ -15,15 +15,17 @@ Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls")
 
 
-@pytest.fixture
-def wanted(undisturbed: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+@pytest.fixture(params=["1"])
+def wanted(request: pytest.FixtureRequest, undisturbed: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """Of four ranks without windows; from here on there are some."""
+    monkeypatch.setenv("FTCOMM_PEER_MEMORY", request.param)
     values = undisturbed(4, programs.everything, "shm")
     monkeypatch.setenv("FTCOMM_STAGE_LIMIT", "0")
     with on_one_processor():
         yield values
 
 
+@pytest.mark.parametrize("wanted", ["0", "1"], indirect=True)
 def test_nobody_dies(keep: Keep, wanted: list[Any]) -> None:
     assert keep(4, programs.everything, transport="shm").values() == wanted
 
@@ -37,10 +39,11 @@ def test_a_death(keep: Keep, wanted: list[Any], point: str) -> None:
     assert job.deaths == [(1, 0)]
 
 
+@pytest.mark.parametrize("wanted", ["0", "1"], indirect=True)
 @pytest.mark.parametrize("victims", [{0, 1}, {0, 1, 2, 3}])
 def test_deaths(keep: Keep, wanted: list[Any], victims: set[int]) -> None:
     """A pair; and all, whose next generation begins with the logs."""
-    job = keep(4, programs.everything, transport="shm", faults=faults(victims, "stage.final:40"), heartbeat=2.0)
+    job = keep(4, programs.everything, transport="shm", faults=faults(victims, "stage.final:12"), heartbeat=2.0)
     assert job.values() == wanted
     assert job.deaths
 

@@ -20,7 +20,7 @@ private:
     enum Task { kTake, kPut, kTasks };
 
     Form form() override {
-        shares_.lay_out(env_, op_, plan_);
+        shares_.lay_out(env_, op_, plan_, plan_.size());
         return {shares_.chunks(), in_lines(shares_.place()), 2, shares_.owners()};
     }
 

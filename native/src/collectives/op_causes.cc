@@ -99,8 +99,9 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
     if (c.code == Code::System) {
         c.message =
             "this rank could not look into the memory of a living one (the kernel did not let it, though it had seemed to: set "
-            "FTCOMM_PEER_MEMORY=0 on all ranks) or had no room for a window of its own (make some in /dev/shm, or set "
-            "FTCOMM_STAGE_LIMIT=1099511627776), and under the policy replay sums must not come about in another way from here "
+            "FTCOMM_PEER_MEMORY=0 on all ranks) or had no room in its segment for a window (raise ulimit -f, or "
+            "set FTCOMM_STAGE_LIMIT=1099511627776), and under the policy replay sums must not come about in another way from "
+            "here "
             "on; rank";
         for (auto r : c.ranks) c.message += " " + std::to_string(r);
         return c;

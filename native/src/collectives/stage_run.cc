@@ -1,4 +1,4 @@
-// An all-reduce or a reduce-scatter by windows: every rank puts its input into its own, and every owner reduces its piece of the chunk out of all of
+// An all-reduce, a reduce or a reduce-scatter by windows: every rank puts its input into its own, and every owner reduces its piece of the chunk out of all of
 // them: into its own, out of which everyone copies the finals, or to where it belongs. An input is read from memory once, a result written there
 // once.
 //
@@ -30,12 +30,20 @@ private:
     enum Task { kReduce, kGive, kStage, kTasks };
 
     Form form() override {
-        shares_.lay_out(env_, op_, plan_);
-        share_.begin(plan_);
         const auto n = env_.living.size();
+        if (op_.shape.kind == OpKind::Reduce) {  // the root's alone, out of the windows of all others
+            root_ = env_.position_of(op_.shape.root);
+            shares_.lay_out(env_, op_, plan_, n / 2);
+            auto others = RankSet::first(env_.size());
+            others.remove(root_);
+            return {shares_.chunks(), in_lines(shares_.place()), 2, others, root_};
+        }
+        shares_.lay_out(env_, op_, plan_, n);  // the inputs of all lie in a window, whoever owns them
+        share_.begin(plan_);
         return {shares_.chunks() + (gives_ ? 1 : 0), in_lines(shares_.place()), 2 * (n + 1), RankSet::first(env_.size())};
     }
     std::uint64_t input_at(std::uint32_t chunk, int position) const {
+        if (root_ >= 0) return place(chunk % 2);
         return place(2 + chunk % 2 * env_.living.size() + static_cast<std::size_t>(position));
     }
     std::uint64_t result_at(std::uint32_t chunk) const { return place(chunk % 2); }
@@ -113,6 +121,7 @@ private:
     const std::vector<SegmentRun> plan_;
     const bool gives_;
     const bool in_rank_order_;
+    int root_ = -1;  // of a reduce: its position
     Shares shares_;
     LoggedShare share_;
     std::vector<const std::byte*> inputs_;

@@ -27,9 +27,9 @@ WindowRun::~WindowRun() {
 
 void WindowRun::start() {
     form_ = form();
-    showing_ = form_.showing.count();
-    FT_CHECK(showing_ > 0 && place(form_.places) <= kWindow, "%llu pieces of %llu bytes of %d ranks",
-             static_cast<unsigned long long>(form_.places), static_cast<unsigned long long>(form_.place), showing_);
+    awaited_ = form_.looking == kAll || form_.looking == env_.position ? form_.showing.count() : 0;
+    FT_CHECK(!form_.showing.empty() && place(form_.places) <= kWindow, "%llu pieces of %llu bytes",
+             static_cast<unsigned long long>(form_.places), static_cast<unsigned long long>(form_.place));
     no_window_ = form_.showing.has(env_.position) && !take_window();
     if (no_window_) return;
     task_ = 0;
@@ -119,12 +119,14 @@ void WindowRun::enter() {
     FT_POINT("stage.enter");
     if (form_.showing.has(env_.position)) {
         const StageEntry entry{window_.place, number_};
-        for (int i = 1; i < env_.size(); ++i)
-            send(env_.position + i, FrameKind::StageEnter, 0, std::as_bytes(std::span(&entry, 1)));
+        const auto bytes = std::as_bytes(std::span(&entry, 1));
+        if (form_.looking != kAll) send(form_.looking, FrameKind::StageEnter, 0, bytes);
+        else
+            for (int i = 1; i < env_.size(); ++i) send(env_.position + i, FrameKind::StageEnter, 0, bytes);
         ++entered_;
         return;
     }
-    // So that ranks which name each other as the root notice.
+    // So that ranks which do not name the same root notice: each has said so to the one that it names, and a root to another one.
     send(form_.showing.lowest(), FrameKind::StageEnter, 0);
 }
 
@@ -149,7 +151,7 @@ void WindowRun::send(int position, FrameKind kind, std::uint32_t step, ByteView 
 
 // If all are through with the step that this rank waits in.
 void WindowRun::go_on() {
-    if (task_ >= 0 || no_window_ || fence_.begun() || entered_ < showing_) return;
+    if (task_ >= 0 || no_window_ || fence_.begun() || entered_ < awaited_) return;
     if (env_.position == 0) {
         const auto last = std::ranges::min(peers_, {}, &Peer::through).through;
         while (all_through_ < last) {
@@ -164,7 +166,7 @@ void WindowRun::go_on() {
     skip();
 }
 
-void Shares::lay_out(const RunEnv& env, const OpState& op, const std::vector<SegmentRun>& plan) {
+void Shares::lay_out(const RunEnv& env, const OpState& op, const std::vector<SegmentRun>& plan, std::size_t pieces) {
     shares_.resize(env.living.size());
     std::uint32_t s = 0, longest = 0;
     for (const auto& r : plan) {
@@ -174,9 +176,7 @@ void Shares::lay_out(const RunEnv& env, const OpState& op, const std::vector<Seg
     }
     FT_CHECK(s == op.grid.segments() && longest > 0, "plan covers %u of %u segments", s, op.grid.segments());
     const auto segment = op.grid.segment_elements * size_of(op.desc.dtype);
-    // Of sums the inputs of all lie in a window, whoever owns them.
-    const auto sharers = plan.front().mode == SegmentMode::Reduce ? env.living.size() : plan.size();
-    batch_ = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, env.stage_bytes / sharers / segment));
+    batch_ = static_cast<std::uint32_t>(std::max<std::uint64_t>(1, env.stage_bytes / pieces / segment));
     batch_ = std::min(batch_, longest);
     chunks_ = (longest + batch_ - 1) / batch_;
     place_ = batch_ * segment;

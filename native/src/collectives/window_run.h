@@ -30,7 +30,7 @@ public:
     void work() override;  // one piece: ticks and other communicators get their turn in between
     bool done() const override { return fence_.done(); }
     const char* phase() const override {
-        return entered_ < showing_ ? "the others to enter" : !fence_.begun() ? "data" : "the completion fence";
+        return entered_ < awaited_ ? "the others to enter" : !fence_.begun() ? "data" : "the completion fence";
     }
 
 protected:
@@ -38,7 +38,9 @@ protected:
         std::uint32_t last_step = 0;
         std::uint64_t place = 0, places = 0;  // bytes of one of the places in a window, and how many there are
         RankSet showing;  // positions that put something into theirs
+        int looking = kAll;  // the position of who looks there
     };
+    static constexpr int kAll = -1;
     static constexpr std::uint64_t kLine = 64;
     // Inputs twice, and results: of sixteen ranks in segments of 64 KiB, or of three whose pieces are a third of 512 KiB.
     static constexpr std::uint64_t kWindow = Transport::kWindowHead + (2u << 20) + (512u << 10);
@@ -83,7 +85,7 @@ private:
     std::optional<Ticket> ticket_;
     std::vector<Peer> peers_;  // by position
     Form form_;
-    int showing_ = 0, entered_ = 0;  // how many of them
+    int awaited_ = 0, entered_ = 0;  // of those that show something: how many this rank waits for, and has heard of
     std::uint32_t all_through_ = 0;
     int task_ = -1;  // none: it waits
     int at_ = 0;  // the position whose piece it is
@@ -98,7 +100,8 @@ public:
     struct Piece {
         std::uint32_t segment = 0, segments = 0;
     };
-    void lay_out(const RunEnv& env, const OpState& op, const std::vector<SegmentRun>& plan);
+    // A chunk has up to so many pieces as long.
+    void lay_out(const RunEnv& env, const OpState& op, const std::vector<SegmentRun>& plan, std::size_t pieces);
     Piece piece(std::uint32_t chunk, int position) const;
     std::uint32_t chunks() const { return chunks_; }
     std::uint64_t place() const { return place_; }  // bytes of the longest piece, in whole lines

@@ -89,7 +89,7 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
 // Where ranks share processors, what one waits for costs it a switch to another one: few messages are the faster way for longer.
 std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks) {
     switch (kind) {
-        case OpKind::Reduce: return ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
+        case OpKind::Reduce: return ranks <= kMostStaged ? 8192 : 32768;
         case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
         case OpKind::AllToAll: return ranks <= 4 ? 16384 : 32768;
         case OpKind::AllReduce: return ranks <= 4 ? 32768 : 65536;

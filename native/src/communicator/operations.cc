@@ -13,6 +13,7 @@ namespace {
 // Bytes of an all-reduce. On one host the ring stays in the caches; over several it sends more between them.
 constexpr std::uint64_t kPullFrom = 4u << 20, kGroupsFrom = 2u << 20;
 constexpr std::size_t kFewOnHost = 4;
+constexpr std::uint64_t kMostByRoot = 4u << 20;  // of inputs that the root alone adds up: a ring of all is as fast then
 
 // From where on a collective is read, in bytes of `count`, where what ranks write into links goes past their caches (base/streaming.h): a copy
 // into a link and one out of it, by two processors at once, are faster than the kernel's one, which looks up each page.
@@ -189,15 +190,19 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
 // the same without windows, but that along a ring narrow floats are rounded by each rank.
 bool Communicator::stages(const OpState& op) const {
     if (decision_.frames_only || !core_.view.crowded || living_.size() < 3 || living_.size() > kMostStaged) return false;
-    if (op.shape.algorithm != Algorithm::Auto || op.shape.kind == OpKind::Reduce) return false;
+    if (op.shape.algorithm != Algorithm::Auto) return false;
     if (reduces(op.shape.kind)) {
         if (op.shape.op == ReduceOp::PremulSum) return false;
-        if (replays() && is_narrow_float(op.desc.dtype) && !reads_memory(op, true)) return false;
+        const bool near = all_share_memory();
+        if (replays() && is_narrow_float(op.desc.dtype) && !(near && reads_memory(op, true))) return false;
+        // In groups there is another order, unless nobody can read anybody.
+        if (replays() && !near && op.shape.kind == OpKind::AllReduce && reads_memory(op, false)) return false;
     }
     if (!op.shape.is_direct() && op.grid.segments() == 0) return false;
     const bool has_parts = op.shape.kind == OpKind::AllGather || op.shape.kind == OpKind::ReduceScatter || op.shape.is_direct();
     const auto bytes = op.desc.count * size_of(op.desc.dtype) * (has_parts ? spec_.members.size() : 1);
     if (bytes < core_.config.stage_limit) return false;
+    if (op.shape.kind == OpKind::Reduce && bytes * living_.size() > kMostByRoot) return false;
     return std::ranges::all_of(
         living_, [&](int r) { return r == rank_ || core_.transport.is_near(spec_.members[static_cast<std::size_t>(r)]); });
 }
@@ -279,7 +284,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         core_.host.trace("run.flat");
     } else if (staged && is_whole(plan, living_)) {
         e.crowded = true;
-        run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket(), reads_memory(op, true));
+        run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket(), near && reads_memory(op, true));
         core_.host.trace("run.stage");
     } else if (staged && is_first_hand(plan)) {
         e.crowded = true;

@@ -148,4 +148,22 @@ FT_TEST(ranks_that_name_different_roots_of_a_reduce_notice) {
     }
 }
 
+// One names a root that is dead, which fails at once: whoever it is, and whoever is the others' root, it hears of that.
+FT_TEST(reduce_to_a_dead_root_among_windows_is_noticed) {
+    constexpr int kDead = 4;
+    for (int root : {0, 1, 3})
+        for (int odd : {0, 1, 2, 3}) {
+            Rooted sums(5);
+            auto& rig = sums.rig;
+            rig.kill(kDead);
+            for (int slot : {0, 1, 2, 3}) rig.evidence(slot, kDead, Evidence::Pidfd);
+            rig.settle();
+            for (int slot : {0, 1, 2, 3}) sums.enter(slot, slot == odd ? kDead : root);
+            EXPECT(sums.ended(odd, Code::PeerFailure));
+            rig.go_on({0, 1, 2, 3});
+            for (int slot : {0, 1, 2, 3})
+                if (slot != odd) EXPECT(sums.ended(slot, Code::Mismatch));
+        }
+}
+
 }  // namespace ftcomm::unit

@@ -89,8 +89,7 @@ void WindowRun::on_frame(int from, const FrameHeader& h, ByteView payload) {
 void WindowRun::work() {
     if (!has_work()) return;
     if (no_window_) {
-        refused = true;
-        no_window_ = false;
+        refused = over_ = true;
         return;
     }
     do_piece(task_, at_);
@@ -120,14 +119,20 @@ void WindowRun::enter() {
     if (form_.showing.has(env_.position)) {
         const StageEntry entry{window_.place, number_};
         const auto bytes = std::as_bytes(std::span(&entry, 1));
-        if (form_.looking != kAll) send(form_.looking, FrameKind::StageEnter, 0, bytes);
-        else
-            for (int i = 1; i < env_.size(); ++i) send(env_.position + i, FrameKind::StageEnter, 0, bytes);
+        if (form_.looking == kAll) tell_all(FrameKind::StageEnter, 0, bytes);
+        else send(form_.looking, FrameKind::StageEnter, 0, bytes);
         ++entered_;
-        return;
+    } else if (form_.looking == kAll) {
+        // So that ranks which name each other as the root notice.
+        send(form_.showing.lowest(), FrameKind::StageEnter, 0);
+    } else {
+        // Nor is anybody to be left who has called something else, which failed at once (a dead root), and would hear of this from nobody.
+        tell_all(FrameKind::StageEnter, 0);
     }
-    // So that ranks which do not name the same root notice: each has said so to the one that it names, and a root to another one.
-    send(form_.showing.lowest(), FrameKind::StageEnter, 0);
+}
+
+void WindowRun::tell_all(FrameKind kind, std::uint32_t step, ByteView payload) {
+    for (int i = 1; i < env_.size(); ++i) send(env_.position + i, kind, step, payload);
 }
 
 void WindowRun::end_step() {
@@ -156,7 +161,7 @@ void WindowRun::go_on() {
         const auto last = std::ranges::min(peers_, {}, &Peer::through).through;
         while (all_through_ < last) {
             ++all_through_;
-            for (int i = 1; i < env_.size(); ++i) send(i, FrameKind::StageGo, all_through_);
+            tell_all(FrameKind::StageGo, all_through_);
         }
     }
     if (all_through_ < step_) return;

@@ -79,6 +79,7 @@ private:
     void end_step();
     void go_on();
     void send(int position, FrameKind kind, std::uint32_t step, ByteView payload = {});
+    void tell_all(FrameKind kind, std::uint32_t step, ByteView payload = {});
 
     const std::uint64_t number_;
     Transport::Window window_;

@@ -87,13 +87,13 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
 }
 
 // Where ranks share processors, what one waits for costs it a switch to another one: few messages are the faster way for longer.
-std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks) {
+std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks, bool staged) {
     switch (kind) {
-        case OpKind::Reduce: return ranks <= kMostStaged ? 8192 : 32768;
+        case OpKind::Reduce: return staged ? 8192 : ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
         case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
         case OpKind::AllToAll: return ranks <= 4 ? 16384 : 32768;
         case OpKind::AllReduce: return ranks <= 4 ? 32768 : 65536;
-        case OpKind::Broadcast: return ranks <= kMostStaged ? 32768 : 65536;  // by windows each byte is copied less often
+        case OpKind::Broadcast: return staged ? 32768 : 65536;  // by windows each byte is copied less often
         default: return 65536;
     }
 }
@@ -117,7 +117,9 @@ bool Communicator::is_flat(const OpDesc& d) const {
     if (all_to_all && n > kStraight) return false;  // each gets n times as much as it asks for
     if (gathers(d.kind) && n > kStraight && !core_.config.has_flat_trees(n)) return false;
     const auto bytes = d.kind == OpKind::AllGather || all_to_all ? n * message : message;
-    auto limit = n > 2 && prefers_few_messages(d, bytes) ? crowded_flat_limit_of(d.kind, n) : flat_limit_of(d.kind, n);
+    const bool goes = !reduces(d.kind) || d.op != ReduceOp::PremulSum;
+    const bool staged = goes && n <= kMostStaged && core_.config.stage_limit <= message;
+    auto limit = n > 2 && prefers_few_messages(d, bytes) ? crowded_flat_limit_of(d.kind, n, staged) : flat_limit_of(d.kind, n);
     // A limit that was tuned is that of an all-reduce.
     if (const auto given = core_.config.flat_limit; given > 0)
         limit = d.kind == OpKind::Reduce || has_parts ? std::min(limit, given) : given;

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <vector>
 
-#include "base/bytes.h"
 #include "base/random.h"
 #include "tests/unit.h"
 

@@ -1,34 +1,20 @@
 // Broadcasts, all-gathers and all-to-alls by windows of shared memory, of ranks that share the processors of one host.
 #include <algorithm>
-#include <numeric>
 
 #include "tests/window_rig.h"
 
 namespace ftcomm::unit {
 namespace {
 
-struct Sharing {
+struct Sharing : Windowed {
     static constexpr std::int32_t kNothing = -1;
-    Rig rig;
-    std::vector<int> all;
     OpKind kind;
     int root;
     std::size_t count;  // of a block
     std::vector<std::vector<std::int32_t>> data, own;
-    std::vector<RequestPtr> requests;
 
     Sharing(int ranks, OpKind kind_in, std::size_t count_in, int root_in = 0, Rig::Setup setup = with_windows())
-        : rig(ranks, setup),
-          all(static_cast<std::size_t>(ranks)),
-          kind(kind_in),
-          root(root_in),
-          count(count_in),
-          data(all.size()),
-          own(all.size()),
-          requests(all.size()) {
-        std::iota(all.begin(), all.end(), 0);
-        rig.comm(all);
-    }
+        : Windowed(ranks, setup), kind(kind_in), root(root_in), count(count_in), data(all.size()), own(all.size()) {}
     static std::int32_t value(int owner, std::size_t i, int salt) {
         return static_cast<std::int32_t>(i) * (owner + 1) + salt * 1000003 + owner;
     }
@@ -221,23 +207,12 @@ FT_TEST(who_calls_something_small_among_windows_is_noticed) {
 namespace {
 
 // To each a part of `count` numbers; with counts, which say the same, for the ranks in `counted`.
-struct SwapInWindows {
-    Rig rig;
-    std::vector<int> all;
+struct SwapInWindows : Windowed {
     std::size_t count;
     std::vector<std::vector<std::int32_t>> in, out;
-    std::vector<RequestPtr> requests;
 
     SwapInWindows(int ranks, std::size_t count_in, Rig::Setup setup = with_windows())
-        : rig(ranks, setup),
-          all(static_cast<std::size_t>(ranks)),
-          count(count_in),
-          in(all.size()),
-          out(all.size()),
-          requests(all.size()) {
-        std::iota(all.begin(), all.end(), 0);
-        rig.comm(all);
-    }
+        : Windowed(ranks, setup), count(count_in), in(all.size()), out(all.size()) {}
     static std::int32_t value(int from, int to, std::size_t i, int salt) {
         return from * 100000 + to * 1000 + static_cast<std::int32_t>(i % 997) + salt * 10000000;
     }

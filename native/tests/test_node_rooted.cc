@@ -1,32 +1,16 @@
 // Reduces by windows of shared memory, of ranks that share the processors of one host: only the root looks into them.
-#include <numeric>
-
 #include "tests/window_rig.h"
 
 namespace ftcomm::unit {
 namespace {
 
-struct Rooted {
-    Rig rig;
-    std::vector<int> all;
+struct Rooted : Windowed {
     std::size_t count;
     bool in_place = false;  // at the root
     std::vector<std::vector<std::int32_t>> in, out;
-    std::vector<RequestPtr> requests;
 
     explicit Rooted(int ranks, std::size_t count_in = 700, Rig::Setup setup = with_windows())
-        : rig(ranks, setup),
-          all(static_cast<std::size_t>(ranks)),
-          count(count_in),
-          in(all.size()),
-          out(all.size()),
-          requests(all.size()) {
-        std::iota(all.begin(), all.end(), 0);
-        rig.comm(all);
-    }
-    static std::int32_t input(int slot, std::size_t i, int salt) {
-        return static_cast<std::int32_t>(i) * (slot + 1) + salt * 1000003;
-    }
+        : Windowed(ranks, setup), count(count_in), in(all.size()), out(all.size()) {}
     void enter(int slot, int root, int salt = 0) {
         const auto s = static_cast<std::size_t>(slot);
         in[s].resize(count);

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
-#include <numeric>
 
 #include "base/random.h"
 #include "tests/window_rig.h"
@@ -10,27 +9,14 @@
 namespace ftcomm::unit {
 namespace {
 
-struct Staged {
-    Rig rig;
-    std::vector<int> all;
+struct Staged : Windowed {
     std::size_t count;
     std::vector<std::vector<std::int32_t>> data;
-    std::vector<RequestPtr> requests;
 
     static constexpr std::size_t kCount = 700;  // of 64 bytes each: 44 segments
 
     explicit Staged(int ranks, Rig::Setup setup = with_windows(), std::size_t count_in = kCount, Policy policy = Policy::Lossy)
-        : rig(ranks, setup),
-          all(static_cast<std::size_t>(ranks)),
-          count(count_in),
-          data(all.size(), std::vector<std::int32_t>(count)),
-          requests(all.size()) {
-        std::iota(all.begin(), all.end(), 0);
-        rig.comm(all, Rig::kComm, policy);
-    }
-    static std::int32_t input(int slot, std::size_t i, int salt) {
-        return static_cast<std::int32_t>(i) * (slot + 1) + salt * 1000003;
-    }
+        : Windowed(ranks, setup, policy), count(count_in), data(all.size(), std::vector<std::int32_t>(count)) {}
     void enter(int slot, int salt = 0) {
         auto& mine = data[static_cast<std::size_t>(slot)];
         for (std::size_t i = 0; i < count; ++i) mine[i] = input(slot, i, salt);
@@ -81,13 +67,10 @@ FT_TEST(ranks_that_share_processors_add_in_windows) {
 FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
     for (int ranks : {3, 4, 7, 16})
         for (const auto& [count, in_place] : {std::pair<std::size_t, bool>{17, false}, {40, true}, {700, false}, {700, true}}) {
-            Rig rig(ranks, with_windows());
-            std::vector<int> all(static_cast<std::size_t>(ranks));
-            std::iota(all.begin(), all.end(), 0);
-            rig.comm(all, Rig::kComm, Policy::Lossy);
+            Windowed scatters(ranks);
+            auto& [rig, all, requests] = scatters;
             for (int salt : {0, 1}) {
                 std::vector<std::vector<std::int32_t>> in(all.size()), out(all.size());
-                std::vector<RequestPtr> requests;
                 for (int slot : all) {
                     auto& mine = in[static_cast<std::size_t>(slot)];
                     mine.resize(count * all.size());
@@ -100,7 +83,7 @@ FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
                     d.send = mine.data();
                     d.recv = in_place ? mine.data() + static_cast<std::size_t>(slot) * count
                                       : out[static_cast<std::size_t>(slot)].data();
-                    requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
+                    requests[static_cast<std::size_t>(slot)] = rig.node(slot).collective(rig.now(), Rig::kComm, d);
                 }
                 rig.go_on(all);
                 for (int slot : all) {
@@ -136,13 +119,10 @@ FT_TEST(who_does_not_share_processors_needs_no_windows) {
 FT_TEST(sums_of_windows_are_those_without_them) {
     constexpr std::size_t kBlock = 150;
     const auto sums = [](int ranks, Rig::Setup setup, OpKind kind, DType dtype, bool* staged) {
-        Rig rig(ranks, setup);
-        std::vector<int> all(static_cast<std::size_t>(ranks));
-        std::iota(all.begin(), all.end(), 0);
-        rig.comm(all, Rig::kComm, setup.replay ? Policy::Replay : Policy::Lossy);
+        Windowed adders(ranks, setup, setup.replay ? Policy::Replay : Policy::Lossy);
+        auto& [rig, all, requests] = adders;
         const auto blocks = kind == OpKind::ReduceScatter ? all.size() : 1;
         std::vector<Bytes> in, out;
-        std::vector<RequestPtr> requests;
         for (int slot : all) {
             Random values(static_cast<std::uint64_t>(slot) + 1);
             in.emplace_back(kBlock * blocks * size_of(dtype));
@@ -164,7 +144,7 @@ FT_TEST(sums_of_windows_are_those_without_them) {
             if (kind == OpKind::ReduceScatter) d.send = in[s].data();
             else out[s] = in[s];
             d.recv = out[s].data();
-            requests.push_back(rig.node(slot).collective(rig.now(), Rig::kComm, d));
+            requests[s] = rig.node(slot).collective(rig.now(), Rig::kComm, d);
         }
         rig.go_on(all);
         for (const auto& r : requests) EXPECT(r->done && r->status.ok());

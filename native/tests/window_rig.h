@@ -1,6 +1,8 @@
 // Ranks that share the processors of one host, and what they do by windows of shared memory.
 #pragma once
 
+#include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "tests/node_rig.h"
@@ -16,6 +18,22 @@ inline Rig::Setup with_windows(bool stages = true) {
     if (stages) s.stage_limit = 0;
     return s;
 }
+
+// Ranks of one communicator, each with the operation that it called last.
+struct Windowed {
+    Rig rig;
+    std::vector<int> all;
+    std::vector<RequestPtr> requests;
+
+    explicit Windowed(int ranks, Rig::Setup setup = with_windows(), Policy policy = Policy::Lossy)
+        : rig(ranks, setup), all(static_cast<std::size_t>(ranks)), requests(all.size()) {
+        std::iota(all.begin(), all.end(), 0);
+        rig.comm(all, Rig::kComm, policy);
+    }
+    static std::int32_t input(int slot, std::size_t i, int salt) {  // of who adds
+        return static_cast<std::int32_t>(i) * (slot + 1) + salt * 1000003;
+    }
+};
 
 // Of five: one dies, another one knows it first, leaves the attempt, and puts something of another communicator into its window, while a late one
 // that does not know yet still looks into it.

@@ -145,25 +145,30 @@ def test_once_and_again(method: str) -> None:
     assert done == Done(0, sorted([f"{rank} 3 6 True" for rank in range(3)] * 2), "")
 
 
+# Each rank pretends to be another host: without a secret their links would be refused.
+ON_HOSTS = """
+    from mpi4py import MPI
+    os.environ["FTCOMM_HOST"] = f"host-{MPI.COMM_WORLD.rank}"
+    dist.init_process_group("ftcomm", init_method="mpi://")
+    data = torch.ones(1000)
+    dist.all_reduce(data)
+    say(int(data[0]), ftcomm.torch.communicator().job.options.secret)
+    dist.destroy_process_group()
+    """
+
+
 @needs_mpi
-@pytest.mark.parametrize("given", most([""], ["of the one who has started the job"]))
-def test_hosts_have_a_secret(given: str) -> None:
-    """Each rank pretends to be another host: without a secret their links would be refused."""
-    program = """
-        from mpi4py import MPI
-        os.environ["FTCOMM_HOST"] = f"host-{MPI.COMM_WORLD.rank}"
-        dist.init_process_group("ftcomm", init_method="mpi://")
-        data = torch.ones(1000)
-        dist.all_reduce(data)
-        say(int(data[0]), ftcomm.torch.communicator().job.options.secret)
-        dist.destroy_process_group()
-        """
-    if given:
-        assert mpirun(program, FTCOMM_SECRET=given) == Done(0, [f"3 {given}"] * 3, "")
-        return
-    made = {line.split()[1] for line in mpirun(program).lines}
+def test_hosts_have_a_secret() -> None:
+    made = {line.split()[1] for line in mpirun(ON_HOSTS).lines}
     assert len(made) == 1
     assert len(made.pop()) == 64
+
+
+@needs_mpi
+@pytest.mark.table
+def test_a_secret_that_is_given_stays() -> None:
+    given = "of the one who has started the job"
+    assert mpirun(ON_HOSTS, FTCOMM_SECRET=given) == Done(0, [f"3 {given}"] * 3, "")
 
 
 @needs_mpi

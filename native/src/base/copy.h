@@ -25,6 +25,7 @@ inline bool is_slow_to_move(const void* to, const void* from) {
 }
 void copy_by_vectors(void* to, const void* from, std::size_t bytes);
 
+// As memcpy; of no bytes also between null pointers.
 inline void copy_bytes(void* to, const void* from, std::size_t bytes) {
     constexpr std::size_t kMoved = 2048;  // of less no C library makes that one instruction
     if (bytes >= kMoved && is_slow_to_move(to, from)) copy_by_vectors(to, from, bytes);

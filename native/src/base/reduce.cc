@@ -1,7 +1,6 @@
 #include "base/reduce.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/copy.h"

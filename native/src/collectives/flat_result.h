@@ -1,8 +1,6 @@
 // What a small operation without a fence has, into its caller's buffer: at once, as nothing can fail any more (invariant B).
 #pragma once
 
-#include <cstring>
-
 #include "base/copy.h"
 #include "collectives/op_state.h"
 
@@ -28,7 +26,7 @@ inline void set_summed(OpState& op, void* sum) {
 
 // And where it is in the run's memory for all.
 inline void give_sum(OpState& op, void* sum, std::size_t bytes) {
-    if (!op.is_part() && bytes > 0) copy_bytes(op.desc.recv, sum, bytes);
+    if (!op.is_part()) copy_bytes(op.desc.recv, sum, bytes);
     set_summed(op, sum);
 }
 

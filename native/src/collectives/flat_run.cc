@@ -1,7 +1,6 @@
 // Small all-reduces and all-gathers (and what runs as one), broadcasts and barriers: everyone sends what it has to everyone, the others of a
 // broadcast and all of a barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the result is
 // kept until the next operation shows that all have it (C6).
-#include <cstring>
 #include <memory>
 
 #include "base/check.h"
@@ -78,7 +77,7 @@ private:
     }
     void keep_part(int position, const void* input) {
         auto* to = next_room();
-        if (bytes_ > 0) copy_bytes(to, input, bytes_);
+        copy_bytes(to, input, bytes_);
         env_.flat->parts[static_cast<std::size_t>(position)] = to;
     }
 

@@ -3,7 +3,6 @@
 // order of ranks, part by part, and once: all have the same bits (8- and 16-bit floats go up as float32, and are rounded once). No fence
 // either: what came down left when all had entered, so it is kept until the next operation shows that all have it (C6). Who dies on the way
 // takes with it what it has not passed on; whoever has the result hands it out.
-#include <cstring>
 #include <memory>
 
 #include "base/check.h"
@@ -127,7 +126,7 @@ private:
 
     void put_in(std::size_t i, ByteView payload) {
         auto* to = sums_ ? sum(i + 1) : room(place_of(place_.below[i]));
-        if (!payload.empty()) copy_bytes(to, payload.data(), payload.size());
+        copy_bytes(to, payload.data(), payload.size());
         if (sums_) env_.flat->parts[i + 1] = to;
         else if (gathers_)
             for (int r = place_.below[i].begin; r < place_.below[i].end; ++r) take(static_cast<std::uint32_t>(r));
@@ -163,7 +162,7 @@ private:
 
     void finish(ByteView result) {
         for (const auto& part : place_.below) send(part.begin, kDown, result);  // first: they wait for it
-        if (result.data() != room() && !result.empty()) copy_bytes(room(), result.data(), result.size());
+        if (result.data() != room()) copy_bytes(room(), result.data(), result.size());
         if (sums_) {
             give_sum(op_, room(), bytes_);
         } else if (op_.is_part()) {

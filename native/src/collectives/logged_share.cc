@@ -1,7 +1,6 @@
 #include "collectives/logged_share.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/copy.h"

@@ -2,7 +2,6 @@
 // a holder (broadcast, all-gather, repairs), or reduced only (reduce, reduce-scatter). One engine for healthy and repair runs.
 // Ring all-reduce: Patarasuk and Yuan 2009. Each rank has exactly one event to wait for per segment.
 #include <algorithm>
-#include <cstring>
 #include <deque>
 
 #include "base/check.h"

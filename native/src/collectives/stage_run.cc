@@ -1,11 +1,10 @@
-// An all-reduce, a reduce or a reduce-scatter by windows: every rank puts its input into its own, and every owner reduces its piece of the chunk out of all of
-// them: into its own, out of which everyone copies the finals, or to where it belongs. An input is read from memory once, a result written there
-// once.
+// An all-reduce, a reduce or a reduce-scatter by windows: every rank puts its input into its own, and every owner reduces its piece of the chunk
+// out of all of them: into its own, out of which everyone copies the finals, or to where it belongs. An input is read from memory once, a result
+// written there once.
 //
 // A chunk is a piece of every share, so that the owners are those of the plan. Step t: reduce chunk t - 1, copy the finals of chunk t - 2,
 // stage chunk t. A copy whose ticket does not stand has cost the input; that still is in this rank's own window (invariant B).
 #include <algorithm>
-#include <cstring>
 
 #include "base/copy.h"
 #include "base/failpoint.h"

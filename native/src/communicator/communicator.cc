@@ -117,8 +117,8 @@ bool Communicator::is_flat(const OpDesc& d) const {
     if (all_to_all && n > kStraight) return false;  // each gets n times as much as it asks for
     if (gathers(d.kind) && n > kStraight && !core_.config.has_flat_trees(n)) return false;
     const auto bytes = d.kind == OpKind::AllGather || all_to_all ? n * message : message;
-    const bool goes = !reduces(d.kind) || d.op != ReduceOp::PremulSum;
-    const bool staged = goes && n <= kMostStaged && core_.config.stage_limit <= message;
+    const bool premultiplied = reduces(d.kind) && d.op == ReduceOp::PremulSum;
+    const bool staged = !premultiplied && n <= kMostStaged && core_.config.stage_limit <= message;
     auto limit = n > 2 && prefers_few_messages(d, bytes) ? crowded_flat_limit_of(d.kind, n, staged) : flat_limit_of(d.kind, n);
     // A limit that was tuned is that of an all-reduce.
     if (const auto given = core_.config.flat_limit; given > 0)

@@ -194,7 +194,7 @@ private:
     void drop_run();  // with what of it, and of all before it, waits for room
     std::uint64_t signature_of(const Shape& shape);
     bool reads_memory(const OpState& op, bool near) const;
-    bool stages(const OpState& op) const;
+    bool stages(const OpState& op, bool near) const;
     std::uint64_t show_limit(OpKind kind) const;
     bool goes_by_tree(const OpState& op) const;
     bool all_share_memory() const;

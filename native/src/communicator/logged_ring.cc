@@ -1,7 +1,6 @@
 #include "communicator/logged_ring.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/bytes.h"
@@ -190,7 +189,7 @@ Status LoggedRing::keep(int chunk, const LogRecord& came) {
     const auto n = came.payload.size();
     if (n <= kWhole) {
         if (auto s = pairs_->check_received(before()); !s) return s;
-        if (n > 0) copy_bytes(at(chunk), came.payload.data(), n);
+        copy_bytes(at(chunk), came.payload.data(), n);
         return {};
     }
     const auto crc = crc32c_copy(at(chunk), came.payload.data(), n, 0, into_for(total()));

@@ -188,15 +188,15 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
 // Of ranks that share the processors of one host. Reading saves copies, and spends more than that on system calls and on what the caches have
 // lost in between. C8: as above. Under replay a sum is not to depend on where a replacement comes up, or the next generation of the job: it is
 // the same without windows, but that along a ring narrow floats are rounded by each rank.
-bool Communicator::stages(const OpState& op) const {
+// `near`: all can read each other.
+bool Communicator::stages(const OpState& op, bool near) const {
     if (decision_.frames_only || !core_.view.crowded || living_.size() < 3 || living_.size() > kMostStaged) return false;
     if (op.shape.algorithm != Algorithm::Auto) return false;
-    if (reduces(op.shape.kind)) {
-        if (op.shape.op == ReduceOp::PremulSum) return false;
-        const bool near = all_share_memory();
-        if (replays() && is_narrow_float(op.desc.dtype) && !(near && reads_memory(op, true))) return false;
+    if (reduces(op.shape.kind) && op.shape.op == ReduceOp::PremulSum) return false;
+    if (reduces(op.shape.kind) && replays()) {
+        if (is_narrow_float(op.desc.dtype) && !(near && reads_memory(op, true))) return false;
         // In groups there is another order, unless nobody can read anybody.
-        if (replays() && !near && op.shape.kind == OpKind::AllReduce && reads_memory(op, false)) return false;
+        if (!near && op.shape.kind == OpKind::AllReduce && reads_memory(op, false)) return false;
     }
     if (!op.shape.is_direct() && op.grid.segments() == 0) return false;
     const bool has_parts = op.shape.kind == OpKind::AllGather || op.shape.kind == OpKind::ReduceScatter || op.shape.is_direct();
@@ -267,7 +267,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     auto e = env();
     const bool near = !flat && all_share_memory();
     e.crowded = near && core_.view.crowded;
-    const bool staged = !repair && stages(op);
+    const bool staged = !repair && stages(op, near);
     if (staged && op.shape.is_direct() && whole) {
         e.crowded = true;
         run_ = make_exchange_run(e, op, core_.fresh_ticket());

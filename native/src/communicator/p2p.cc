@@ -1,7 +1,6 @@
 #include "communicator/p2p.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "base/copy.h"

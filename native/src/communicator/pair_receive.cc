@@ -1,6 +1,5 @@
 // What a program receives: the records of each stream, in order, and which receive gets which.
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "base/copy.h"

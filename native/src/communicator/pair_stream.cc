@@ -1,6 +1,5 @@
 // The sending side between hosts: records go in pieces, from the one that the receiver asks for.
 #include <algorithm>
-#include <cstring>
 
 #include "base/copy.h"
 #include "base/failpoint.h"
@@ -31,7 +30,7 @@ bool LoggedPairs::stream(int rank, int pieces) {
             static_cast<std::uint32_t>(std::min<std::uint64_t>({bytes - p.wanted_offset, core_.sender.max_payload(), kPiece}));
         auto* room = core_.sender.reserve(slot, n);
         if (room == nullptr) return false;  // on_writable comes
-        if (n > 0) copy_bytes(room, record.payload.data() + p.wanted_offset, n);
+        copy_bytes(room, record.payload.data() + p.wanted_offset, n);
         auto sum = record.crc;
         if (!sum && p.later) log_.append_sent(to(rank), record.seq, p.wanted_offset, {room, n}, &sum);
         auto h = header(FrameKind::LogPiece);

@@ -115,6 +115,7 @@ inline constexpr const char* kExpected[] = {
     "run.groups",
     "run.groups.repair",
     "read.over",
+    "window.refused",
     "exchange.direct",
     "run.direct",
     "run.absent",

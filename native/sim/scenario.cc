@@ -14,8 +14,6 @@ bool is_reduction(OpKind k) { return reduces(k); }
 
 namespace {
 
-// Some have all that windows need, which few have by chance: by itself, so that the other draws of a seed stay as they were.
-bool is_for_windows(const Scenario& s) { return !s.replay && !s.resets && Random(s.seed ^ 0x1d0e5ULL).chance(0.1); }
 
 void draw_ranks(Scenario& s, Random& r) {
     s.ranks = r.chance(0.75) ? static_cast<int>(r.between(3, 6)) : static_cast<int>(r.between(7, r.chance(0.3) ? 16 : 9));
@@ -32,6 +30,8 @@ void draw_ranks(Scenario& s, Random& r) {
 }
 
 }  // namespace
+
+bool is_for_windows(const Scenario& s) { return !s.resets && Random(s.seed ^ 0x1d0e5ULL).chance(0.1); }
 
 void draw_network(Scenario& s, Random& r) {
     static const std::vector<std::uint64_t> segments{16, 24, 32, 64, 128};
@@ -56,7 +56,11 @@ void draw_network(Scenario& s, Random& r) {
     Random refusals(s.seed ^ 0x4ef5ULL);
     if (s.peer_memory && !s.replay && refusals.chance(0.15)) s.unreadable = static_cast<int>(refusals.between(0, s.ranks - 1));
     if (is_for_windows(s)) {
-        s.crowded = s.stages = s.peer_memory = true;
+        Random rooms(s.seed ^ 0x4003ULL);
+        if (rooms.chance(0.3)) s.windowless = static_cast<int>(rooms.between(0, s.ranks - 1));
+        s.room = static_cast<int>(rooms.between(0, 2));
+        if (rooms.chance(0.4)) s.pull_limit = 1u << 30;
+        s.crowded = s.stages = true;
         s.flat_limit = 1;
     }
     auto& n = s.network;

@@ -136,6 +136,8 @@ struct Scenario {
     bool stages = false;               // and their all-reduces go by windows
     bool peer_memory = false;          // ranks of one host read each other's memory
     int unreadable = -1;               // slot whose memory the kernel does not let them read, though it had seemed to
+    int windowless = -1, room = 0;     // slot that there is only room for so many windows for
+    std::uint64_t pull_limit = 1;      // of collectives, where they may be read
     std::vector<CommPlan> comms;
     std::vector<Step> steps;
     std::vector<int> groups;           // first step of each group, and the end

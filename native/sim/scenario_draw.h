@@ -5,6 +5,8 @@
 
 namespace ftcomm::sim {
 
+// Some have all that windows need, which few have by chance: by itself, so that the other draws of a seed stay as they were.
+bool is_for_windows(const Scenario& s);
 void draw_network(Scenario& s, Random& r);
 Scenario draw_replay(std::uint64_t seed);
 void draw_checkpoints(Scenario& s);  // replay, before the faults

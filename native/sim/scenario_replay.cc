@@ -118,7 +118,11 @@ Scenario draw_replay(std::uint64_t seed) {
     s.seed = seed;
     s.replay = true;
     s.ranks = static_cast<int>(r.between(2, 6));
-    const int hosts = r.chance(0.4) ? 1 : r.chance(0.4) ? s.ranks : static_cast<int>(r.between(2, std::min(3, s.ranks)));
+    int hosts = r.chance(0.4) ? 1 : r.chance(0.4) ? s.ranks : static_cast<int>(r.between(2, std::min(3, s.ranks)));
+    if (is_for_windows(s)) {
+        s.ranks = std::max(s.ranks, 3);
+        hosts = 1;
+    }
     for (int i = 0; i < s.ranks; ++i) s.hosts.push_back(1000 + static_cast<std::uint64_t>(i * hosts / s.ranks));
     s.joinable.assign(static_cast<std::size_t>(s.ranks), true);
     s.leave_at.assign(static_cast<std::size_t>(s.ranks), -1);
@@ -146,7 +150,7 @@ Scenario draw_replay(std::uint64_t seed) {
 // Where all ranks are on one host, most steps of every other seed are sums whose parts are read in their owners' logs.
 void draw_shared_sums(Scenario& s) {
     Random r(s.seed ^ 0x5a4eedULL);
-    if (s.hosts.front() != s.hosts.back() || !r.chance(0.5)) return;
+    if (s.hosts.front() != s.hosts.back() || !r.chance(0.5) || is_for_windows(s)) return;
     for (auto& step : s.steps) {
         if (step.kind != StepKind::Collective || !r.chance(0.7)) continue;
         step.op = OpKind::AllReduce;
@@ -171,6 +175,7 @@ void draw_log_groups(Scenario& s) {
 Scenario undisturbed(Scenario s) {
     s.quiet = true;
     s.faults.clear();
+    s.stages = false;  // what goes by windows has the bits that it has without
     return s;
 }
 

@@ -37,7 +37,8 @@ std::string describe(const Scenario& s) {
                   : s.joins             ? ", joins"
                                         : "",
                   s.peer_memory ? ", peer memory" : "", s.unreadable >= 0 ? " but of one rank" : "",
-                  s.crowded && s.stages ? ", crowded with windows"
+                  s.crowded && s.stages && s.windowless >= 0 ? ", crowded with windows but of one rank"
+                  : s.crowded && s.stages ? ", crowded with windows"
                   : s.crowded           ? ", crowded"
                                         : "");
     std::string out = line;

@@ -68,6 +68,8 @@ bool SimTransport::shares_memory(int slot) {
     return world_.scenario().peer_memory && world_.same_host(self_.slot, slot) && !target(slot).detached;
 }
 
+bool SimTransport::is_near(int slot) { return world_.same_host(self_.slot, slot) && !target(slot).detached; }
+
 // A buffer whose request is done belongs to its caller, who has put something else there by now.
 Transport::Read SimTransport::read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
     Instance* from = world_.find(slot, target(slot).incarnation);
@@ -87,7 +89,10 @@ Transport::Read SimTransport::read(int slot, const Remote& remote, std::byte* to
 
 // Of the host: they outlive whoever made them.
 Transport::Window SimTransport::make_window(std::size_t bytes) {
-    if (world_.scenario().unreadable == self_.slot) return {};
+    if (world_.scenario().windowless == self_.slot && windows_++ >= world_.scenario().room) {
+        world_.counters().add("window.refused");
+        return {};
+    }
     auto& all = world_.windows();
     all.push_back({self_.id, bytes, std::make_unique_for_overwrite<std::byte[]>(bytes)});
     std::memset(all.back().memory.get(), 0, std::min<std::size_t>(bytes, 64));

@@ -46,6 +46,7 @@ public:
     void detach(int slot) override;
     void drain(int slot) override;
     bool shares_memory(int slot) override;
+    bool is_near(int slot) override;
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override;
     Window make_window(std::size_t bytes) override;
     const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) override;
@@ -63,6 +64,7 @@ private:
     World& world_;
     Instance& self_;
     std::vector<Target> targets_;
+    int windows_ = 0;  // made
 };
 
 // All links of the world.

@@ -79,7 +79,7 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.timeout = 1000 * kHeartbeat;
     c.hosts = scenario_.hosts;
     c.flat_limit = scenario_.flat_limit;
-    c.pull_limit = 1;
+    c.pull_limit = scenario_.pull_limit;
     c.piece_bytes = 16;
     c.read_bytes = scenario_.seed % 2 == 0 ? 64 : 1u << 20;  // a message in many parts, or in one
     c.stage_limit = scenario_.stages ? 0 : ~std::uint64_t{0};

@@ -58,7 +58,7 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
     }
 
     Window make_window(std::size_t bytes) override {
-        if (!rig.setup_.windows) return {};
+        if (rig.setup_.windowless.contains(slot)) return {};
         auto& memory = rig.windows_.emplace_back(bytes);
         return {memory.data(), reinterpret_cast<std::uintptr_t>(memory.data())};
     }

@@ -37,7 +37,7 @@ public:
         std::uint64_t stream_limit = kNeverStreams;
         bool crowded = false;
         std::uint64_t stage_limit = ~std::uint64_t{0}, stage_bytes = 64;  // reads: windows, too
-        bool windows = true;  // there is room for them
+        std::set<int> windowless = {};  // slots that there is no room for a window for
     };
     static Setup replaying(bool one_host = true) {
         Setup s;

@@ -68,16 +68,17 @@ FT_TEST(ranks_that_share_processors_share_blocks_in_windows) {
             }
 }
 
-FT_TEST(without_room_for_windows_blocks_come_in_frames) {
-    auto setup = with_windows();
-    setup.windows = false;
-    for (const auto& [kind, root] : kWhat) {
-        Sharing blocks(4, kind, 700, root, setup);
-        for (int slot : blocks.all) blocks.enter(slot);
-        blocks.rig.go_on(blocks.all);
-        for (int slot : blocks.all) EXPECT(blocks.has_all(slot));
-        EXPECT(blocks.rig.traced(0, "run.blocks") && blocks.rig.traced(0, "run.repair"));
-    }
+FT_TEST(without_room_for_windows_blocks_come_without) {
+    for (const auto& setup : without_room())
+        for (const auto& [kind, root] : kWhat) {
+            Sharing blocks(4, kind, 700, root, setup);
+            for (int salt : {0, 1}) {
+                for (int slot : blocks.all) blocks.enter(slot, salt);
+                blocks.rig.go_on(blocks.all);
+                for (int slot : blocks.all) EXPECT(blocks.has_all(slot, salt));
+            }
+            EXPECT(kind == OpKind::Broadcast || blocks.goes_on_without(setup, "run.blocks"));
+        }
 }
 
 // Wherever one of five dies: all of those who are left have what the outcome says, and the same, or all have an error.
@@ -276,13 +277,15 @@ FT_TEST(who_gives_counts_exchanges_with_who_does_not) {
 }
 
 FT_TEST(without_room_for_windows_parts_go_from_rank_to_rank) {
-    auto setup = with_windows();
-    setup.windows = false;
-    SwapInWindows parts(4, 200, setup);
-    for (int slot : parts.all) parts.enter(slot);
-    parts.rig.go_on(parts.all);
-    for (int slot : parts.all) EXPECT(parts.has_all(slot));
-    EXPECT(parts.rig.traced(0, "run.exchange") && parts.rig.traced(0, "run.direct"));
+    for (const auto& setup : without_room()) {
+        SwapInWindows parts(4, 200, setup);
+        for (int salt : {0, 1}) {
+            for (int slot : parts.all) parts.enter(slot, salt);
+            parts.rig.go_on(parts.all);
+            for (int slot : parts.all) EXPECT(parts.has_all(slot, salt));
+        }
+        EXPECT(parts.rig.traced(0, "run.exchange") && parts.rig.traced(0, "run.direct") && parts.rig.node(0).lacks_windows());
+    }
 }
 
 // Wherever one of four dies: the others have their parts, or all have an error.

@@ -65,14 +65,14 @@ FT_TEST(ranks_that_share_processors_reduce_in_windows) {
             }
 }
 
-FT_TEST(without_room_for_windows_a_reduce_comes_in_frames) {
-    auto setup = with_windows();
-    setup.windows = false;
-    Rooted sums(4, 700, setup);
-    for (int slot : sums.all) sums.enter(slot, 2);
-    sums.rig.go_on(sums.all);
-    for (int slot : sums.all) EXPECT(sums.ended(slot, Code::Ok));
-    EXPECT(sums.root_has_what_is_said(2) && sums.rig.traced(0, "run.repair"));
+FT_TEST(without_room_for_windows_a_reduce_comes_without) {
+    for (const auto& setup : without_room()) {
+        Rooted sums(4, 700, setup);
+        for (int slot : sums.all) sums.enter(slot, 1);
+        sums.rig.go_on(sums.all);
+        for (int slot : sums.all) EXPECT(sums.ended(slot, Code::Ok));
+        EXPECT(sums.root_has_what_is_said(1) && sums.goes_on_without(setup, "run.stage"));
+    }
 }
 
 // Wherever one of five dies: without the root all have an error; else it has the sum of those who are left, or of all.

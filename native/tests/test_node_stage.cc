@@ -118,7 +118,7 @@ FT_TEST(who_does_not_share_processors_needs_no_windows) {
 // To the last bit, and so under replay, too, wherever a replacement comes up.
 FT_TEST(sums_of_windows_are_those_without_them) {
     constexpr std::size_t kBlock = 150;
-    const auto sums = [](int ranks, Rig::Setup setup, OpKind kind, DType dtype, bool* staged) {
+    const auto sums = [](int ranks, Rig::Setup setup, OpKind kind, ReduceOp op, DType dtype, bool* staged) {
         Windowed adders(ranks, setup, setup.replay ? Policy::Replay : Policy::Lossy);
         auto& [rig, all, requests] = adders;
         const auto blocks = kind == OpKind::ReduceScatter ? all.size() : 1;
@@ -141,7 +141,9 @@ FT_TEST(sums_of_windows_are_those_without_them) {
             d.kind = kind;
             d.dtype = dtype;
             d.count = kBlock;
-            if (kind == OpKind::ReduceScatter) d.send = in[s].data();
+            d.op = op;
+            d.root = 1;
+            if (kind != OpKind::AllReduce) d.send = in[s].data();
             else out[s] = in[s];
             d.recv = out[s].data();
             requests[s] = rig.node(slot).collective(rig.now(), Rig::kComm, d);
@@ -152,7 +154,8 @@ FT_TEST(sums_of_windows_are_those_without_them) {
         return out;
     };
     for (int ranks : {3, 4, 7})
-        for (auto kind : {OpKind::AllReduce, OpKind::ReduceScatter})
+        for (const auto& [kind, op] : {std::pair{OpKind::AllReduce, ReduceOp::Sum}, {OpKind::AllReduce, ReduceOp::Avg},
+                                       {OpKind::ReduceScatter, ReduceOp::Sum}, {OpKind::Reduce, ReduceOp::Sum}})
             for (const auto& [pull_limit, reads] : {std::pair<std::uint64_t, bool>{1, true}, {1, false}, {1 << 30, true}})
                 for (bool replay : {false, true})
                     for (auto dtype : {DType::Float32, DType::BFloat16}) {
@@ -164,24 +167,51 @@ FT_TEST(sums_of_windows_are_those_without_them) {
                         auto without = windows;
                         without.crowded = false;
                         bool staged = false, no = false;
-                        const auto a = sums(ranks, windows, kind, dtype, &staged);
-                        const auto b = sums(ranks, without, kind, dtype, &no);
+                        const auto a = sums(ranks, windows, kind, op, dtype, &staged);
+                        const auto b = sums(ranks, without, kind, op, dtype, &no);
+                        windows.windowless = {0};  // (the root of a reduce needs none)
+                        bool tried = false;
+                        const auto refused = sums(ranks, windows, kind, op, dtype, &tried);
                         const bool rounds_on_the_way = dtype == DType::BFloat16 && !(reads && pull_limit == 1);
                         const bool in_groups = !reads && kind == OpKind::AllReduce;  // or as a ring, where there are none
                         EXPECT(!no && staged == !(replay && (rounds_on_the_way || in_groups)));
                         EXPECT((rounds_on_the_way && !replay) || a == b);
+                        EXPECT(tried == staged && refused == b);
                     }
 }
 
-// The segment is full: what needs no windows is done in their place.
-FT_TEST(without_room_for_windows_sums_come_in_frames) {
-    auto setup = with_windows();
-    setup.windows = false;
-    Staged sums(4, setup);
-    for (int slot : sums.all) sums.enter(slot);
-    sums.rig.go_on(sums.all);
-    for (int slot : sums.all) EXPECT(sums.has(slot, sums.all));
-    EXPECT(sums.rig.traced(0, "run.stage") && sums.rig.traced(0, "run.repair"));
+FT_TEST(without_room_for_windows_sums_come_without) {
+    for (const auto& setup : without_room()) {
+        Staged sums(4, setup);
+        for (int salt : {0, 1}) {
+            for (int slot : sums.all) sums.enter(slot, salt);
+            sums.rig.go_on(sums.all);
+            for (int slot : sums.all) EXPECT(sums.has(slot, sums.all, salt));
+        }
+        EXPECT(sums.goes_on_without(setup, "run.stage"));
+    }
+}
+
+// Of whoever leads, or it is found out again.
+FT_TEST(a_replacement_hears_that_there_is_no_room_for_windows) {
+    for (int replaced : {0, 3})
+      for (auto setup : without_room()) {
+        setup.replay = true;
+        if (!setup.reads) setup.pull_limit = 1 << 30;  // in groups there is another order, and no windows
+        Staged sums(4, setup, Staged::kCount, Policy::Replay);
+        for (int slot : sums.all) sums.enter(slot);
+        sums.rig.go_on(sums.all);
+        for (int slot : sums.all) EXPECT(sums.has(slot, sums.all));
+        sums.rig.replace(replaced, 1, sums.all);
+        sums.rig.go_on(sums.all);
+        sums.enter(replaced);
+        sums.rig.go_on(sums.all);
+        EXPECT(sums.has(replaced, sums.all));
+        for (int slot : sums.all) sums.enter(slot, 1);
+        sums.rig.go_on(sums.all);
+        for (int slot : sums.all) EXPECT(sums.has(slot, sums.all, 1));
+        EXPECT(sums.goes_on_without(setup, "run.stage") && sums.rig.node(replaced).lacks_windows());
+    }
 }
 
 // Wherever one of five dies, the others have the sum of those who are left, or of all.

@@ -19,6 +19,19 @@ inline Rig::Setup with_windows(bool stages = true) {
     return s;
 }
 
+// The segment is full for one of four, or for all of them; memory is read then, or comes in frames; under replay, too.
+inline std::vector<Rig::Setup> without_room() {
+    std::vector<Rig::Setup> all;
+    for (const auto& windowless : {std::set<int>{2}, std::set<int>{0, 1, 2, 3}})
+        for (bool reads : {true, false}) {
+            all.push_back(with_windows());
+            all.back().windowless = windowless;
+            all.back().reads = reads;
+            all.back().near = true;
+        }
+    return all;
+}
+
 // Ranks of one communicator, each with the operation that it called last.
 struct Windowed {
     Rig rig;
@@ -29,6 +42,11 @@ struct Windowed {
         : rig(ranks, setup), all(static_cast<std::size_t>(ranks)), requests(all.size()) {
         std::iota(all.begin(), all.end(), 0);
         rig.comm(all, Rig::kComm, policy);
+    }
+    // Once it was tried; what runs in its place reads memory, where it may.
+    bool goes_on_without(const Rig::Setup& setup, const char* tried) {
+        const bool in_frames = rig.traced(0, "run.repair") || rig.traced(0, "run.groups.repair");
+        return rig.traced(0, tried) && (setup.reads ? rig.traced(0, "run.pull.repair") : in_frames) && rig.node(0).lacks_windows();
     }
     static std::int32_t input(int slot, std::size_t i, int salt) {  // of who adds
         return static_cast<std::int32_t>(i) * (slot + 1) + salt * 1000003;

@@ -255,8 +255,9 @@ def test_some_give_counts(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("reduces_first", [True, False])
-def test_without_room_for_a_window_it_is_done_in_frames(ranks: Ranks, reduces_first: bool) -> None:
+def test_without_room_for_a_window_it_is_done_without(ranks: Ranks, reduces_first: bool) -> None:
     def run(comm: Comm) -> None:
+        assert not comm.stats()["lacks_windows"]
         for turn in range(6):
             data = whole(comm.rank, 300_000, np.float32)
             if turn % 2 == reduces_first:
@@ -265,6 +266,7 @@ def test_without_room_for_a_window_it_is_done_in_frames(ranks: Ranks, reduces_fi
             else:
                 comm.all_reduce(data)
                 np.testing.assert_array_equal(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
+        assert comm.stats()["lacks_windows"] and not comm.stats()["reads_refused"]
 
     ranks(4, run, faults="rank=2,at=shm.window,do=corrupt")
 

@@ -48,6 +48,16 @@ def test_deaths(keep: Keep, wanted: list[Any], victims: set[int]) -> None:
     assert job.deaths
 
 
+@pytest.mark.parametrize("wanted", ["0", "1"], indirect=True)
+@pytest.mark.parametrize(("windowless", "victim"), [({2}, 1), ({0, 1, 2, 3}, 0)])
+def test_no_room_for_windows(keep: Keep, wanted: list[Any], windowless: set[int], victim: int) -> None:
+    """One vote, and what runs in their place gives the same. A replacement does not know of it, and hears, or finds it out."""
+    refused = ";".join(f"rank={rank},at=shm.window,do=corrupt" for rank in windowless)
+    job = keep(4, programs.everything, transport="shm", faults=f"{refused};{faults({victim}, 'repair.start')}", heartbeat=2.0)
+    assert job.values() == wanted
+    assert job.deaths == [(victim, 0)]
+
+
 def test_the_next_generation_has_no_windows(keep: Keep, wanted: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be on another machine. What is done again from the inputs gives the same there."""
     job = keep(4, programs.everything, transport="shm")

@@ -95,8 +95,8 @@ RARE = {
     "M14": 6350,
     "M16": 5650,
     "M17": 11500,
-    "L4": 2000,
-    "L13": 2000,
+    "L4": 1100,
+    "L13": 1100,
     "L14": 6300,
     "L15": 850,
 }  # rules that few schedules need, and shortly before the first that does

@@ -75,7 +75,8 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
         for (const auto& x : vote.proposals) {
             if (x.seq != seq || (x.code == Code::Mismatch && mixed)) continue;
             // What could not be read may have been a dying process's: the repair shows whether the living can be read. Or frames bring it.
-            if (x.code == Code::System && (frames_may_do() || !newly_dead_.empty())) continue;
+            if (x.code == kUnreadable && (frames_may_do() || !newly_dead_.empty())) continue;
+            if (x.code == kNoWindow) continue;  // what runs in their place adds in the same order
             if (x.code == Code::Timeout || c.code == Code::Ok) {
                 if (x.code == Code::Timeout && c.code != Code::Timeout) c.ranks.clear();
                 c.code = x.code;
@@ -96,12 +97,10 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
                                           ". Look what they are doing, or raise the timeout";
         return c;
     }
-    if (c.code == Code::System) {
+    if (c.code == kUnreadable) {
         c.message =
             "this rank could not look into the memory of a living one (the kernel did not let it, though it had seemed to: set "
-            "FTCOMM_PEER_MEMORY=0 on all ranks) or had no room in its segment for a window (raise ulimit -f, or "
-            "set FTCOMM_STAGE_LIMIT=1099511627776), and under the policy replay sums must not come about in another way from "
-            "here "
+            "FTCOMM_PEER_MEMORY=0 on all ranks), and under the policy replay sums must not come about in another way from here "
             "on; rank";
         for (auto r : c.ranks) c.message += " " + std::to_string(r);
         return c;
@@ -126,10 +125,13 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
 }
 
 bool OpPlanner::reads_are_refused() const {
-    if (!frames_may_do() || !newly_dead_.empty()) return false;
-    return std::any_of(in_.votes.begin(), in_.votes.end(), [](const auto& vote) {
+    return frames_may_do() && newly_dead_.empty() && somebody_proposes(kUnreadable);
+}
+
+bool OpPlanner::somebody_proposes(Code code) const {
+    return std::any_of(in_.votes.begin(), in_.votes.end(), [code](const auto& vote) {
         const auto& proposals = vote.second.proposals;
-        return std::any_of(proposals.begin(), proposals.end(), [](const Proposal& x) { return x.code == Code::System; });
+        return std::any_of(proposals.begin(), proposals.end(), [code](const Proposal& x) { return x.code == code; });
     });
 }
 

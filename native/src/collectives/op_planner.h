@@ -45,6 +45,7 @@ public:
     std::uint64_t done_through() const { return done_through_; }  // of what has been planned
     // A living rank's memory cannot be read, though it had seemed to: what was being read comes in frames now, as all that follows.
     bool reads_are_refused() const;
+    bool somebody_proposes(Code code) const;
     // nullopt: nobody has entered, nothing to plan. fails_rest: under raise, this and all later operations fail.
     std::optional<OpPlan> plan(std::uint64_t seq, bool* fails_rest);
 

@@ -115,6 +115,7 @@ Decision make_decision(const PlanInput& in) {
     d.done_through = std::max(d.done_through, planner.done_through());
     const auto newly_dead = in.previous.alive - voters;
     d.frames_only = in.previous.frames_only || planner.reads_are_refused();
+    d.no_windows = in.previous.no_windows || planner.somebody_proposes(kNoWindow);
     if (in.spec.policy == Policy::Raise && !newly_dead.empty()) {
         // Nothing open, or the loop above stopped at the first operation that cannot be completed.
         if (!fails_rest) d.fail_from = std::min(d.fail_from, highest + 1);

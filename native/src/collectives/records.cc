@@ -187,6 +187,7 @@ Bytes Decision::encode() const {
         .put(admissions)
         .ranks(alive)
         .put(static_cast<std::uint8_t>(frames_only))
+        .put(static_cast<std::uint8_t>(no_windows))
         .put(static_cast<std::uint8_t>(revoked))
         .put(revoked_from)
         .put(fail_from);
@@ -217,6 +218,7 @@ std::optional<Decision> Decision::decode(ByteView data) {
     d.admissions = r.get<std::uint64_t>();
     d.alive = r.ranks();
     d.frames_only = r.get<std::uint8_t>() != 0;
+    d.no_windows = r.get<std::uint8_t>() != 0;
     d.revoked = r.get<std::uint8_t>() != 0;
     d.revoked_from = r.get<std::uint64_t>();
     d.fail_from = r.get<std::uint64_t>();

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/failpoint.h"
+#include "base/fault_tolerance.h"
 
 namespace ftcomm {
 
@@ -30,8 +31,9 @@ void WindowRun::start() {
     awaited_ = form_.looking == kAll || form_.looking == env_.position ? form_.showing.count() : 0;
     FT_CHECK(!form_.showing.empty() && place(form_.places) <= kWindow, "%llu pieces of %llu bytes",
              static_cast<unsigned long long>(form_.places), static_cast<unsigned long long>(form_.place));
-    no_window_ = form_.showing.has(env_.position) && !take_window();
-    if (no_window_) return;
+    lacks_room_ = form_.showing.has(env_.position) && !take_window();
+    FT_CHECK(kFaultTolerant || !lacks_room_, "no room for a window, and nobody can vote on it: set FTCOMM_STAGE_LIMIT=1099511627776");
+    if (lacks_room_) return;
     task_ = 0;
     skip();
 }
@@ -88,8 +90,8 @@ void WindowRun::on_frame(int from, const FrameHeader& h, ByteView payload) {
 
 void WindowRun::work() {
     if (!has_work()) return;
-    if (no_window_) {
-        refused = over_ = true;
+    if (lacks_room_) {
+        no_window = over_ = true;
         return;
     }
     do_piece(task_, at_);
@@ -156,7 +158,7 @@ void WindowRun::send(int position, FrameKind kind, std::uint32_t step, ByteView 
 
 // If all are through with the step that this rank waits in.
 void WindowRun::go_on() {
-    if (task_ >= 0 || no_window_ || fence_.begun() || entered_ < awaited_) return;
+    if (task_ >= 0 || lacks_room_ || fence_.begun() || entered_ < awaited_) return;
     if (env_.position == 0) {
         const auto last = std::ranges::min(peers_, {}, &Peer::through).through;
         while (all_through_ < last) {

@@ -26,7 +26,7 @@ public:
 
     void start() override;
     void on_frame(int from, const FrameHeader& h, ByteView payload) override;
-    bool has_work() const override { return (task_ >= 0 || no_window_) && !over_; }
+    bool has_work() const override { return (task_ >= 0 || lacks_room_) && !over_; }
     void work() override;  // one piece: ticks and other communicators get their turn in between
     bool done() const override { return fence_.done(); }
     const char* phase() const override {
@@ -90,7 +90,7 @@ private:
     std::uint32_t all_through_ = 0;
     int task_ = -1;  // none: it waits
     int at_ = 0;  // the position whose piece it is
-    bool no_window_ = false;  // there is no room for this rank's: work() says so
+    bool lacks_room_ = false;  // for this rank's window: work() says so
     bool over_ = false;
     Fence fence_;
 };

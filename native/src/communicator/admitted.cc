@@ -70,7 +70,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     decision_.plans.clear();
     decision_.fail_from = ~std::uint64_t{0};
     decision_.cause = {};
-    decision_.frames_only = false;  // newcomers do not know of it; it is found out again
+    decision_.frames_only = decision_.no_windows = false;  // newcomers do not know of it, and find it out again
     last_ = {};
     unrun_.clear();
     // A hand-out whose last words have not come here: all have voted since, so all have what it was for.

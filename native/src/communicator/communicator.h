@@ -111,6 +111,7 @@ public:
     bool solo() const { return core_.solo; }
     bool has_small_sends() const { return p2p_.has_small_sends(); }
     bool frames_only() const { return decision_.frames_only; }
+    bool no_windows() const { return decision_.no_windows; }
     std::uint32_t attempt() const { return attempt_; }
 
 private:

@@ -158,11 +158,12 @@ void Communicator::apply(const Decision& d) {
     for (const auto& p : d.plans) e.text += (e.text.empty() ? "" : "; ") + describe(p);
     if (d.revoked) e.text += " revoked";
     if (d.frames_only) e.text += " nothing is read any more (to look into another rank's memory was refused)";
+    if (d.no_windows) e.text += " nothing goes by windows any more (there was no room for one)";
     core_.event(std::move(e));
     for (const auto& p : d.plans)
         if (p.settled) std::erase_if(proposals_, [&](const Proposal& x) { return x.seq == p.seq; });
     std::erase_if(proposals_, [&](const Proposal& x) {
-        if (x.code == Code::System) return true;  // of a read of the attempt before
+        if (x.code == kUnreadable || x.code == kNoWindow) return true;  // of the attempt before
         const auto* plan = x.code == Code::Mismatch ? d.plan_for(x.seq) : nullptr;
         return plan != nullptr && plan->verdict == OpPlan::Verdict::Repair;  // all do it in the same way from here on
     });

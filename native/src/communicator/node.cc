@@ -271,6 +271,9 @@ bool Node::comm_revoked(CommId comm) const {
 bool Node::reads_refused() const {
     return std::any_of(impl_->comms.begin(), impl_->comms.end(), [](const auto& c) { return c.second->frames_only(); });
 }
+bool Node::lacks_windows() const {
+    return std::any_of(impl_->comms.begin(), impl_->comms.end(), [](const auto& c) { return c.second->no_windows(); });
+}
 bool Node::comm_solo(CommId) const { return impl_->core.solo; }
 std::uint64_t Node::comm_seq(CommId comm) const {
     const auto* c = impl_->look_up(comm);

@@ -203,6 +203,7 @@ public:
     void ack_failed(CommId comm, int n);  // -1: all
     bool comm_revoked(CommId comm) const;
     bool reads_refused() const;  // by the kernel, of a living rank's memory, in some communicator: it does not read any more
+    bool lacks_windows() const;  // there was no room for some rank's, in some communicator: it does without
     bool comm_solo(CommId comm) const;  // joiner before admission: collectives act on itself
     std::uint64_t comm_seq(CommId comm) const;  // next operation number
     int comm_size(CommId comm) const;  // 0: there is no such communicator

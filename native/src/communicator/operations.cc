@@ -190,7 +190,7 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
 // the same without windows, but that along a ring narrow floats are rounded by each rank.
 // `near`: all can read each other.
 bool Communicator::stages(const OpState& op, bool near) const {
-    if (decision_.frames_only || !core_.view.crowded || living_.size() < 3 || living_.size() > kMostStaged) return false;
+    if (decision_.no_windows || !core_.view.crowded || living_.size() < 3 || living_.size() > kMostStaged) return false;
     if (op.shape.algorithm != Algorithm::Auto) return false;
     if (reduces(op.shape.kind) && op.shape.op == ReduceOp::PremulSum) return false;
     if (reduces(op.shape.kind) && replays()) {
@@ -382,7 +382,12 @@ void Communicator::after_progress() {
     }
     if (run_->refused) {
         run_->refused = false;
-        propose(Code::System, op->seq);
+        propose(kUnreadable, op->seq);
+        return;
+    }
+    if (run_->no_window) {
+        run_->no_window = false;
+        propose(kNoWindow, op->seq);
         return;
     }
     if (!run_->done() && (log_error_ || is_settled(op->seq))) return;
@@ -397,7 +402,8 @@ bool Communicator::put_on_record(const OpState& op) {
     const bool compared = op.shape.algorithm == Algorithm::Flat && run_ != nullptr && run_->done();
     if (log_error_ && replays() && op.request != nullptr && (op.seq > logged_ || compared)) log_result(op);
     if (log_error_ || is_settled(op.seq)) return true;
-    propose(log_error_.code == Code::System ? Code::LogFull : log_error_.code, op.seq);
+    const bool means_something_else = log_error_.code == kUnreadable || log_error_.code == kNoWindow;
+    propose(means_something_else ? Code::LogFull : log_error_.code, op.seq);
     return false;
 }
 

@@ -251,6 +251,7 @@ std::string Job::info_json() {
             if (slot != config_.rank && transport_->shares_memory(slot)) j.number(slot);
         j.end_list();
         j.key("reads_refused").boolean(engine_.node().reads_refused());
+        j.key("lacks_windows").boolean(engine_.node().lacks_windows());
     }
     if (segment_.is_open()) {
         j.key("shared_memory").begin().key("size").number(segment_.size());

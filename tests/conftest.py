@@ -93,8 +93,23 @@ def pytest_report_header() -> str:
     )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+    if call.when == "call":
+        item.user_properties += [("kill", cell) for cell in kill_table.take_recorded()]
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.when == "call":
+        for name, cell in report.user_properties:
+            if name == "kill":
+                kill_table.count(*cell)
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Of a whole run of the tables each point must have been hit somewhere; a part of them proves nothing about that."""
+    if hasattr(session.config, "workerinput"):  # of pytest-xdist: it sees its own part only
+        return
     if _whole_tables(session.config) and session.exitstatus == 0 and kill_table.never_hit():
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

@@ -225,11 +225,12 @@ def gathered_under_lossy(comm: Comm) -> str:
 # -- the verdict
 
 _hits: dict[tuple[str, str], list[bool]] = defaultdict(list)
+_recorded: list[tuple[str, str, bool]] = []
 
 
 def record(point: str, transport: str, hit: bool) -> None:
     """For the summary; the cell of a victim that was not killed is skipped."""
-    _hits[point.partition(":")[0], transport].append(hit)
+    _recorded.append((point.partition(":")[0], transport, hit))
     if not hit:
         pytest.skip(f"nobody of this role passes {point}")
 
@@ -249,6 +250,17 @@ def judge(results: Sequence[Result], may_die: set[int], victims: set[int], point
 
 
 # -- the summary
+
+
+def take_recorded() -> list[tuple[str, str, bool]]:
+    """Of the test that has just ended. Its report takes them along: tests run in other processes than the summary."""
+    taken = _recorded[:]
+    _recorded.clear()
+    return taken
+
+
+def count(point: str, transport: str, hit: bool) -> None:
+    _hits[point, transport].append(hit)
 
 
 def summary() -> list[str]:

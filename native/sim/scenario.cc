@@ -14,7 +14,6 @@ bool is_reduction(OpKind k) { return reduces(k); }
 
 namespace {
 
-
 void draw_ranks(Scenario& s, Random& r) {
     s.ranks = r.chance(0.75) ? static_cast<int>(r.between(3, 6)) : static_cast<int>(r.between(7, r.chance(0.3) ? 16 : 9));
     int hosts = r.chance(0.35) ? 1 : r.chance(0.4) ? s.ranks : static_cast<int>(r.between(2, 3));

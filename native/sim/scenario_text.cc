@@ -38,9 +38,9 @@ std::string describe(const Scenario& s) {
                                         : "",
                   s.peer_memory ? ", peer memory" : "", s.unreadable >= 0 ? " but of one rank" : "",
                   s.crowded && s.stages && s.windowless >= 0 ? ", crowded with windows but of one rank"
-                  : s.crowded && s.stages ? ", crowded with windows"
-                  : s.crowded           ? ", crowded"
-                                        : "");
+                  : s.crowded && s.stages                    ? ", crowded with windows"
+                  : s.crowded                                ? ", crowded"
+                                                             : "");
     std::string out = line;
     out += "  hosts";
     for (auto h : s.hosts) out += " " + std::to_string(h);

@@ -154,8 +154,10 @@ FT_TEST(sums_of_windows_are_those_without_them) {
         return out;
     };
     for (int ranks : {3, 4, 7})
-        for (const auto& [kind, op] : {std::pair{OpKind::AllReduce, ReduceOp::Sum}, {OpKind::AllReduce, ReduceOp::Avg},
-                                       {OpKind::ReduceScatter, ReduceOp::Sum}, {OpKind::Reduce, ReduceOp::Sum}})
+        for (const auto& [kind, op] : {std::pair{OpKind::AllReduce, ReduceOp::Sum},
+                                       {OpKind::AllReduce, ReduceOp::Avg},
+                                       {OpKind::ReduceScatter, ReduceOp::Sum},
+                                       {OpKind::Reduce, ReduceOp::Sum}})
             for (const auto& [pull_limit, reads] : {std::pair<std::uint64_t, bool>{1, true}, {1, false}, {1 << 30, true}})
                 for (bool replay : {false, true})
                     for (auto dtype : {DType::Float32, DType::BFloat16}) {
@@ -195,23 +197,23 @@ FT_TEST(without_room_for_windows_sums_come_without) {
 // Of whoever leads, or it is found out again.
 FT_TEST(a_replacement_hears_that_there_is_no_room_for_windows) {
     for (int replaced : {0, 3})
-      for (auto setup : without_room()) {
-        setup.replay = true;
-        if (!setup.reads) setup.pull_limit = 1 << 30;  // in groups there is another order, and no windows
-        Staged sums(4, setup, Staged::kCount, Policy::Replay);
-        for (int slot : sums.all) sums.enter(slot);
-        sums.rig.go_on(sums.all);
-        for (int slot : sums.all) EXPECT(sums.has(slot, sums.all));
-        sums.rig.replace(replaced, 1, sums.all);
-        sums.rig.go_on(sums.all);
-        sums.enter(replaced);
-        sums.rig.go_on(sums.all);
-        EXPECT(sums.has(replaced, sums.all));
-        for (int slot : sums.all) sums.enter(slot, 1);
-        sums.rig.go_on(sums.all);
-        for (int slot : sums.all) EXPECT(sums.has(slot, sums.all, 1));
-        EXPECT(sums.goes_on_without(setup, "run.stage") && sums.rig.node(replaced).lacks_windows());
-    }
+        for (auto setup : without_room()) {
+            setup.replay = true;
+            if (!setup.reads) setup.pull_limit = 1 << 30;  // in groups there is another order, and no windows
+            Staged sums(4, setup, Staged::kCount, Policy::Replay);
+            for (int slot : sums.all) sums.enter(slot);
+            sums.rig.go_on(sums.all);
+            for (int slot : sums.all) EXPECT(sums.has(slot, sums.all));
+            sums.rig.replace(replaced, 1, sums.all);
+            sums.rig.go_on(sums.all);
+            sums.enter(replaced);
+            sums.rig.go_on(sums.all);
+            EXPECT(sums.has(replaced, sums.all));
+            for (int slot : sums.all) sums.enter(slot, 1);
+            sums.rig.go_on(sums.all);
+            for (int slot : sums.all) EXPECT(sums.has(slot, sums.all, 1));
+            EXPECT(sums.goes_on_without(setup, "run.stage") && sums.rig.node(replaced).lacks_windows());
+        }
 }
 
 // Wherever one of five dies, the others have the sum of those who are left, or of all.

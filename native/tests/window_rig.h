@@ -46,7 +46,8 @@ struct Windowed {
     // Once it was tried; what runs in its place reads memory, where it may.
     bool goes_on_without(const Rig::Setup& setup, const char* tried) {
         const bool in_frames = rig.traced(0, "run.repair") || rig.traced(0, "run.groups.repair");
-        return rig.traced(0, tried) && (setup.reads ? rig.traced(0, "run.pull.repair") : in_frames) && rig.node(0).lacks_windows();
+        return rig.traced(0, tried) && (setup.reads ? rig.traced(0, "run.pull.repair") : in_frames) &&
+               rig.node(0).lacks_windows();
     }
     static std::int32_t input(int slot, std::size_t i, int salt) {  // of who adds
         return static_cast<std::int32_t>(i) * (slot + 1) + salt * 1000003;

@@ -53,7 +53,9 @@ def test_deaths(keep: Keep, wanted: list[Any], victims: set[int]) -> None:
 def test_no_room_for_windows(keep: Keep, wanted: list[Any], windowless: set[int], victim: int) -> None:
     """One vote, and what runs in their place gives the same. A replacement does not know of it, and hears, or finds it out."""
     refused = ";".join(f"rank={rank},at=shm.window,do=corrupt" for rank in windowless)
-    job = keep(4, programs.everything, transport="shm", faults=f"{refused};{faults({victim}, 'repair.start')}", heartbeat=2.0)
+    job = keep(
+        4, programs.everything, transport="shm", faults=f"{refused};{faults({victim}, 'repair.start')}", heartbeat=2.0
+    )
     assert job.values() == wanted
     assert job.deaths == [(victim, 0)]
 

@@ -124,9 +124,7 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
     return c;
 }
 
-bool OpPlanner::reads_are_refused() const {
-    return frames_may_do() && newly_dead_.empty() && somebody_proposes(kUnreadable);
-}
+bool OpPlanner::reads_are_refused() const { return frames_may_do() && newly_dead_.empty() && somebody_proposes(kUnreadable); }
 
 bool OpPlanner::somebody_proposes(Code code) const {
     return std::any_of(in_.votes.begin(), in_.votes.end(), [code](const auto& vote) {

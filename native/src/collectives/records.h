@@ -85,7 +85,8 @@ struct Proposal {
     Code code = Code::Ok;
     std::uint64_t seq = 0;
 };
-inline constexpr auto kUnreadable = Code::System;      // it could not read a peer's memory: it does not wish for an error if frames may do
+inline constexpr auto kUnreadable =
+    Code::System;      // it could not read a peer's memory: it does not wish for an error if frames may do
 inline constexpr auto kNoWindow = Code::Unsupported;  // it had no room for a window: it wishes to do without, and for no error
 
 // An error as all ranks shall see it.
@@ -161,7 +162,7 @@ struct Decision {
     RankSet alive;  // communicator ranks
     // Until replacements come in (under replay: until the rank that leads is one):
     bool frames_only = false;  // the kernel refused to read a living rank's memory
-    bool no_windows = false;   // a rank had no room for one
+    bool no_windows = false;  // a rank had no room for one
     bool revoked = false;
     std::uint64_t revoked_from = ~std::uint64_t{0};  // the first operation that nobody had entered then: from there on Revoked
     std::uint64_t fail_from = ~std::uint64_t{0};  // operations from here on fail with `cause`

@@ -103,7 +103,7 @@ public:
     // What it waits for, for timeouts and `stats`: e.g. "3 segments", "fence round 1".
     virtual const char* phase() const = 0;
     bool mismatch = false;  // a peer's sizes disagree: the communicator proposes failure
-    bool refused = false;    // the kernel does not let this rank read a living peer's memory: the same
+    bool refused = false;  // the kernel does not let this rank read a living peer's memory: the same
     bool no_window = false;  // there is no room for this rank's window: the same, and it is done without
 };
 

@@ -32,7 +32,8 @@ void WindowRun::start() {
     FT_CHECK(!form_.showing.empty() && place(form_.places) <= kWindow, "%llu pieces of %llu bytes",
              static_cast<unsigned long long>(form_.places), static_cast<unsigned long long>(form_.place));
     lacks_room_ = form_.showing.has(env_.position) && !take_window();
-    FT_CHECK(kFaultTolerant || !lacks_room_, "no room for a window, and nobody can vote on it: set FTCOMM_STAGE_LIMIT=1099511627776");
+    FT_CHECK(kFaultTolerant || !lacks_room_,
+             "no room for a window, and nobody can vote on it: set FTCOMM_STAGE_LIMIT=1099511627776");
     if (lacks_room_) return;
     task_ = 0;
     skip();

@@ -31,12 +31,15 @@ ONLY = {
     "share.": "shm",
     "p2p.read": "shm",
     "p2p.received": "shm",
-    "p2p.data.send": "tcp",
+    "direct.show": "shm",  # parts that are read where they lie
+    "direct.read": "shm",
+    "p2p.data": "tcp",  # on one host they are, too
     "tcp.": "tcp",
     "handshake.": "tcp",
     "group.": "hosts",
     "channel.piece": "tcp",
     "channel.shown": "shm",
+    "channel.send.marked": "shm",
     "channel.arrived": "tcp",
 }
 START = ("rendezvous.", "start.", "handshake.", "comm.create")
@@ -47,8 +50,19 @@ VIEW = ("vote.", "decide.", "view.", "spread.")  # after a death, under both pol
 AFTER_A_DEATH = (*VIEW, "agree.", "shrink.")
 REPAIR = ("repair.",)  # under lossy
 LOGGED = ("share.", "result.", "channel.", "log.payload.", "log.header.", "log.watermark.", "log.roll.")  # under replay
-# tests/replay/test_checkpoints.py, test_late_logging.py, test_lost_logs.py and test_selective.py kill there
-LATER = ("checkpoint.", "log.collect.", "log.ack", "late.", "restore.", "unlogged.")
+# In tests/replay, test_checkpoints.py, test_late_logging.py, test_lost_logs.py, test_selective.py, test_notes.py and
+# test_hosts_die.py kill there.
+LATER = (
+    "checkpoint.",
+    "log.collect.",
+    "log.ack",
+    "late.",
+    "restore.",
+    "unlogged.",
+    "note.",
+    "join.make",
+    "join.mapped",
+)
 WINDOWS = ("stage.", "shm.window")  # of ranks that share processors: tests/processors.py
 OPERATION = ("collective.", "ring.", "pull.", "stage.", "group.", "fence.", "flat.", "direct.", "p2p.", "tcp.", "shm.")
 

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "base/crc32c.h"
+#include "base/crc32c_folding.h"
 #include "base/random.h"
 #include "base/sha256.h"
 #include "tests/unit.h"
@@ -97,6 +98,31 @@ FT_TEST(crc32c_vectors) {  // RFC 3720 B.4 and the usual check value
     both(up, 0x46dd794eu);
     both(down, 0x113fdb5cu);
     both({}, 0);
+}
+
+// Of which crc32c takes the widest that this machine has.
+FT_TEST(crc32c_folded_by_any_width_is_portable) {
+    Random random(6);
+    Bytes data(20000);
+    for (auto& b : data) b = static_cast<std::byte>(random());
+    const auto* from = reinterpret_cast<const unsigned char*>(data.data());
+    for (int bits : {512, 256}) {
+        const auto* folding = crc32c_folding_by(bits);
+        for (int i = 0; i < 300 && folding != nullptr; ++i) {
+            const std::size_t at = random.below(64), n = 64 * (4 + random.below(300)), to = 64 - at;
+            const auto seed = static_cast<std::uint32_t>(random());
+            const auto expected = ~crc32c_portable(data.data() + at, n, ~seed);
+            EXPECT_EQ(folding->sum(from + at, n, seed), expected);
+            Bytes copy(n + 128, std::byte{7});
+            EXPECT_EQ(folding->copy(reinterpret_cast<unsigned char*>(copy.data()) + to, from + at, n, seed), expected);
+            EXPECT(std::memcmp(copy.data() + to, data.data() + at, n) == 0);
+            EXPECT(copy[to - 1] == std::byte{7} && copy[to + n] == std::byte{7});
+            auto* line = reinterpret_cast<unsigned char*>(copy.data());
+            line += -reinterpret_cast<std::uintptr_t>(line) % 64;
+            EXPECT_EQ(folding->copy_past_caches(line, from + at, n, seed), expected);
+            EXPECT(std::memcmp(line, from + at, n) == 0);
+        }
+    }
 }
 
 FT_TEST(crc32c_fast_is_portable) {

@@ -134,7 +134,7 @@ std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uin
     auto* out = static_cast<unsigned char*>(to);
     const auto* p = static_cast<const unsigned char*>(from);
 #ifdef FTCOMM_CRC_INSTRUCTION
-    if (size >= kWorthFolding && crc32c_folds()) {
+    if (const auto* folding = crc32c_folding(); folding != nullptr && size >= kWorthFolding) {
         auto crc = ~seed;
         if (into == Into::Memory) {  // whole lines: a part of one would be read first
             const auto before = -reinterpret_cast<std::uintptr_t>(out) & 63u;
@@ -145,7 +145,7 @@ std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uin
             size -= before;
         }
         const auto folded = size & ~std::size_t{63};
-        crc = into == Into::Memory ? crc32c_folded_stream(out, p, folded, crc) : crc32c_folded_copy(out, p, folded, crc);
+        crc = (into == Into::Memory ? folding->copy_past_caches : folding->copy)(out, p, folded, crc);
         std::memcpy(out + folded, p + folded, size - folded);
         return ~with_instruction(out + folded, size - folded, crc);
     }
@@ -176,9 +176,9 @@ std::uint32_t crc32c_copy_portable(void* to, const void* from, std::size_t size,
 std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed) {
 #ifdef FTCOMM_CRC_INSTRUCTION
     const auto* p = static_cast<const unsigned char*>(data);
-    if (size >= kWorthFolding && crc32c_folds()) {
+    if (const auto* folding = crc32c_folding(); folding != nullptr && size >= kWorthFolding) {
         const auto folded = size & ~std::size_t{63};
-        return ~with_instruction(p + folded, size - folded, crc32c_folded(p, folded, ~seed));
+        return ~with_instruction(p + folded, size - folded, folding->sum(p, folded, ~seed));
     }
     if (has_instruction()) return ~with_instruction(p, size, ~seed);
 #endif

@@ -1,4 +1,5 @@
-// "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Gopal et al., Intel 2009, on 512 bits.
+// "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction", Gopal et al., Intel 2009, on 512 or 256 bits (which
+// processors have without AVX-512, too, as do guests that it is hidden from).
 //
 // The message is a polynomial; a block of 128 bits that lies N bits before another may be added to it when it is multiplied by
 // x^N modulo P: its halves are multiplied by x^(N + 64) and x^N, each reduced to 32 bits. What is left at the end are 16 bytes with
@@ -15,8 +16,6 @@
 namespace ftcomm {
 namespace {
 
-#define FTCOMM_FOLD_TARGET __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
-
 // x^n modulo P in bit-reversed order, at the place in 64 bits where the product of two reversed numbers comes out right.
 constexpr long long power(int n) {
     std::uint32_t r = 0x80000000u;
@@ -30,81 +29,81 @@ struct Factors {
     static constexpr long long low = power(N + 32), high = power(N - 32);
 };
 
-template <int N>
-FTCOMM_FOLD_TARGET inline __m512i fold(__m512i x, __m512i onto) {
-    const auto k = _mm512_set_epi64(Factors<N>::high, Factors<N>::low, Factors<N>::high, Factors<N>::low, Factors<N>::high,
-                                    Factors<N>::low, Factors<N>::high, Factors<N>::low);
-    // 0x96: the three, xored
-    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00), _mm512_clmulepi64_epi128(x, k, 0x11), onto, 0x96);
-}
-
-template <int N>
-FTCOMM_FOLD_TARGET inline __m128i fold(__m128i x, __m128i onto) {
-    const auto k = _mm_set_epi64x(Factors<N>::high, Factors<N>::low);
-    return _mm_ternarylogic_epi64(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11), onto, 0x96);
-}
-
 enum class Copy { None, Plain, Stream };
 
-// The next 64 bytes; they go to `out` on the way. Stream: past the caches, to whole lines.
-template <Copy copy>
-FTCOMM_FOLD_TARGET inline __m512i next(const unsigned char*& p, unsigned char*& out) {
-    const auto x = _mm512_loadu_si512(p);
-    p += 64;
-    if constexpr (copy == Copy::Plain) _mm512_storeu_si512(out, x);
-    if constexpr (copy == Copy::Stream) _mm512_stream_si512(reinterpret_cast<__m512i*>(out), x);
-    if constexpr (copy != Copy::None) out += 64;
-    return x;
+constexpr std::size_t kLine = 64;
+
+namespace by_512 {
+
+#define FTCOMM_FOLD_TARGET __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+using Block = __m512i;
+
+FTCOMM_FOLD_TARGET inline Block load(const unsigned char* p) { return _mm512_loadu_si512(p); }
+FTCOMM_FOLD_TARGET inline void store(unsigned char* p, Block x) { _mm512_storeu_si512(p, x); }
+FTCOMM_FOLD_TARGET inline void stream(unsigned char* p, Block x) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), x); }
+FTCOMM_FOLD_TARGET inline Block with_register(Block x, std::uint32_t crc) {
+    return _mm512_xor_si512(x, _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
+}
+FTCOMM_FOLD_TARGET inline Block factors(long long high, long long low) {
+    return _mm512_set_epi64(high, low, high, low, high, low, high, low);
+}
+FTCOMM_FOLD_TARGET inline Block multiplied(Block x, Block by, Block onto) {
+    // 0x96: the three, xored
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, by, 0x00), _mm512_clmulepi64_epi128(x, by, 0x11), onto, 0x96);
+}
+FTCOMM_FOLD_TARGET inline __m128i fold_128(__m128i x, __m128i onto) {
+    const auto by = _mm_set_epi64x(Factors<128>::high, Factors<128>::low);
+    return _mm_ternarylogic_epi64(_mm_clmulepi64_si128(x, by, 0x00), _mm_clmulepi64_si128(x, by, 0x11), onto, 0x96);
+}
+FTCOMM_FOLD_TARGET inline __m128i last_of(Block x) {
+    // With a mask: without one, GCC 12 warns of its own header.
+    const auto two = fold_128(_mm512_maskz_extracti32x4_epi32(0xf, x, 0), _mm512_maskz_extracti32x4_epi32(0xf, x, 1));
+    return fold_128(fold_128(two, _mm512_maskz_extracti32x4_epi32(0xf, x, 2)), _mm512_maskz_extracti32x4_epi32(0xf, x, 3));
 }
 
-template <Copy copy>
-FTCOMM_FOLD_TARGET std::uint32_t folded(unsigned char* out, const unsigned char* p, std::size_t size, std::uint32_t crc) {
-    auto a = _mm512_xor_si512(next<copy>(p, out), _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
-    auto b = next<copy>(p, out), c = next<copy>(p, out), d = next<copy>(p, out);
-    size -= 256;
-    for (; size >= 256; size -= 256) {
-        a = fold<2048>(a, next<copy>(p, out));
-        b = fold<2048>(b, next<copy>(p, out));
-        c = fold<2048>(c, next<copy>(p, out));
-        d = fold<2048>(d, next<copy>(p, out));
-    }
-    b = fold<512>(a, b);
-    c = fold<512>(b, c);
-    d = fold<512>(c, d);
-    for (; size > 0; size -= 64) d = fold<512>(d, next<copy>(p, out));
-    // With a mask: without one, GCC 12 warns of its own header.
-    auto x = fold<128>(_mm512_maskz_extracti32x4_epi32(0xf, d, 0), _mm512_maskz_extracti32x4_epi32(0xf, d, 1));
-    x = fold<128>(x, _mm512_maskz_extracti32x4_epi32(0xf, d, 2));
-    x = fold<128>(x, _mm512_maskz_extracti32x4_epi32(0xf, d, 3));
-    const auto first = _mm_crc32_u64(0, static_cast<unsigned long long>(_mm_cvtsi128_si64(x)));
-    return static_cast<std::uint32_t>(_mm_crc32_u64(first, static_cast<unsigned long long>(_mm_extract_epi64(x, 1))));
+#include "base/crc32c_folding.inc"
+#undef FTCOMM_FOLD_TARGET
+
+}  // namespace by_512
+
+namespace by_256 {
+
+#define FTCOMM_FOLD_TARGET __attribute__((target("avx2,vpclmulqdq,pclmul,sse4.2")))
+using Block = __m256i;
+
+FTCOMM_FOLD_TARGET inline Block load(const unsigned char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+FTCOMM_FOLD_TARGET inline void store(unsigned char* p, Block x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
+FTCOMM_FOLD_TARGET inline void stream(unsigned char* p, Block x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), x); }
+FTCOMM_FOLD_TARGET inline Block with_register(Block x, std::uint32_t crc) {
+    return _mm256_xor_si256(x, _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int>(crc))));
+}
+FTCOMM_FOLD_TARGET inline Block factors(long long high, long long low) { return _mm256_set_epi64x(high, low, high, low); }
+FTCOMM_FOLD_TARGET inline Block multiplied(Block x, Block by, Block onto) {
+    return _mm256_xor_si256(_mm256_xor_si256(_mm256_clmulepi64_epi128(x, by, 0x00), _mm256_clmulepi64_epi128(x, by, 0x11)), onto);
+}
+FTCOMM_FOLD_TARGET inline __m128i last_of(Block x) {
+    const auto by = _mm_set_epi64x(Factors<128>::high, Factors<128>::low);
+    const auto low = _mm256_castsi256_si128(x);
+    const auto product = _mm_xor_si128(_mm_clmulepi64_si128(low, by, 0x00), _mm_clmulepi64_si128(low, by, 0x11));
+    return _mm_xor_si128(product, _mm256_extracti128_si256(x, 1));
+}
+
+#include "base/crc32c_folding.inc"
+#undef FTCOMM_FOLD_TARGET
+
+}  // namespace by_256
+
+bool can_fold() {
+    return __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul") && __builtin_cpu_supports("sse4.2");
 }
 
 }  // namespace
 
-bool crc32c_folds() {
-    static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
-                            __builtin_cpu_supports("vpclmulqdq") && __builtin_cpu_supports("pclmul") &&
-                            __builtin_cpu_supports("sse4.2");
-    return has;
-}
-
-std::uint32_t crc32c_folded(const unsigned char* p, std::size_t size, std::uint32_t crc) {
-    FT_CHECK(size >= 256 && size % 64 == 0, "%zu bytes", size);
-    return folded<Copy::None>(nullptr, p, size, crc);
-}
-
-std::uint32_t crc32c_folded_copy(unsigned char* to, const unsigned char* p, std::size_t size, std::uint32_t crc) {
-    FT_CHECK(size >= 256 && size % 64 == 0, "%zu bytes", size);
-    return folded<Copy::Plain>(to, p, size, crc);
-}
-
-std::uint32_t crc32c_folded_stream(unsigned char* to, const unsigned char* p, std::size_t size, std::uint32_t crc) {
-    FT_CHECK(size >= 256 && size % 64 == 0 && reinterpret_cast<std::uintptr_t>(to) % 64 == 0, "%zu bytes to %p", size,
-             static_cast<void*>(to));
-    const auto copied = folded<Copy::Stream>(to, p, size, crc);
-    _mm_sfence();  // these stores are not ordered by themselves
-    return copied;
+const Folding* crc32c_folding_by(int bits) {
+    static const bool has_512 = can_fold() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl");
+    static const bool has_256 = can_fold() && __builtin_cpu_supports("avx2");
+    if (bits == 512) return has_512 ? &by_512::kFolding : nullptr;
+    return bits == 256 && has_256 ? &by_256::kFolding : nullptr;
 }
 
 }  // namespace ftcomm
@@ -113,15 +112,17 @@ std::uint32_t crc32c_folded_stream(unsigned char* to, const unsigned char* p, st
 
 namespace ftcomm {
 
-bool crc32c_folds() { return false; }
-std::uint32_t crc32c_folded(const unsigned char*, std::size_t, std::uint32_t) { FT_CHECK(false, "not on this machine"); }
-std::uint32_t crc32c_folded_copy(unsigned char*, const unsigned char*, std::size_t, std::uint32_t) {
-    FT_CHECK(false, "not on this machine");
-}
-std::uint32_t crc32c_folded_stream(unsigned char*, const unsigned char*, std::size_t, std::uint32_t) {
-    FT_CHECK(false, "not on this machine");
-}
+const Folding* crc32c_folding_by(int) { return nullptr; }
 
 }  // namespace ftcomm
 
 #endif
+
+namespace ftcomm {
+
+const Folding* crc32c_folding() {
+    static const auto* widest = crc32c_folding_by(512) != nullptr ? crc32c_folding_by(512) : crc32c_folding_by(256);
+    return widest;
+}
+
+}  // namespace ftcomm

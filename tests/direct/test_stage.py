@@ -257,7 +257,6 @@ def test_some_give_counts(ranks: Ranks) -> None:
 @pytest.mark.parametrize("reduces_first", [True, False])
 def test_without_room_for_a_window_it_is_done_without(ranks: Ranks, reduces_first: bool) -> None:
     def run(comm: Comm) -> None:
-        assert not comm.stats()["lacks_windows"]
         for turn in range(6):
             data = whole(comm.rank, 300_000, np.float32)
             if turn % 2 == reduces_first:

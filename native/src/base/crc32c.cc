@@ -134,7 +134,7 @@ std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uin
     auto* out = static_cast<unsigned char*>(to);
     const auto* p = static_cast<const unsigned char*>(from);
 #ifdef FTCOMM_CRC_INSTRUCTION
-    if (const auto* folding = crc32c_folding(); folding != nullptr && size >= kWorthFolding) {
+    if (const auto* folding = size >= kWorthFolding ? crc32c_folding() : nullptr; folding != nullptr) {
         auto crc = ~seed;
         if (into == Into::Memory) {  // whole lines: a part of one would be read first
             const auto before = -reinterpret_cast<std::uintptr_t>(out) & 63u;
@@ -176,7 +176,7 @@ std::uint32_t crc32c_copy_portable(void* to, const void* from, std::size_t size,
 std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed) {
 #ifdef FTCOMM_CRC_INSTRUCTION
     const auto* p = static_cast<const unsigned char*>(data);
-    if (const auto* folding = crc32c_folding(); folding != nullptr && size >= kWorthFolding) {
+    if (const auto* folding = size >= kWorthFolding ? crc32c_folding() : nullptr; folding != nullptr) {
         const auto folded = size & ~std::size_t{63};
         return ~with_instruction(p + folded, size - folded, folding->sum(p, folded, ~seed));
     }

@@ -19,7 +19,7 @@ inline Rig::Setup with_windows(bool stages = true) {
     return s;
 }
 
-// The segment is full for one of four, or for all of them; memory is read then, or comes in frames; under replay, too.
+// The segment is full for one of four, or for all of them; memory is read then, or comes in frames.
 inline std::vector<Rig::Setup> without_room() {
     std::vector<Rig::Setup> all;
     for (const auto& windowless : {std::set<int>{2}, std::set<int>{0, 1, 2, 3}})

@@ -90,6 +90,8 @@ FTCOMM_CRC_TARGET inline std::uint32_t step1(std::uint32_t crc, const unsigned c
 
 constexpr std::size_t kWorthFolding = 512;
 
+const Folding* folding_for(std::size_t size) { return size >= kWorthFolding ? crc32c_folding() : nullptr; }
+
 FTCOMM_CRC_TARGET std::uint32_t with_instruction(const unsigned char* p, std::size_t size, std::uint32_t crc) {
     for (; size >= 3 * kStretch; p += 3 * kStretch, size -= 3 * kStretch) {
         std::uint32_t second = 0, third = 0;
@@ -134,7 +136,7 @@ std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uin
     auto* out = static_cast<unsigned char*>(to);
     const auto* p = static_cast<const unsigned char*>(from);
 #ifdef FTCOMM_CRC_INSTRUCTION
-    if (const auto* folding = size >= kWorthFolding ? crc32c_folding() : nullptr; folding != nullptr) {
+    if (const auto* folding = folding_for(size)) {
         auto crc = ~seed;
         if (into == Into::Memory) {  // whole lines: a part of one would be read first
             const auto before = -reinterpret_cast<std::uintptr_t>(out) & 63u;
@@ -176,7 +178,7 @@ std::uint32_t crc32c_copy_portable(void* to, const void* from, std::size_t size,
 std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed) {
 #ifdef FTCOMM_CRC_INSTRUCTION
     const auto* p = static_cast<const unsigned char*>(data);
-    if (const auto* folding = size >= kWorthFolding ? crc32c_folding() : nullptr; folding != nullptr) {
+    if (const auto* folding = folding_for(size)) {
         const auto folded = size & ~std::size_t{63};
         return ~with_instruction(p + folded, size - folded, folding->sum(p, folded, ~seed));
     }

@@ -12,6 +12,7 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace ftcomm {
 namespace {
@@ -41,9 +42,7 @@ using Block = __m512i;
 FTCOMM_FOLD_TARGET inline Block load(const unsigned char* p) { return _mm512_loadu_si512(p); }
 FTCOMM_FOLD_TARGET inline void store(unsigned char* p, Block x) { _mm512_storeu_si512(p, x); }
 FTCOMM_FOLD_TARGET inline void stream(unsigned char* p, Block x) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), x); }
-FTCOMM_FOLD_TARGET inline Block with_register(Block x, std::uint32_t crc) {
-    return _mm512_xor_si512(x, _mm512_zextsi128_si512(_mm_cvtsi32_si128(static_cast<int>(crc))));
-}
+FTCOMM_FOLD_TARGET inline Block with_front(Block x, __m128i front) { return _mm512_xor_si512(x, _mm512_zextsi128_si512(front)); }
 FTCOMM_FOLD_TARGET inline Block factors(long long high, long long low) {
     return _mm512_set_epi64(high, low, high, low, high, low, high, low);
 }
@@ -68,15 +67,15 @@ FTCOMM_FOLD_TARGET inline __m128i last_of(Block x) {
 
 namespace by_256 {
 
+// 512 bits at once are as fast as memory without that.
+#define FTCOMM_BRAID
 #define FTCOMM_FOLD_TARGET __attribute__((target("avx2,vpclmulqdq,pclmul,sse4.2")))
 using Block = __m256i;
 
 FTCOMM_FOLD_TARGET inline Block load(const unsigned char* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 FTCOMM_FOLD_TARGET inline void store(unsigned char* p, Block x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x); }
 FTCOMM_FOLD_TARGET inline void stream(unsigned char* p, Block x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), x); }
-FTCOMM_FOLD_TARGET inline Block with_register(Block x, std::uint32_t crc) {
-    return _mm256_xor_si256(x, _mm256_zextsi128_si256(_mm_cvtsi32_si128(static_cast<int>(crc))));
-}
+FTCOMM_FOLD_TARGET inline Block with_front(Block x, __m128i front) { return _mm256_xor_si256(x, _mm256_zextsi128_si256(front)); }
 FTCOMM_FOLD_TARGET inline Block factors(long long high, long long low) { return _mm256_set_epi64x(high, low, high, low); }
 FTCOMM_FOLD_TARGET inline Block multiplied(Block x, Block by, Block onto) {
     return _mm256_xor_si256(_mm256_xor_si256(_mm256_clmulepi64_epi128(x, by, 0x00), _mm256_clmulepi64_epi128(x, by, 0x11)), onto);
@@ -89,6 +88,7 @@ FTCOMM_FOLD_TARGET inline __m128i last_of(Block x) {
 }
 
 #include "base/crc32c_folding.inc"
+#undef FTCOMM_BRAID
 #undef FTCOMM_FOLD_TARGET
 
 }  // namespace by_256

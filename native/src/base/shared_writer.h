@@ -1,7 +1,7 @@
 // Writing to memory that other cores have read, and read again.
 //
 // Through the caches is best where the cores share one. Where they do not, each line that another core has is fetched from there first, and
-// on AMD's processors that takes six to eight times as long as to write past the caches, which costs the readers a little (a Zen 4: 0.40 and 0.05
+// on AMD's processors that takes six to eight times as long as to write past the caches, which costs the readers a little (a Zen 3: 0.40 and 0.05
 // ns a byte; with a shared cache 0.05 and 0.08). Which of the two it is can change while a program runs, as threads, or a guest's
 // processors, move. So it is measured.
 #pragma once

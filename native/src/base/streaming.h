@@ -1,6 +1,6 @@
 // Writing past the caches into memory that ranks share, and write again and again: links.
 //
-// On AMD's processors (measured on Zen 4) a store to a line that another core has read waits until that core has dropped its copy, one
+// On AMD's processors (measured on Zen 3) a store to a line that another core has read waits until that core has dropped its copy, one
 // line after the other: 2.4 to 10 GB/s, by where the two cores are, while what was written is read at 22 to 47. Past the caches it is written at
 // 40 to 50 and read at 13 to 23, wherever they are. What is short stays in the caches.
 #pragma once

@@ -34,10 +34,34 @@ void World::died(Instance& who) {
     if (who.node != nullptr && who.node->late_records() > 0) counters_.add("inject crash with late records");
     who.crashed = true;
     who.just_completed.clear();
-    who.node.reset();
+    killed(who);
     tell_of_exit(who, who.lost_host >= 0);
     detection_.died(who);
     look_for_survivors();
+}
+
+// What it shows to others stays as it was.
+void World::killed(Instance& who) {
+    constexpr std::size_t kTicket = sizeof(std::uint64_t), kLine = 64, kHead = Transport::kWindowHead;
+    std::vector<std::pair<std::byte*, Bytes>> kept;
+    for (auto& window : windows_) {
+        if (window.owner != who.id) continue;
+        auto* at = window.memory.get();
+        kept.emplace_back(at, Bytes(at, at + kTicket));
+        kept.emplace_back(at + kHead, Bytes(at + kHead, at + kHead + kLine));
+    }
+    who.node.reset();
+    for (const auto& [at, bytes] : kept) std::ranges::copy(bytes, at);
+}
+
+// As soon as one of those left has heard of it (ShmTransport::discard_windows; what is shorter than a page stays).
+void World::discard_windows(int owner) {
+    constexpr std::size_t kHead = Transport::kWindowHead;
+    for (auto& window : windows_) {
+        if (window.owner != owner) continue;
+        std::fill_n(window.memory.get(), sizeof(std::uint64_t), std::byte{0});
+        if (window.bytes >= 2 * kHead) std::fill_n(window.memory.get() + kHead, kHead, std::byte{0});
+    }
 }
 
 // Its ranks stop one after another, and nobody on it is left to say so.

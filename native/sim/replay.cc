@@ -49,7 +49,7 @@ void World::start_again(int generation) {
         Instance* old = newest(slot);
         if (old->running()) {
             old->crashed = true;
-            old->node.reset();
+            killed(*old);
         }
         incarnations.push_back(old->incarnation + 1);
     }

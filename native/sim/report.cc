@@ -58,7 +58,6 @@ const char* to_string(FrameKind kind) {
         case FrameKind::Shared: return "Shared";
         case FrameKind::ShareAsk: return "ShareAsk";
         case FrameKind::StageEnter: return "StageEnter";
-        case FrameKind::StageWord: return "StageWord";
         case FrameKind::StageGo: return "StageGo";
         case FrameKind::Eager: return "Eager";
         case FrameKind::Rts: return "Rts";

@@ -57,6 +57,8 @@ void SimTransport::attach(int slot, std::uint32_t incarnation) {
 
 void SimTransport::detach(int slot) {
     if (slot == self_.slot) return;
+    const auto* peer = world_.find(slot, target(slot).incarnation);
+    if (peer != nullptr && peer->crashed && world_.same_host(self_.slot, slot)) world_.discard_windows(peer->id);
     target(slot).detached = true;
 }
 

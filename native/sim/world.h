@@ -84,6 +84,8 @@ public:
         std::unique_ptr<std::byte[]> memory;
     };
     std::vector<Window>& windows() { return windows_; }
+    void killed(Instance& who);  // its node goes, and puts nothing in order
+    void discard_windows(int owner);
     Instance* find(int slot, std::uint32_t incarnation);
     Instance* newest(int slot);      // may be dead
 

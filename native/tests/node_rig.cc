@@ -40,7 +40,13 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
         targets[static_cast<std::size_t>(to)] = i;
         detached.erase(to);
     }
-    void detach(int to) override { detached.insert(to); }
+    void detach(int to) override {
+        detached.insert(to);
+        const auto incarnation = targets[static_cast<std::size_t>(to)];
+        if (rig.peer(to).node != nullptr && rig.peer(to).incarnation == incarnation) return;
+        for (auto& window : rig.windows_)  // ShmTransport::discard_windows
+            if (window.slot == to && window.incarnation == incarnation) std::fill_n(window.memory.begin(), 8, std::byte{0});
+    }
     void drain(int from) override {
         if (node != nullptr && !rig.link(from, slot).held) rig.deliver_all(from, slot);
     }
@@ -59,7 +65,7 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
 
     Window make_window(std::size_t bytes) override {
         if (rig.setup_.windowless.contains(slot)) return {};
-        auto& memory = rig.windows_.emplace_back(bytes);
+        auto& memory = rig.windows_.emplace_back(Shown{slot, incarnation, Bytes(bytes)}).memory;
         return {memory.data(), reinterpret_cast<std::uintptr_t>(memory.data())};
     }
     const std::byte* look(int to, std::uint64_t place, std::size_t bytes) override {
@@ -248,7 +254,19 @@ void Rig::advance(Time by, const std::vector<int>& silent) {
     }
 }
 
-void Rig::kill(int slot) { peer(slot).node.reset(); }
+// What it shows to others stays as it was: its windows' tickets, and what it has posted on boards.
+void Rig::kill(int slot) {
+    constexpr std::size_t kHead = Transport::kWindowHead, kLine = 64;
+    std::vector<std::pair<std::byte*, Bytes>> kept;
+    for (auto& window : windows_) {
+        if (window.slot != slot || window.incarnation != peer(slot).incarnation) continue;
+        auto* at = window.memory.data();
+        kept.emplace_back(at, Bytes(at, at + 8));
+        kept.emplace_back(at + kHead, Bytes(at + kHead, at + kHead + kLine));
+    }
+    peer(slot).node.reset();
+    for (const auto& [at, bytes] : kept) std::ranges::copy(bytes, at);
+}
 
 void Rig::evidence(int observer, int about, Evidence what, int incarnation) {
     const auto which = incarnation < 0 ? peer(about).incarnation : static_cast<std::uint32_t>(incarnation);

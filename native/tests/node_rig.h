@@ -95,6 +95,7 @@ public:
     RequestPtr sum(int slot, std::int64_t& value, CommId id = kComm);
 
     bool traced(int slot, const std::string& transition);
+    std::size_t windows() const { return windows_.size(); }  // that there ever were
     std::size_t decisions(int slot);  // that it has applied
     std::uint32_t last_decided(int slot);  // their newest attempt; 0: none
     bool removed(int by, int slot, Evidence why);  // it has seen the slot leave the view for this reason
@@ -124,7 +125,12 @@ private:
     Setup setup_;
     std::map<int, LogFiles> logs_;  // by host
     Time now_ = 0;
-    std::deque<Bytes> windows_;  // outlive the peers
+    struct Shown {
+        int slot;
+        std::uint32_t incarnation;
+        Bytes memory;
+    };
+    std::deque<Shown> windows_;  // outlive the peers
     std::vector<std::unique_ptr<Peer>> peers_;
     std::vector<std::unique_ptr<Peer>> dead_;
     std::map<std::pair<int, int>, Link> links_;

@@ -10,6 +10,7 @@ struct Sharing : Windowed {
     static constexpr std::int32_t kNothing = -1;
     OpKind kind;
     int root;
+    CommId comm = Rig::kComm;
     std::size_t count;  // of a block
     std::vector<std::vector<std::int32_t>> data, own;
 
@@ -36,7 +37,12 @@ struct Sharing : Windowed {
         d.recv = data[s].data();
         if (kind == OpKind::AllGather) d.send = own[s].data();
         else if (slot == root) data[s] = own[s];
-        requests[s] = rig.node(slot).collective(rig.now(), Rig::kComm, d);
+        requests[s] = rig.node(slot).collective(rig.now(), comm, d);
+    }
+    void meet() {  // one operation, in which the ranks' boards become known
+        for (int slot : all) enter(slot);
+        rig.go_on(all);
+        for (int slot : all) EXPECT(has_all(slot));
     }
     bool has(int slot, std::size_t block, int salt = 0) {
         for (std::size_t i = 0; i < count; ++i)
@@ -77,10 +83,7 @@ FT_TEST(without_room_for_windows_blocks_come_without) {
                 blocks.rig.go_on(blocks.all);
                 for (int slot : blocks.all) EXPECT(blocks.has_all(slot, salt));
             }
-            // The others of a broadcast need none.
-            const bool wanted = kind != OpKind::Broadcast || setup.windowless.contains(root);
-            EXPECT(wanted ? blocks.goes_on_without(setup, "run.blocks") : !blocks.rig.node(0).lacks_windows());
-            EXPECT(blocks.rig.traced(0, "run.blocks"));
+            EXPECT(blocks.goes_on_without(setup, "run.blocks"));
         }
 }
 
@@ -181,22 +184,42 @@ FT_TEST(nothing_that_another_communicator_has_put_into_a_window_is_a_block) {
     EXPECT(schedule.reused > 5);
 }
 
-// Each names the next one as the root: nobody has anything to show, and all wait for another.
+// Each names the next one as the root: nobody has anything to show, and all wait for another; whether they know of each other's boards or not.
 FT_TEST(ranks_that_name_each_other_as_the_root_notice) {
-    Sharing blocks(4, OpKind::Broadcast, 700);
-    for (int slot : blocks.all) {
-        blocks.root = (slot + 1) % 4;
-        blocks.enter(slot);
+    for (bool met : {false, true}) {
+        Sharing blocks(4, OpKind::Broadcast, 700);
+        if (met) blocks.meet();
+        for (int slot : blocks.all) {
+            blocks.root = (slot + 1) % 4;
+            blocks.enter(slot);
+        }
+        blocks.rig.go_on(blocks.all);
+        for (int slot : blocks.all) EXPECT(blocks.request(slot)->done && blocks.request(slot)->status.code == Code::Mismatch);
     }
-    blocks.rig.go_on(blocks.all);
-    for (int slot : blocks.all) EXPECT(blocks.request(slot)->done && blocks.request(slot)->status.code == Code::Mismatch);
+}
+
+// Two of four each take themselves for the root, and wait for nobody.
+FT_TEST(two_roots_notice_before_anybody_returns) {
+    for (bool met : {false, true})
+        for (int with_first : {0, 1, 2}) {
+            Sharing blocks(4, OpKind::Broadcast, 700);
+            if (met) blocks.meet();
+            for (int slot : blocks.all) {
+                blocks.root = slot <= with_first ? 0 : 3;
+                blocks.enter(slot);
+            }
+            blocks.rig.go_on(blocks.all);
+            for (int slot : blocks.all) EXPECT(blocks.request(slot)->done && blocks.request(slot)->status.code == Code::Mismatch);
+        }
 }
 
 // A small sum of one rank, where the others share blocks.
 FT_TEST(who_calls_something_small_among_windows_is_noticed) {
     for (const auto& [kind, root] : kWhat)
-        for (int odd : {0, 1, 3}) {
+        for (int odd : {0, 1, 3, 4, 5, 7}) {
             Sharing blocks(4, kind, 700, root);
+            if (odd >= 4) blocks.meet();
+            odd %= 4;
             std::int64_t one = 1;
             const auto sum = blocks.rig.sum(odd, one);
             for (int slot : blocks.all)
@@ -206,6 +229,77 @@ FT_TEST(who_calls_something_small_among_windows_is_noticed) {
             for (int slot : blocks.all)
                 if (slot != odd) EXPECT(blocks.request(slot)->done && blocks.request(slot)->status.code == Code::Mismatch);
         }
+}
+
+// What says nothing to anybody is noticed as well, if the others know each other's boards once they have waited for long: who waits for a small
+// block, or is the root of a small sum.
+FT_TEST(who_waits_for_something_small_among_windows_is_noticed) {
+    for (const auto& [kind, root] : kWhat)
+        for (const auto small : {OpKind::Broadcast, OpKind::Reduce})
+            for (bool met : {false, true})
+                for (int odd : {1, 3}) {
+                    Sharing blocks(4, kind, 700, root);
+                    if (met) blocks.meet();
+                    std::int32_t one = 1;
+                    OpDesc d;
+                    d.kind = small;
+                    d.dtype = DType::Int32;
+                    d.root = small == OpKind::Reduce ? odd : 0;
+                    d.count = 1;
+                    d.send = d.recv = &one;
+                    const auto other = blocks.rig.node(odd).collective(blocks.rig.now(), Rig::kComm, d);
+                    for (int slot : blocks.all)
+                        if (slot != odd) blocks.enter(slot);
+                    blocks.rig.go_on(blocks.all);
+                    for (int tick = 0; tick < 3; ++tick) {
+                        for (int slot : blocks.all) blocks.rig.tick(slot);
+                        blocks.rig.go_on(blocks.all);
+                    }
+                    EXPECT(other->done && other->status.code == Code::Mismatch);
+                    for (int slot : blocks.all)
+                        if (slot != odd)
+                            EXPECT(blocks.request(slot)->done && blocks.request(slot)->status.code == Code::Mismatch);
+                }
+}
+
+// The last one may be stopped while it tells the others.
+FT_TEST(who_waits_for_long_looks_again) {
+    for (int slow : {0, 3}) {
+        Sharing blocks(4, OpKind::AllGather, 60);
+        blocks.meet();
+        for (int slot : blocks.all)
+            if (slot != slow) blocks.enter(slot);
+        blocks.rig.go_on(blocks.all);
+        for (int slot : blocks.all)
+            if (slot != slow) blocks.rig.hold(slow, slot);
+        blocks.enter(slow);
+        for (int step = 0; step < 8; ++step) {
+            blocks.rig.go_on(blocks.all);
+            for (int tick = 0; tick < 2; ++tick)
+                for (int slot : blocks.all) blocks.rig.tick(slot);
+        }
+        blocks.rig.go_on(blocks.all);
+        for (int slot : blocks.all) EXPECT(blocks.has_all(slot));
+    }
+}
+
+// A communicator that is closed leaves its board to the next one.
+FT_TEST(boards_are_used_again) {
+    Sharing blocks(4, OpKind::Broadcast, 700);
+    blocks.meet();
+    std::size_t windows = 0;
+    for (CommId id = 100; id < 140; ++id) {
+        blocks.rig.comm(blocks.all, id);
+        blocks.comm = id;
+        blocks.meet();
+        for (int slot : blocks.all) blocks.rig.node(slot).close_comm(blocks.rig.now(), id);
+        blocks.rig.settle();
+        for (int tick = 0; tick < 3; ++tick)
+            for (int slot : blocks.all) blocks.rig.tick(slot);
+        if (id == 102) windows = blocks.rig.windows();
+    }
+    EXPECT_EQ(blocks.rig.windows(), windows);
+    EXPECT(!blocks.rig.node(0).lacks_windows());
 }
 
 namespace {

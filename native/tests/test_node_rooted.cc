@@ -122,28 +122,46 @@ FT_TEST(root_adds_nothing_that_another_communicators_sum_has_put_into_a_window) 
 
 // Who names itself waits for the others, and each tells only one that it is there: whatever three ranks name, somebody notices.
 FT_TEST(ranks_that_name_different_roots_of_a_reduce_notice) {
-    for (int roots = 0; roots < 27; ++roots) {
-        const int named[] = {roots % 3, roots / 3 % 3, roots / 9};
+    for (int roots = 0; roots < 54; ++roots) {  // each choice twice: when the boards are known, and when they are not
+        const int named[] = {roots / 2 % 3, roots / 6 % 3, roots / 18};
         const bool same = named[0] == named[1] && named[1] == named[2];
         Rooted sums(3);
-        for (int slot : sums.all) sums.enter(slot, named[slot]);
+        for (int met = 0; met < (roots % 2); ++met) {
+            for (int slot : sums.all) sums.enter(slot, 1);
+            sums.rig.go_on(sums.all);
+            for (int slot : sums.all) EXPECT(sums.ended(slot, Code::Ok));
+        }
+        const std::vector<std::vector<int>> orders{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}};
+        for (int slot : orders[static_cast<std::size_t>(roots / 2 % 3)]) sums.enter(slot, named[slot]);
         sums.rig.go_on(sums.all);
         for (int slot : sums.all) EXPECT(sums.ended(slot, same ? Code::Ok : Code::Mismatch));
     }
 }
 
-// One names a root that is dead, which fails at once: whoever it is, and whoever is the others' root, it hears of that.
+// One names a root that is dead, which fails at once: whoever it is, and whoever is the others' root, it hears of that. (Once the boards are
+// known when the others have waited for long.)
 FT_TEST(reduce_to_a_dead_root_among_windows_is_noticed) {
     constexpr int kDead = 4;
     for (int root : {0, 1, 3})
-        for (int odd : {0, 1, 2, 3}) {
+        for (int odd : {0, 1, 2, 3, 4, 5, 6, 7}) {
+            const bool met = odd >= 4;
+            odd %= 4;
             Rooted sums(5);
             auto& rig = sums.rig;
             rig.kill(kDead);
             for (int slot : {0, 1, 2, 3}) rig.evidence(slot, kDead, Evidence::Pidfd);
             rig.settle();
+            if (met) {
+                for (int slot : {0, 1, 2, 3}) sums.enter(slot, root);
+                rig.go_on({0, 1, 2, 3});
+                for (int slot : {0, 1, 2, 3}) EXPECT(sums.ended(slot, Code::Ok));
+            }
             for (int slot : {0, 1, 2, 3}) sums.enter(slot, slot == odd ? kDead : root);
             EXPECT(sums.ended(odd, Code::PeerFailure));
+            rig.go_on({0, 1, 2, 3});
+            if (met)
+                for (int tick = 0; tick < 3; ++tick)
+                    for (int slot : {0, 1, 2, 3}) rig.tick(slot);
             rig.go_on({0, 1, 2, 3});
             for (int slot : {0, 1, 2, 3})
                 if (slot != odd) EXPECT(sums.ended(slot, Code::Mismatch));

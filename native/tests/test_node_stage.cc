@@ -63,6 +63,51 @@ FT_TEST(ranks_that_share_processors_add_in_windows) {
         }
 }
 
+// Once they know each other's boards nobody is told anything but by the last one of each step, whichever that is, and it tells each other one once.
+FT_TEST(who_knows_the_boards_is_told_by_the_last_one_only) {
+    for (int last : {0, 2, 3}) {
+        Staged sums(4, with_windows(), 60);  // one chunk
+        for (int slot : sums.all) sums.enter(slot);
+        sums.rig.go_on(sums.all);
+        const auto under_way = [&](int from) {
+            std::size_t all = 0;
+            for (int to : sums.all) {
+                if (to == from) continue;
+                EXPECT(!sums.rig.carries(from, to, FrameKind::StageEnter));
+                const auto n = sums.rig.in_flight(from, to);
+                EXPECT(n == 0 || sums.rig.carries(from, to, FrameKind::StageGo));
+                all += n;
+            }
+            return all;
+        };
+        const auto deliver = [&](int from) {
+            for (int to : sums.all) sums.rig.deliver_all(from, to);
+        };
+        const auto order = [&] {
+            std::vector<int> all;
+            for (int slot : sums.all)
+                if (slot != last) all.push_back(slot);
+            all.push_back(last);
+            return all;
+        }();
+        for (int slot : order) sums.enter(slot, 1);
+        for (int step = 0; step < 3;
+             ++step) {  // input, sum and finals: the last one of each goes on at once, and is the first of the next
+            std::vector<int> told;
+            for (int slot : order) {
+                while (!sums.requests[static_cast<std::size_t>(slot)]->done && sums.rig.work(slot)) {}
+                const auto frames = under_way(slot);
+                EXPECT(frames == 0 || frames == 3);
+                if (frames > 0) told.push_back(slot);
+            }
+            EXPECT(told == std::vector<int>{step == 0 ? last : order[step == 1 ? 2 : 3]});
+            if (told.empty()) break;
+            deliver(told[0]);
+        }
+        for (int slot : sums.all) EXPECT(sums.has(slot, sums.all, 1));
+    }
+}
+
 // Each block by its owner, to where it belongs: elsewhere, or in its place in the input.
 FT_TEST(ranks_that_share_processors_scatter_sums_in_windows) {
     for (int ranks : {3, 4, 7, 16})

@@ -42,9 +42,8 @@ enum class FrameKind : std::uint8_t {
     GroupReady = 44,  // as PullReady, to the fellows of the group
     Shared = 45,  // the segment is final, and is in its owner's log, where the receiver reads it; or the payload is it
     ShareAsk = 46,  // to the segment's owner: it cannot be read there
-    StageEnter = 47,  // entered, and the first chunk is staged; payload: the sender's window
-    StageWord = 48,  // segment = how many steps the sender is through
-    StageGo = 49,  // segment = how many steps all are through: from position 0, where only that is told
+    StageEnter = 47,  // entered, and the first chunk is staged; payload: where the sender's board is
+    StageGo = 48,  // segment = the step that all are through with whom the receiver waits for
     // point to point
     Eager = 64,
     Rts = 65,

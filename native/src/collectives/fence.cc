@@ -3,8 +3,10 @@
 
 namespace ftcomm {
 
+bool logs_result(const RunEnv& env, const OpState& op) { return env.log == nullptr || !env.rules.l11 || env.log->log_result(op); }
+
 void Fence::begin() {
-    if (env_.log != nullptr && env_.rules.l11 && !env_.log->log_result(op_)) return;
+    if (!logs_result(env_, op_)) return;
     begun_ = true;
     FT_POINT("fence.before");
     if (env_.size() == 1) {

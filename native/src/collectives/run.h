@@ -9,6 +9,7 @@
 #include "base/shared_writer.h"
 #include "channel/log.h"
 #include "channel/sender.h"
+#include "collectives/board.h"
 #include "collectives/op_state.h"
 #include "collectives/records.h"
 #include "membership/rules.h"
@@ -57,6 +58,8 @@ struct RunEnv {
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     std::vector<Transport::Window>* windows = nullptr;  // stage, blocks, exchange: those of this rank that no run uses
+    std::vector<Transport::Window>* boards = nullptr;  // the same: lines that no communicator uses
+    Board* board = nullptr;  // the same
     std::uint64_t stage_bytes = 0;  // the same: of a chunk
     SharedWriter* shared = nullptr;  // the same: writes there
 
@@ -70,6 +73,7 @@ struct RunEnv {
     int successor() const { return rank_at(position + 1); }
     int predecessor() const { return rank_at(position - 1); }
     int slot_of(int rank_in) const { return slots[static_cast<std::size_t>(rank_in)]; }
+    int slot_at(int position_in) const { return slot_of(rank_at(position_in)); }
     int position_of(int rank_in) const {
         for (int i = 0; i < size(); ++i)
             if (living[static_cast<std::size_t>(i)] == rank_in) return i;
@@ -106,6 +110,9 @@ public:
     bool refused = false;  // the kernel does not let this rank read a living peer's memory: the same
     bool no_window = false;  // there is no room for this rank's window: the same, and it is done without
 };
+
+// Before a fence: false: the result could not be logged, and it must not begin.
+bool logs_result(const RunEnv& env, const OpState& op);
 
 // The completion fence. When one rank is through, all ranks had begun it, so all have all their data. Two forms, which differ in who
 // waits for whom: a dissemination barrier over the living (Hensgen, Finkel, Manber 1988), one message time for each of log2(n) rounds;

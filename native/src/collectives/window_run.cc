@@ -10,16 +10,8 @@
 
 namespace ftcomm {
 
-namespace {
-
-struct StageEntry {  // payload of StageEnter, of who shows something
-    std::uint64_t place = 0, ticket = 0;
-};
-
-}  // namespace
-
 WindowRun::WindowRun(RunEnv env, OpState& op, std::uint64_t ticket)
-    : env_(std::move(env)), op_(op), number_(ticket), peers_(env_.living.size()), fence_(env_, op_) {}
+    : env_(std::move(env)), op_(op), number_(ticket), peers_(env_.living.size()) {}
 
 WindowRun::~WindowRun() {
     ticket_.reset();  // before another run has the window
@@ -28,13 +20,13 @@ WindowRun::~WindowRun() {
 
 void WindowRun::start() {
     form_ = form();
-    awaited_ = form_.looking == kAll || form_.looking == env_.position ? form_.showing.count() : 0;
     FT_CHECK(!form_.showing.empty() && place(form_.places) <= kWindow, "%llu pieces of %llu bytes",
              static_cast<unsigned long long>(form_.places), static_cast<unsigned long long>(form_.place));
-    lacks_room_ = form_.showing.has(env_.position) && !take_window();
+    lacks_room_ = !env_.board->open(*env_.memory, *env_.boards) || (form_.showing.has(env_.position) && !take_window());
     FT_CHECK(kFaultTolerant || !lacks_room_,
              "no room for a window, and nobody can vote on it: set FTCOMM_STAGE_LIMIT=1099511627776");
     if (lacks_room_) return;
+    introduces_ = !env_.board->all_known();
     task_ = 0;
     skip();
 }
@@ -55,32 +47,19 @@ bool WindowRun::take_window() {
 }
 
 void WindowRun::on_frame(int from, const FrameHeader& h, ByteView payload) {
-    const int at = env_.position_of(from);
-    if (at < 0) return;
-    auto& peer = peers_[static_cast<std::size_t>(at)];
     switch (h.kind) {
         case FrameKind::StageEnter: {
-            if (!form_.showing.has(at)) return;  // it is there: that was all
-            StageEntry entry;
-            FT_CHECK(payload.size() == sizeof entry && peer.window == nullptr, "rank %d enters with %zu bytes", from,
-                     payload.size());
-            std::memcpy(&entry, payload.data(), sizeof entry);
-            peer.ticket = entry.ticket;
-            peer.window = env_.memory->look(env_.slot_of(from), entry.place, kWindow);
-            over_ |= peer.window == nullptr;
-            ++entered_;
+            std::uint64_t place = 0;
+            FT_CHECK(payload.size() == sizeof place, "rank %d enters with %zu bytes", from, payload.size());
+            std::memcpy(&place, payload.data(), sizeof place);
+            over_ |= !env_.board->learn(*env_.memory, from, env_.slot_of(from), place);
             break;
         }
-        case FrameKind::StageWord:
-            FT_CHECK(env_.position == 0 && h.segment == peer.through + 1 && h.segment <= form_.last_step,
-                     "rank %d is through %u of %u steps, after %u", from, h.segment, form_.last_step, peer.through);
-            peer.through = h.segment;
-            break;
         case FrameKind::StageGo:
-            FT_CHECK(at == 0 && h.segment == all_through_ + 1, "all are through %u steps, after %u", h.segment, all_through_);
-            all_through_ = h.segment;
+            FT_CHECK(h.segment < step_ || (h.segment == step_ && task_ < 0),
+                     "all are through %u steps, but not this rank, which is at %u", h.segment, step_);
+            all_through_ |= h.segment == step_;
             break;
-        case FrameKind::Fence: fence_.on_frame(h); return;
         case FrameKind::Enter:
         case FrameKind::PullEnter:
         case FrameKind::GroupEnter: mismatch = true; return;  // it was called with another algorithm there
@@ -89,8 +68,14 @@ void WindowRun::on_frame(int from, const FrameHeader& h, ByteView payload) {
     go_on();
 }
 
+void WindowRun::on_tick() {
+    if (task_ >= 0 || lacks_room_ || over_ || done_ || ++ticks_ != kPatience) return;
+    tell_of_board();
+    go_on();  // who should have told this rank may have been stopped over it
+}
+
 void WindowRun::work() {
-    if (!has_work()) return;
+    if (!has_work() || mismatch) return;
     if (lacks_room_) {
         no_window = over_ = true;
         return;
@@ -117,61 +102,111 @@ bool WindowRun::stands(int position) {
     return std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_acquire) == peer.ticket;
 }
 
-void WindowRun::enter() {
-    FT_POINT("stage.enter");
-    if (form_.showing.has(env_.position)) {
-        const StageEntry entry{window_.place, number_};
-        const auto bytes = std::as_bytes(std::span(&entry, 1));
-        if (form_.looking == kAll) tell_all(FrameKind::StageEnter, 0, bytes);
-        else send(form_.looking, FrameKind::StageEnter, 0, bytes);
-        ++entered_;
-    } else if (form_.looking == kAll) {
-        // So that ranks which name each other as the root notice.
-        send(form_.showing.lowest(), FrameKind::StageEnter, 0);
-    } else {
-        // Nor is anybody to be left who has called something else, which failed at once (a dead root), and would hear of this from nobody.
-        tell_all(FrameKind::StageEnter, 0);
-    }
-}
-
-void WindowRun::tell_all(FrameKind kind, std::uint32_t step, ByteView payload) {
-    for (int i = 1; i < env_.size(); ++i) send(env_.position + i, kind, step, payload);
-}
-
 void WindowRun::end_step() {
     task_ = -1;
+    ticks_ = 0;
+    all_through_ = false;
     if (step_ == form_.last_step) {  // all finals are here
-        fence_.begin();
-        return;
+        over_ = !logs_result(env_, op_);
+        if (over_) return;
+        ++step_;
+        FT_POINT("fence.before");
     }
-    if (step_ == 0) enter();
-    else if (env_.position != 0) send(0, FrameKind::StageWord, step_);
-    self().through = step_;
-    FT_POINT("stage.step");
+    arrive();
     go_on();
 }
 
-void WindowRun::send(int position, FrameKind kind, std::uint32_t step, ByteView payload) {
-    auto h = env_.header(kind, op_);
-    h.segment = step;
-    env_.sender.send(env_.slot_of(env_.rank_at(position)), h, payload);
+// Before this rank looks at the others: see Board.
+void WindowRun::arrive() {
+    if (step_ > 0) {
+        env_.board->advance(step_);
+        if (is_fence()) FT_POINT("fence.round");
+        else FT_POINT("stage.step");
+        return;
+    }
+    FT_POINT("stage.enter");
+    Board::Entry entry{env_.comm, op_.seq, op_.signature, env_.attempt, 0, 0, number_};
+    if (window_.memory != nullptr) entry.window = window_.place;
+    self().entered = true;
+    env_.board->post(entry);
+    if (introduces_) tell_of_board();
 }
 
-// If all are through with the step that this rank waits in.
-void WindowRun::go_on() {
-    if (task_ >= 0 || lacks_room_ || fence_.begun() || entered_ < awaited_) return;
-    if (env_.position == 0) {
-        const auto last = std::ranges::min(peers_, {}, &Peer::through).through;
-        while (all_through_ < last) {
-            ++all_through_;
-            tell_all(FrameKind::StageGo, all_through_);
-        }
+// For which ranks this step is over when so many are through with it.
+bool WindowRun::is_awaited(int position) const { return all_meet() || form_.showing.has(position); }
+bool WindowRun::waits(int position) const { return all_meet() || form_.looking == kAll || form_.looking == position; }
+
+bool WindowRun::is_through(int position) {
+    auto& peer = peers_[static_cast<std::size_t>(position)];
+    if (position == env_.position) return true;
+    const int rank = env_.rank_at(position);
+    const auto entry = env_.board->look(rank);
+    if (!entry || entry->comm != env_.comm || entry->seq != op_.seq || entry->attempt != env_.attempt) return false;
+    mismatch |= entry->signature != op_.signature;
+    if (mismatch || over_) return false;
+    if (!peer.entered) {
+        peer.entered = true;
+        peer.ticket = entry->ticket;
+        if (form_.showing.has(position)) peer.window = env_.memory->look(env_.slot_of(rank), entry->window, kWindow);
+        over_ |= form_.showing.has(position) && peer.window == nullptr;
     }
-    if (all_through_ < step_) return;
+    seen_ = entry->through;
+    return seen_ >= step_;
+}
+
+bool WindowRun::sees_all_through() {
+    for (int i = 0; i < env_.size(); ++i)
+        if (is_awaited(i) && !is_through(i)) return false;
+    return true;
+}
+
+// Who came before the last one cannot have seen it come. (Those that introduce themselves tell everyone that they have entered.)
+void WindowRun::tell_those_who_wait() {
+    if (introduces_ && step_ == 0) return;
+    for (int k = 1; k < env_.size(); ++k) {
+        const int i = (env_.position + k) % env_.size();
+        if (waits(i) && is_through(i) && seen_ == step_) send(i, FrameKind::StageGo);  // but who has gone on has seen it itself
+    }
+}
+
+void WindowRun::go_on() {
+    if (task_ >= 0 || lacks_room_ || over_ || done_) return;
+    const bool awaited = is_awaited(env_.position), waits_too = waits(env_.position);
+    if (!all_through_ && (awaited || waits_too) && sees_all_through()) {
+        all_through_ = true;
+        if (awaited) tell_those_who_wait();
+    }
+    if (mismatch || over_ || (waits_too && !all_through_)) return;
+    if (step_ == 0 && waits_too &&
+        !sees_all_through()) {  // it was told; who has left the attempt since is not to be found any more
+        over_ = true;
+        return;
+    }
+    if (is_fence()) {
+        done_ = true;
+        env_.board->set_all_known();
+        FT_POINT("fence.after");
+        return;
+    }
     ++step_;
     task_ = 0;
     at_ = 0;
     skip();
+}
+
+// Those that this rank does not see there.
+void WindowRun::tell_of_board() {
+    const auto place = env_.board->place();
+    for (int k = 1; k < env_.size(); ++k) {
+        const int i = (env_.position + k) % env_.size();
+        if ((introduces_ && step_ == 0) || !is_through(i)) send(i, FrameKind::StageEnter, std::as_bytes(std::span(&place, 1)));
+    }
+}
+
+void WindowRun::send(int position, FrameKind kind, ByteView payload) {
+    auto h = env_.header(kind, op_);
+    h.segment = step_;
+    env_.sender.send(env_.slot_at(position), h, payload);
 }
 
 void Shares::lay_out(const RunEnv& env, const OpState& op, const std::vector<SegmentRun>& plan, std::size_t pieces) {

@@ -3,8 +3,12 @@
 // al., "Framework for scalable intra-node collective operations using shared memory", 2018.)
 //
 // A run goes in steps, and a step in tasks, each with a piece for every rank. Nobody begins a step before all are through with the one before;
-// so two places for what is shown are enough: who writes to one knows that all have left what was there. The position 0 is told by all, and tells
-// all, as in a central fence. Who shows nothing waits in the first step for nothing but what the others show.
+// so two places for what is shown are enough: who writes to one knows that all have left what was there. Who shows nothing waits in the first
+// step for nothing but what the others show. The last step has no end of its own, but the fence after it.
+//
+// All of that is on the ranks' boards. To find those they tell each other of them once, in the first operation by windows since they
+// last agreed who takes part: by StageEnter, of which all are awaited then. Later it says that its sender waits, and has done so for long:
+// who has called something else, of which nobody hears (it failed at once, for a dead root), hears of this one.
 //
 // A window is written by its rank only (M9), and looked into by ranks that may have been stopped meanwhile: as of a rank that is read (C9),
 // what was copied counts only if the ticket in the window still stands.
@@ -26,11 +30,12 @@ public:
 
     void start() override;
     void on_frame(int from, const FrameHeader& h, ByteView payload) override;
-    bool has_work() const override { return (task_ >= 0 || lacks_room_) && !over_; }
+    void on_tick() override;
+    bool has_work() const override { return (task_ >= 0 || lacks_room_ || mismatch) && !over_; }
     void work() override;  // one piece: ticks and other communicators get their turn in between
-    bool done() const override { return fence_.done(); }
+    bool done() const override { return done_; }
     const char* phase() const override {
-        return entered_ < awaited_ ? "the others to enter" : !fence_.begun() ? "data" : "the completion fence";
+        return step_ == 0 ? "the others to enter" : !is_fence() ? "data" : "the completion fence";
     }
 
 protected:
@@ -67,32 +72,42 @@ protected:
     std::uint32_t step_ = 0;
 
 private:
+    static constexpr int kPatience = 2;  // ticks
+
     struct Peer {
-        const std::byte* window = nullptr;  // it has entered, and shows this
+        const std::byte* window = nullptr;  // it shows this
         std::uint64_t ticket = 0;
-        std::uint32_t through = 0;  // so many steps, after the one with which it entered: of others position 0 knows it
+        bool entered = false;
     };
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
+    bool is_fence() const { return step_ > form_.last_step; }
     bool take_window();
-    void enter();
     void skip();
     void end_step();
+    void arrive();
     void go_on();
-    void send(int position, FrameKind kind, std::uint32_t step, ByteView payload = {});
-    void tell_all(FrameKind kind, std::uint32_t step, ByteView payload = {});
+    bool all_meet() const { return step_ > 0 || introduces_; }
+    bool is_awaited(int position) const;
+    bool waits(int position) const;
+    bool is_through(int position);
+    bool sees_all_through();
+    void tell_those_who_wait();
+    void tell_of_board();
+    void send(int position, FrameKind kind, ByteView payload = {});
 
     const std::uint64_t number_;
     Transport::Window window_;
     std::optional<Ticket> ticket_;
     std::vector<Peer> peers_;  // by position
     Form form_;
-    int awaited_ = 0, entered_ = 0;  // of those that show something: how many this rank waits for, and has heard of
-    std::uint32_t all_through_ = 0;
+    bool introduces_ = false;  // the boards are made known
+    bool all_through_ = false;  // with this rank's step
+    std::uint32_t seen_ = 0;  // what the rank that was asked for last is through with
     int task_ = -1;  // none: it waits
     int at_ = 0;  // the position whose piece it is
-    bool lacks_room_ = false;  // for this rank's window: work() says so
-    bool over_ = false;
-    Fence fence_;
+    int ticks_ = 0;  // that it has waited in this step
+    bool lacks_room_ = false;  // for this rank's window, or its board: work() says so
+    bool over_ = false, done_ = false;
 };
 
 // Where the grid is cut by a plan: what each position owns or holds, in pieces of so many segments. A chunk is a piece of every share.

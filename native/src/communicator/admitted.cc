@@ -21,6 +21,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
         if (spec_.members[r] != core_.self() && !replays()) p2p_.replaced(static_cast<int>(r));
     }
     if (came.empty()) return;
+    board_.forget();
     if (replays()) {
         on_returned(came);
         return;

@@ -126,7 +126,8 @@ bool Communicator::is_flat(const OpDesc& d) const {
     return bytes <= limit;
 }
 
-// Nothing of an all-to-all is passed on: what windows save are messages and system calls, for a second copy. So of some ranks, and not of much.
+// Nothing of an all-to-all is passed on: what windows save are messages and system calls, for a second copy. So of some ranks, and not of much
+// (but where links are as dear as windows, and few share the caches).
 constexpr std::size_t kLeastExchanged = 4;
 constexpr std::uint64_t kMostExchanged = 1u << 20;  // bytes of a rank's input
 
@@ -135,7 +136,8 @@ bool Communicator::may_exchange_in_windows(const OpDesc& d) const {
     const auto n = spec_.members.size();
     if (d.kind != OpKind::AllToAll || d.layout != nullptr || d.count == 0 || !core_.view.crowded || replays()) return false;
     const auto bytes = d.count * size_of(d.dtype) * n;
-    return n >= kLeastExchanged && n <= kMostStaged && bytes <= kMostExchanged && bytes >= core_.config.stage_limit;
+    return n >= kLeastExchanged && n <= kMostStaged && (bytes <= kMostExchanged || streams_decide()) &&
+           bytes >= core_.config.stage_limit;
 }
 
 // Not under replay, where a later generation of the job may be on other machines, and has to do the same. And not what would go straight to
@@ -318,7 +320,11 @@ void Communicator::on_tick() {
     if (holds && held_at_tick_) core_.wants_view = true;
     held_at_tick_ = holds;
     hurry_votes();
-    if (run_ != nullptr && !frozen_) run_->on_tick();
+    if (run_ != nullptr && !frozen_) {
+        run_->on_tick();
+        after_progress();
+        core_.has_work |= run_ != nullptr && run_->has_work();
+    }
     if (open_.empty()) return;
     auto& op = *open_.front();
     if (op.started && !op.timeout_proposed && core_.now > op.deadline) {

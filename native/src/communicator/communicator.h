@@ -98,6 +98,7 @@ public:
     void shed() {  // memory for operations that will not come
         spare_op_.reset();
         idle_flat_.reset();
+        board_.give_back();
     }
     bool blocked_on(int slot) const;  // an open operation, agree or message that needs this slot
     AdmitEntry standing() const;
@@ -405,6 +406,7 @@ private:
     Grid called_grid_;
     bool called_any_ = false;
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
+    Board board_;  // of runs by windows
     std::unique_ptr<Run> run_;
     std::unique_ptr<Run> idle_flat_;  // one that is over, for its memory
     Last last_;

@@ -48,6 +48,7 @@ struct Core {
     bool wants_view = false;   // something arrived from after a view change that has not come here
     Bytes scratch;             // of runs, within one input
     std::vector<Transport::Window> windows;  // that no run uses
+    std::vector<Transport::Window> boards;  // that no communicator uses
     SharedWriter shared;  // writes to those in use
     bool has_work = false;     // some run may have work that waits for no frame
     Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read

@@ -147,6 +147,7 @@ void Communicator::apply(const Decision& d) {
     frozen_ = false;
     freeze_sent_ = false;
     drop_run();
+    board_.forget();
     helpers_.clear();
     std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
     std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt < attempt_; });

@@ -151,6 +151,8 @@ RunEnv Communicator::env() {
              &flat_rooms_[next_room_],
              &ticket_};
     e.windows = &core_.windows;
+    e.boards = &core_.boards;
+    e.board = &board_;
     e.stage_bytes = core_.config.stage_bytes;
     e.shared = &core_.shared;
     e.log = replays() ? this : nullptr;

@@ -1,4 +1,5 @@
 // How ranks end: in the middle of a burst, with their host, by leaving; and who is told of it.
+#include "sim/left_windows.h"
 #include "sim/world.h"
 
 namespace ftcomm::sim {
@@ -40,18 +41,11 @@ void World::died(Instance& who) {
     look_for_survivors();
 }
 
-// What it shows to others stays as it was.
 void World::killed(Instance& who) {
-    constexpr std::size_t kTicket = sizeof(std::uint64_t), kLine = 64, kHead = Transport::kWindowHead;
-    std::vector<std::pair<std::byte*, Bytes>> kept;
-    for (auto& window : windows_) {
-        if (window.owner != who.id) continue;
-        auto* at = window.memory.get();
-        kept.emplace_back(at, Bytes(at, at + kTicket));
-        kept.emplace_back(at + kHead, Bytes(at + kHead, at + kHead + kLine));
-    }
-    who.node.reset();
-    for (const auto& [at, bytes] : kept) std::ranges::copy(bytes, at);
+    std::vector<std::byte*> shown;
+    for (auto& window : windows_)
+        if (window.owner == who.id) shown.push_back(window.memory.get());
+    end_as_if_killed(shown, [&] { who.node.reset(); });
 }
 
 // As soon as one of those left has heard of it (ShmTransport::discard_windows; what is shorter than a page stays).

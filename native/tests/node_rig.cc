@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "sim/left_windows.h"
 #include "tests/unit.h"
 
 namespace ftcomm::unit {
@@ -254,18 +255,11 @@ void Rig::advance(Time by, const std::vector<int>& silent) {
     }
 }
 
-// What it shows to others stays as it was: its windows' tickets, and what it has posted on boards.
 void Rig::kill(int slot) {
-    constexpr std::size_t kHead = Transport::kWindowHead, kLine = 64;
-    std::vector<std::pair<std::byte*, Bytes>> kept;
-    for (auto& window : windows_) {
-        if (window.slot != slot || window.incarnation != peer(slot).incarnation) continue;
-        auto* at = window.memory.data();
-        kept.emplace_back(at, Bytes(at, at + 8));
-        kept.emplace_back(at + kHead, Bytes(at + kHead, at + kHead + kLine));
-    }
-    peer(slot).node.reset();
-    for (const auto& [at, bytes] : kept) std::ranges::copy(bytes, at);
+    std::vector<std::byte*> shown;
+    for (auto& window : windows_)
+        if (window.slot == slot && window.incarnation == peer(slot).incarnation) shown.push_back(window.memory.data());
+    end_as_if_killed(shown, [&] { peer(slot).node.reset(); });
 }
 
 void Rig::evidence(int observer, int about, Evidence what, int incarnation) {

@@ -43,8 +43,8 @@ Board::Entry entry(std::uint64_t ticket) {
 FT_TEST(board_shows_what_was_posted_last) {
     Memory memory;
     std::vector<Transport::Window> spare;
-    Board mine, theirs;
-    REQUIRE(mine.open(memory, spare) && theirs.open(memory, spare));
+    Board mine(spare), theirs(spare);
+    REQUIRE(mine.open(memory) && theirs.open(memory));
     EXPECT(!mine.knows(3) && !mine.look(3));
     EXPECT(mine.learn(memory, 3, 0, theirs.place()) && mine.knows(3));
     EXPECT(!mine.look(3));  // nothing yet
@@ -65,9 +65,9 @@ FT_TEST(board_shows_what_was_posted_last) {
     theirs.give_back();
     EXPECT_EQ(spare.size(), std::size_t{1});
     memory.room_ = 0;
-    EXPECT(theirs.open(memory, spare) && theirs.place() == place);
-    Board none;
-    EXPECT(!none.open(memory, spare));
+    EXPECT(theirs.open(memory) && theirs.place() == place);
+    Board none(spare);
+    EXPECT(!none.open(memory));
 }
 
 // What the runs rest on: each posts, and then looks; of two who come to a step at once one sees the other there.
@@ -75,8 +75,8 @@ FT_TEST(of_two_who_post_and_look_at_once_one_sees_the_other) {
     constexpr std::uint32_t kRounds = 60000, kEach = 3;  // of an entry: posted first, then advanced
     Memory memory;
     std::vector<Transport::Window> spare;
-    std::array<Board, 2> boards;
-    for (auto& board : boards) REQUIRE(board.open(memory, spare));
+    std::array<Board, 2> boards{Board(spare), Board(spare)};
+    for (auto& board : boards) REQUIRE(board.open(memory));
     for (int r : {0, 1})
         EXPECT(boards[static_cast<std::size_t>(1 - r)].learn(memory, r, r, boards[static_cast<std::size_t>(r)].place()));
     std::array<std::atomic<std::uint32_t>, 2> at{};
@@ -104,8 +104,8 @@ FT_TEST(of_two_who_post_and_look_at_once_one_sees_the_other) {
 FT_TEST(entry_is_seen_as_a_whole_or_not_at_all) {
     Memory memory;
     std::vector<Transport::Window> spare;
-    Board mine, theirs;
-    REQUIRE(mine.open(memory, spare) && theirs.open(memory, spare) && mine.learn(memory, 1, 1, theirs.place()));
+    Board mine(spare), theirs(spare);
+    REQUIRE(mine.open(memory) && theirs.open(memory) && mine.learn(memory, 1, 1, theirs.place()));
     std::atomic<bool> over{false};
     std::thread writer([&] {
         for (std::uint64_t ticket = 1; ticket <= 60000; ++ticket) theirs.post(entry(ticket));

@@ -91,8 +91,8 @@ FT_TEST(who_knows_the_boards_is_told_by_the_last_one_only) {
             return all;
         }();
         for (int slot : order) sums.enter(slot, 1);
-        for (int step = 0; step < 3;
-             ++step) {  // input, sum and finals: the last one of each goes on at once, and is the first of the next
+        // Input, sum and finals: the last one of each goes on at once, and is the first of the next.
+        for (int step = 0; step < 3; ++step) {
             std::vector<int> told;
             for (int slot : order) {
                 while (!sums.requests[static_cast<std::size_t>(slot)]->done && sums.rig.work(slot)) {}

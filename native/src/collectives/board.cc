@@ -19,23 +19,22 @@ struct Board::Line {
 void Board::give_back() {
     forget();
     if (own_.memory == nullptr) return;
-    spare_->push_back(own_);
+    spare_.push_back(own_);
     own_ = {};
 }
 
 Board::Line* Board::own() const { return std::launder(reinterpret_cast<Line*>(own_.memory + Transport::kWindowHead)); }
 
-bool Board::open(Transport& memory, std::vector<Transport::Window>& spare) {
+bool Board::open(Transport& memory) {
     static_assert(sizeof(Line) <= 64 && std::atomic<std::uint64_t>::is_always_lock_free);
     if (own_.memory != nullptr) return true;
-    spare_ = &spare;
-    if (spare.empty()) {
+    if (spare_.empty()) {
         own_ = memory.make_window(kBytes);
         if (own_.memory == nullptr) return false;
         new (own_.memory + Transport::kWindowHead) Line();
     } else {
-        own_ = spare.back();
-        spare.pop_back();
+        own_ = spare_.back();
+        spare_.pop_back();
     }
     return true;
 }

@@ -24,13 +24,13 @@ public:
         std::uint64_t ticket = 0;  // no two entries have the same
     };
 
-    Board() = default;
+    // `spare`: lines that no communicator uses, of which this one may be, and to which it goes in the end.
+    explicit Board(std::vector<Transport::Window>& spare) : spare_(spare) {}
     ~Board() { give_back(); }
     Board(const Board&) = delete;
     Board& operator=(const Board&) = delete;
 
-    // This rank's line; `spare` has those that no communicator uses, and gets it back. False: there is no room.
-    bool open(Transport& memory, std::vector<Transport::Window>& spare);
+    bool open(Transport& memory);  // this rank's line; false: there is no room
     std::uint64_t place() const { return own_.place; }
     void give_back();
     // Who takes part may be others, or other processes, from now on: nobody's is known.
@@ -54,8 +54,8 @@ private:
     static constexpr std::size_t kBytes = Transport::kWindowHead + 64;
     Line* own() const;
 
+    std::vector<Transport::Window>& spare_;
     Transport::Window own_;
-    std::vector<Transport::Window>* spare_ = nullptr;
     std::vector<const std::byte*> others_;  // by rank
     bool all_known_ = false;
 };

@@ -58,7 +58,6 @@ struct RunEnv {
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     std::vector<Transport::Window>* windows = nullptr;  // stage, blocks, exchange: those of this rank that no run uses
-    std::vector<Transport::Window>* boards = nullptr;  // the same: lines that no communicator uses
     Board* board = nullptr;  // the same
     std::uint64_t stage_bytes = 0;  // the same: of a chunk
     SharedWriter* shared = nullptr;  // the same: writes there
@@ -73,7 +72,6 @@ struct RunEnv {
     int successor() const { return rank_at(position + 1); }
     int predecessor() const { return rank_at(position - 1); }
     int slot_of(int rank_in) const { return slots[static_cast<std::size_t>(rank_in)]; }
-    int slot_at(int position_in) const { return slot_of(rank_at(position_in)); }
     int position_of(int rank_in) const {
         for (int i = 0; i < size(); ++i)
             if (living[static_cast<std::size_t>(i)] == rank_in) return i;

@@ -22,7 +22,7 @@ void WindowRun::start() {
     form_ = form();
     FT_CHECK(!form_.showing.empty() && place(form_.places) <= kWindow, "%llu pieces of %llu bytes",
              static_cast<unsigned long long>(form_.places), static_cast<unsigned long long>(form_.place));
-    lacks_room_ = !env_.board->open(*env_.memory, *env_.boards) || (form_.showing.has(env_.position) && !take_window());
+    lacks_room_ = !env_.board->open(*env_.memory) || (form_.showing.has(env_.position) && !take_window());
     FT_CHECK(kFaultTolerant || !lacks_room_,
              "no room for a window, and nobody can vote on it: set FTCOMM_STAGE_LIMIT=1099511627776");
     if (lacks_room_) return;
@@ -75,7 +75,7 @@ void WindowRun::on_tick() {
 }
 
 void WindowRun::work() {
-    if (!has_work() || mismatch) return;
+    if (!has_work()) return;
     if (lacks_room_) {
         no_window = over_ = true;
         return;
@@ -127,7 +127,6 @@ void WindowRun::arrive() {
     FT_POINT("stage.enter");
     Board::Entry entry{env_.comm, op_.seq, op_.signature, env_.attempt, 0, 0, number_};
     if (window_.memory != nullptr) entry.window = window_.place;
-    self().entered = true;
     env_.board->post(entry);
     if (introduces_) tell_of_board();
 }
@@ -136,22 +135,25 @@ void WindowRun::arrive() {
 bool WindowRun::is_awaited(int position) const { return all_meet() || form_.showing.has(position); }
 bool WindowRun::waits(int position) const { return all_meet() || form_.looking == kAll || form_.looking == position; }
 
-bool WindowRun::is_through(int position) {
+std::optional<std::uint32_t> WindowRun::progress(int position) {
     auto& peer = peers_[static_cast<std::size_t>(position)];
-    if (position == env_.position) return true;
     const int rank = env_.rank_at(position);
     const auto entry = env_.board->look(rank);
-    if (!entry || entry->comm != env_.comm || entry->seq != op_.seq || entry->attempt != env_.attempt) return false;
+    if (!entry || entry->comm != env_.comm || entry->seq != op_.seq || entry->attempt != env_.attempt) return std::nullopt;
     mismatch |= entry->signature != op_.signature;
-    if (mismatch || over_) return false;
-    if (!peer.entered) {
-        peer.entered = true;
+    if (mismatch || over_) return std::nullopt;
+    if (peer.ticket == 0) {
         peer.ticket = entry->ticket;
         if (form_.showing.has(position)) peer.window = env_.memory->look(env_.slot_of(rank), entry->window, kWindow);
         over_ |= form_.showing.has(position) && peer.window == nullptr;
     }
-    seen_ = entry->through;
-    return seen_ >= step_;
+    return entry->through;
+}
+
+bool WindowRun::is_through(int position) {
+    if (position == env_.position) return true;
+    const auto last = progress(position);
+    return last && *last >= step_;
 }
 
 bool WindowRun::sees_all_through() {
@@ -160,28 +162,28 @@ bool WindowRun::sees_all_through() {
     return true;
 }
 
-// Who came before the last one cannot have seen it come. (Those that introduce themselves tell everyone that they have entered.)
+// Who came before the last one cannot have seen it come; who has gone on has. (Those that introduce themselves tell everyone that they have
+// entered.)
 void WindowRun::tell_those_who_wait() {
     if (introduces_ && step_ == 0) return;
     for (int k = 1; k < env_.size(); ++k) {
         const int i = (env_.position + k) % env_.size();
-        if (waits(i) && is_through(i) && seen_ == step_) send(i, FrameKind::StageGo);  // but who has gone on has seen it itself
+        if (waits(i) && progress(i) == step_) send(i, FrameKind::StageGo);
     }
 }
 
 void WindowRun::go_on() {
     if (task_ >= 0 || lacks_room_ || over_ || done_) return;
-    const bool awaited = is_awaited(env_.position), waits_too = waits(env_.position);
-    if (!all_through_ && (awaited || waits_too) && sees_all_through()) {
+    const bool awaited = is_awaited(env_.position), waits_too = waits(env_.position), told = all_through_;
+    // Who is told of the first step looks as well: where the others show something is on their boards.
+    const bool looks = told ? step_ == 0 : awaited || waits_too;
+    if (looks && sees_all_through()) {
         all_through_ = true;
-        if (awaited) tell_those_who_wait();
+        if (!told && awaited) tell_those_who_wait();
+    } else if (looks && told) {
+        over_ = true;  // who has left the attempt since is not to be found any more
     }
     if (mismatch || over_ || (waits_too && !all_through_)) return;
-    if (step_ == 0 && waits_too &&
-        !sees_all_through()) {  // it was told; who has left the attempt since is not to be found any more
-        over_ = true;
-        return;
-    }
     if (is_fence()) {
         done_ = true;
         env_.board->set_all_known();
@@ -206,7 +208,7 @@ void WindowRun::tell_of_board() {
 void WindowRun::send(int position, FrameKind kind, ByteView payload) {
     auto h = env_.header(kind, op_);
     h.segment = step_;
-    env_.sender.send(env_.slot_at(position), h, payload);
+    env_.sender.send(env_.slot_of(env_.rank_at(position)), h, payload);
 }
 
 void Shares::lay_out(const RunEnv& env, const OpState& op, const std::vector<SegmentRun>& plan, std::size_t pieces) {

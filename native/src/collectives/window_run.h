@@ -31,7 +31,7 @@ public:
     void start() override;
     void on_frame(int from, const FrameHeader& h, ByteView payload) override;
     void on_tick() override;
-    bool has_work() const override { return (task_ >= 0 || lacks_room_ || mismatch) && !over_; }
+    bool has_work() const override { return (task_ >= 0 || lacks_room_) && !over_; }
     void work() override;  // one piece: ticks and other communicators get their turn in between
     bool done() const override { return done_; }
     const char* phase() const override {
@@ -76,8 +76,7 @@ private:
 
     struct Peer {
         const std::byte* window = nullptr;  // it shows this
-        std::uint64_t ticket = 0;
-        bool entered = false;
+        std::uint64_t ticket = 0;  // 0: it has not been seen here yet
     };
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
     bool is_fence() const { return step_ > form_.last_step; }
@@ -89,6 +88,7 @@ private:
     bool all_meet() const { return step_ > 0 || introduces_; }
     bool is_awaited(int position) const;
     bool waits(int position) const;
+    std::optional<std::uint32_t> progress(int position);  // the last step that it is through with, if it is here
     bool is_through(int position);
     bool sees_all_through();
     void tell_those_who_wait();
@@ -102,7 +102,6 @@ private:
     Form form_;
     bool introduces_ = false;  // the boards are made known
     bool all_through_ = false;  // with this rank's step
-    std::uint32_t seen_ = 0;  // what the rank that was asked for last is through with
     int task_ = -1;  // none: it waits
     int at_ = 0;  // the position whose piece it is
     int ticks_ = 0;  // that it has waited in this step

@@ -151,7 +151,6 @@ RunEnv Communicator::env() {
              &flat_rooms_[next_room_],
              &ticket_};
     e.windows = &core_.windows;
-    e.boards = &core_.boards;
     e.board = &board_;
     e.stage_bytes = core_.config.stage_bytes;
     e.shared = &core_.shared;
@@ -271,7 +270,6 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     e.crowded = near && core_.view.crowded;
     const bool staged = !repair && stages(op, near);
     if (staged && op.shape.is_direct() && whole) {
-        e.crowded = true;
         run_ = make_exchange_run(e, op, core_.fresh_ticket());
         core_.host.trace("run.exchange");
     } else if (op.shape.is_direct()) {
@@ -285,11 +283,9 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         run_ = make_flat_run(e, op, std::move(idle_flat_));
         core_.host.trace("run.flat");
     } else if (staged && is_whole(plan, living_)) {
-        e.crowded = true;
         run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket(), near && reads_memory(op, true));
         core_.host.trace("run.stage");
     } else if (staged && is_first_hand(plan)) {
-        e.crowded = true;
         run_ = make_block_run(e, op, std::move(plan), core_.fresh_ticket());
         core_.host.trace("run.blocks");
     } else if (reads_memory(op, true) && near) {

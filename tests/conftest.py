@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import devices
+import forked_parent
 import harness
 import kill_table
 import pytest
@@ -91,6 +92,10 @@ def pytest_report_header() -> str:
     return "CUDA: " + (
         "tests of tensors run on the CPU and on it" if devices.has_cuda() else "none; tests run on the CPU only"
     )
+
+
+def pytest_collection_finish() -> None:
+    forked_parent.prepare()
 
 
 @pytest.hookimpl(tryfirst=True)

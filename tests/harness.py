@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import ftcomm
-from ftcomm import _lib
+from ftcomm import _calls, _lib
 from ftcomm.stores.tcp import TcpStore
 from ftcomm.stores.tcp_server import TcpStoreServer
 
@@ -360,8 +360,12 @@ class StoreProcess:
 def load() -> None:
     """Loads the library into the parent, so that children have it already."""
     _lib.lib()
+
     import ftcomm.api
+    import ftcomm.init_methods
     import ftcomm.rendezvous  # noqa: F401
+
+    _calls.gate(0)
 
 
 def after_fork() -> None:

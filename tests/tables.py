@@ -9,5 +9,6 @@ import pytest
 
 
 def most(cases: list[Any], rest: Iterable[Any]) -> list[Any]:
-    """``cases`` always; those of ``rest`` in the long tables (``make tables``)."""
-    return [*cases, *(pytest.param(case, marks=pytest.mark.table) for case in rest if case not in cases)]
+    """``cases`` always; those of ``rest`` in the long tables (``make tables``). One of several parameters is a tuple."""
+    later = [case if isinstance(case, tuple) else (case,) for case in rest if case not in cases]
+    return [*cases, *(pytest.param(*case, marks=pytest.mark.table) for case in later)]

@@ -147,6 +147,11 @@ def make(
     return cls(name)(groups, **more)
 
 
+def enough(variant: dict[str, bool], thorough: bool) -> int:
+    """How many batches: a thousand cases of each optimizer; of its other kernels, and of what is said to be less, fewer."""
+    return 50 if thorough and variant == {"foreach": False} else 10
+
+
 def batches(name: str, seed: int, number: int = 50, **more: Any) -> Iterator[tuple[int, Any]]:
     """So many optimizers of 20 groups, each with settings of its own, and a seed for the gradients: a thousand cases.
 

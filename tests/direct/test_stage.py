@@ -222,7 +222,9 @@ def test_a_death_in_a_reduce(ranks: Ranks, point: str, victim: int) -> None:
 
 @pytest.mark.parametrize("point", ["stage.enter", "stage.input:2", "stage.final:2", "fence.before"])
 def test_a_death_in_an_all_to_all(ranks: Ranks, point: str) -> None:
-    def run(comm: Comm) -> bool:
+    """Who dies before the others have called it may be out of the job by then: it has no part in theirs."""
+
+    def run(comm: Comm) -> str:
         count = 200_000 // comm.size // 4
         data = np.stack([whole(10 * comm.rank + to, count, np.float32) for to in range(comm.size)])
         out = np.zeros_like(data)
@@ -230,9 +232,13 @@ def test_a_death_in_an_all_to_all(ranks: Ranks, point: str) -> None:
             comm.all_to_all(out, data)
         except ftcomm.PeerFailure as error:
             assert error.ranks == (1,)
-            return False
-        np.testing.assert_array_equal(out, [whole(10 * r + comm.rank, count, np.float32) for r in range(comm.size)])
-        return True
+            return "failed"
+        without = point in ("stage.enter", "stage.input:2") and not out[1].any()
+        expected = np.stack([whole(10 * r + comm.rank, count, np.float32) for r in range(comm.size)])
+        if without:
+            expected[1] = 0
+        np.testing.assert_array_equal(out, expected)
+        return "without" if without else "done"
 
     results = ranks(4, run, policy="lossy", dies=[1], faults=f"rank=1,at={point},do=kill")
     left = [results[r] for r in (0, 2, 3)]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tables import most
 
 import ftcomm
 from ftcomm.recovery import exhaustive, from_stages, plan_groups
@@ -228,7 +229,7 @@ Counted.__hash__ = float.__hash__  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("improve", [True, False])
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.98])
+@pytest.mark.parametrize("share", most([0.02, 0.98], [0.0, 0.5]))
 def test_quadratic_number_of_operations(improve: bool, share: float) -> None:
     """Every arithmetic operation and comparison on times and sizes is counted, twice as many machines four times as many."""
     counts = []

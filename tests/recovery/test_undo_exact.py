@@ -20,9 +20,8 @@ one_thread = cases.one_thread  # a fixture of every test here
 @pytest.mark.parametrize(("name", "variant"), cases.variants(cases.ALL), ids=cases.case_id)
 def test_each_bit_is_as_before(place: Any, name: str, variant: dict[str, Any], history: int) -> None:
     def run(device: str) -> None:
-        for seed, optimizer in cases.batches(
-            name, history + 1, 50 if device == "cpu" else 10, device=device, **variant
-        ):
+        number = cases.enough(variant, thorough=history > 0 and device == "cpu")
+        for seed, optimizer in cases.batches(name, history + 1, number, device=device, **variant):
             undo = Undo(optimizer)
             # torch's fused SGD takes all momentum buffers of a group or none: its first step makes all of them.
             if history and (name, variant) == ("SGD", {"fused": True}):

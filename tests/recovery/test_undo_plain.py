@@ -9,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import undo_cases as cases  # noqa: E402
+from tables import most  # noqa: E402
 
 from ftcomm.errors import ConfigError  # noqa: E402
 from ftcomm.recovery import Undo  # noqa: E402
@@ -50,7 +51,7 @@ def test_the_error_is_of_rounding_only(place: Any, name: str, variant: dict[str,
 
 
 def rounded(name: str, variant: dict[str, Any], dtype: Any, device: str) -> None:
-    number = 50 if dtype == torch.float32 and device == "cpu" else 10
+    number = cases.enough(variant, thorough=dtype == torch.float32 and device == "cpu")
     for seed, optimizer in cases.batches(name, 21, number, dtype=dtype, plain=True, device=device, **variant):
         undo = Undo(optimizer, exact=False)
         cases.steps(optimizer, 2, seed=seed, plain=True, missing=0)
@@ -73,7 +74,7 @@ def rounded(name: str, variant: dict[str, Any], dtype: Any, device: str) -> None
         assert cases.same(before[1]["param_groups"], now[1]["param_groups"])
 
 
-@pytest.mark.parametrize("factor", [0.0, 1e-39, 1e10, 1e37], ids=["zero", "subnormal", "large", "huge"])
+@pytest.mark.parametrize("factor", most([1e-39, 1e37], [0.0, 1e10]))
 @pytest.mark.parametrize("name", cases.PLAIN)
 def test_gradients_that_are_not_ordinary(name: str, factor: float) -> None:
     """Off by roundings of the larger of before and after, of which nothing need be left of before; or refused."""

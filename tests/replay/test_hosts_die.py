@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import kill_table as table
@@ -11,6 +12,7 @@ import pytest
 from harness import Context
 from keeper import Keeper, faults
 from kill_table import LOGGED, points
+from tables import most
 
 Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls", "some_chains")
@@ -51,8 +53,13 @@ def test_a_host_dies(keep: Keep, undisturbed: Any, point: str) -> None:
     shares_memory_again(keep, undisturbed, faults({0, 1}, point))
 
 
-@pytest.mark.parametrize("victims", [{0}, {1, 2}, {0, 1, 2}])
-@pytest.mark.parametrize("point", ["join.make", "join.mapped", "join.request"])
+@pytest.mark.parametrize(
+    ("point", "victims"),
+    most(
+        [("join.make", {0}), ("join.mapped", {1, 2}), ("join.request", {0, 1, 2}), ("join.make", {0, 1, 2})],
+        product(["join.make", "join.mapped", "join.request"], [{0}, {1, 2}, {0, 1, 2}]),
+    ),
+)
 def test_replacements_of_a_host_die(keep: Keep, undisturbed: Any, point: str, victims: set[int]) -> None:
     """Who makes the segment, who has just got it, who has it: the others find its place free, or the segment where it was."""
     spec = f"{faults({0, 1, 2}, 'group.sum:2')};{faults(victims, point, 1)}"

@@ -27,8 +27,11 @@ import torch.nn.parallel
 import torch_store as torch_store_process
 from devices import DEVICES
 
+import ftcomm.stores.torch_store
 import ftcomm.torch
-from ftcomm.torch import groups  # noqa: F401  loads what children would otherwise load one by one
+from ftcomm.torch import _extension, groups  # noqa: F401
+
+_extension.load()  # children would otherwise, one by one
 
 
 @pytest.fixture(scope="session")

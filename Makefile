@@ -23,13 +23,15 @@ NATIVE := $(shell find native bindings -name '*.cc' -o -name '*.h' -o -name '*.i
 .PHONY: setup docs test demo tables soak sanitize lint format sim clean native-test
 .DELETE_ON_ERROR:
 
-setup: $(STAMPS)/package-$(TORCH) $(STAMPS)/peers
+# One processor installs packages while the other compiles.
+setup:
+	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/package-$(TORCH) $(STAMPS)/extras
 
 $(STAMPS)/venv:
 	scripts/check_machine.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "cffi>=1.15" "cmake>=3.18" ninja
+	$(BIN)/python -m pip install --quiet "scikit-build-core>=0.11" "cffi>=1.15" "numpy>=1.24" "cmake>=3.18" ninja
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/torch-$(TORCH): $(STAMPS)/venv
@@ -39,13 +41,14 @@ $(STAMPS)/torch-$(TORCH): $(STAMPS)/venv
 # Without isolation: with this environment's torch, cmake and ninja, so that the next build only compiles what changed.
 $(STAMPS)/package-$(TORCH): $(STAMPS)/torch-$(TORCH) pyproject.toml CMakeLists.txt $(NATIVE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
-	    $(BIN)/python -m pip install --quiet --no-build-isolation -C cmake.define.FTCOMM_TESTS=ON \
-	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) -C cmake.define.CMAKE_UNITY_BUILD_BATCH_SIZE=16 \
-	    --editable '.[test,plot,mpi,store,progress]'
+	    $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps -C cmake.define.FTCOMM_TESTS=ON \
+	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) -C cmake.define.CMAKE_UNITY_BUILD_BATCH_SIZE=16 --editable .
 	@touch $@
 
-# Without what they depend on: torchvision has to match torch, and of timm the tests read Lamb and Lars only, of torchdata its loader.
-$(STAMPS)/peers: $(STAMPS)/venv | $(STAMPS)/package-$(TORCH)
+# Two without what they depend on: torchvision has to match torch, and of timm the tests read Lamb and Lars only, of torchdata its loader.
+$(STAMPS)/extras: $(STAMPS)/torch-$(TORCH) pyproject.toml scripts/requirements.py
+	$(BIN)/python scripts/requirements.py test plot mpi store progress > $(STAMPS)/requirements.txt
+	$(BIN)/python -m pip install --quiet --requirement $(STAMPS)/requirements.txt
 	$(BIN)/python -m pip install --quiet --no-deps "timm>=1.0.31" "torchdata>=0.11"
 	@touch $@
 

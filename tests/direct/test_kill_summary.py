@@ -5,7 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.table
 def test_cells_of_all_processes_are_counted() -> None:
     """A point that no cell hits would fail the whole run: one that is hit must not be taken for such a one."""
     cells = ["tests/direct/test_tables.py::test_kill_in_an_operation", "-m", "table", "-k", "ring.enter-tcp-3"]

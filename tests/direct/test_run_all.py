@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARKS = ROOT / "benchmarks"
 
@@ -31,6 +33,7 @@ def test_each_of_them_starts() -> None:
     assert ended.returncode == 0, ended.stderr
 
 
+@pytest.mark.table
 def test_outputs_and_a_failure(tmp_path: Path) -> None:
     """The failure is a real one: the picture's place is taken by a folder."""
     (tmp_path / "barrier-2.svg").mkdir()

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.forks_workers
 FLAGS = ("--nproc-per-node", "2", "--policy", "lossy")
 
 
+@pytest.mark.table
 def test_the_bits_of_an_undisturbed_run(start: Start) -> None:
     failing = """
 def before(step):

@@ -156,6 +156,7 @@ engine._kind._job.add_listener(tell)
 
 
 @pytest.mark.parametrize("leaves", most([0], [1]))
+@pytest.mark.table
 def test_one_of_two_ftruns(start: Start, leaves: int) -> None:
     """Its workers leave at the same step; the other's go on to the end without them."""
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)  # in neither, so that either may go

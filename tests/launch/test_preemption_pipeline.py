@@ -110,6 +110,7 @@ if step == 1:
     assert re.search(r"SIGTERM: all leave before step \d+; its state is in a checkpoint", err), err
 
 
+@pytest.mark.table
 def test_one_stage_alone_ends_and_is_replaced(run: Run) -> None:
     alone = """
 stopping._NOTICE_WITHIN = 0.0

@@ -494,6 +494,7 @@ def test_a_step_that_is_not_whole_is_done_again(world: Any, wanted: Any) -> None
         assert value["full"] == wanted
 
 
+@pytest.mark.table
 def test_an_exception_that_ends_a_rank_is_a_death(world: Any, wanted: Any) -> None:
     def failing(context: Any) -> Any:
         if context.rank == 1 and context.incarnation == 0:

@@ -226,6 +226,7 @@ def test_dies_before_the_rendezvous(victim: int) -> None:
 
 
 @needs_mpi
+@pytest.mark.table
 def test_a_rank_that_never_comes() -> None:
     done = mpirun(
         """

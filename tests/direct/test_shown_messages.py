@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Context, Group, Ranks
+from tables import most
 
 import ftcomm
 
@@ -147,7 +148,7 @@ def test_one_rank_does_not_take_part(ranks: Ranks) -> None:
         assert result.ok, result.text()
 
 
-@pytest.mark.parametrize("from_any", [False, True])
+@pytest.mark.parametrize("from_any", most([True], [False]))
 @pytest.mark.parametrize(
     ("victim", "point"), [(0, "p2p.rts"), (1, "p2p.cts"), (1, "p2p.read"), (1, "p2p.read:2"), (1, "p2p.received")]
 )

@@ -287,9 +287,9 @@ def test_other_programs_are_told_of() -> None:
     ("environment", "expected"),
     [
         ({"FTCOMM_PEER_MEMORY": "0"}, [1024, 4096]),
-        ({"FTCOMM_TRANSPORT": "tcp"}, [1024, 4096]),
+        pytest.param({"FTCOMM_TRANSPORT": "tcp"}, [1024, 4096], marks=pytest.mark.table),
         # The kernel refuses what had seemed possible: at once, and after the first size, which has 1000 to 1500 reads.
-        ({"FTCOMM_FAULTS": "rank=1,at=shm.read:1,do=corrupt"}, [1024, 4096]),
+        pytest.param({"FTCOMM_FAULTS": "rank=1,at=shm.read:1,do=corrupt"}, [1024, 4096], marks=pytest.mark.table),
         ({"FTCOMM_FAULTS": "rank=1,at=shm.read:1700,do=corrupt"}, [1024, 4096, 524288]),
     ],
 )

@@ -64,6 +64,7 @@ def run(start: Start, tmp_path: Path) -> Run:
     return begin
 
 
+@pytest.mark.table
 def test_not_in_the_middle_of_an_accumulation(run: Run) -> None:
     """All are told in step 4, and so would stop before step 7, whose gradients are to be added to those of step 6."""
     told = "if step == 4: all_are_told()"

@@ -174,7 +174,7 @@ def test_undisturbed(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:
     ("victims", "phases"),
     [
         pytest.param((1,), ("forward",), id="forward"),
-        pytest.param((2,), ("backward",), id="backward"),
+        pytest.param((2,), ("backward",), marks=TABLE, id="backward"),
         pytest.param((0,), ("update",), id="update"),
         pytest.param((1, 3), ("forward",), id="both-copies-of-a-stage"),
         pytest.param((2,), ("forward", "backward"), id="twice"),
@@ -235,10 +235,8 @@ MARKS = [
 ]
 SHORT = {
     ("checkpoint.resume", 2),
-    ("checkpoint.mark.before", 2),
     ("checkpoint.mark.before", 6),
     ("checkpoint.mark.after", 4),
-    ("checkpoint.collect", 2),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import programs
 import pytest
 from harness import Context, Ranks
 from keeper import Keeper
+from tables import most
 
 Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls")
@@ -68,8 +70,10 @@ def test_results_are_logged_once_per_host(keep: Keep, transport: str, limit: int
     assert set(job.deaths) == {(victim, 0) for victim in victims}
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("victims", [{0, 1}, {1, 2}, {0, 1, 2}])
+@pytest.mark.parametrize(
+    ("transport", "victims"),
+    most([("shm", {0, 1}), ("tcp", {1, 2}), ("shm", {0, 1, 2})], product(["shm", "tcp"], [{0, 1}, {1, 2}, {0, 1, 2}])),
+)
 def test_several_at_once(keep: Keep, undisturbed: Any, transport: str, victims: set[int]) -> None:
     """Both sides of a pair; and all: then there is nobody left to come back to, and a new generation starts from the logs."""
     wanted = undisturbed(3, programs.everything, transport)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import programs
 import pytest
 from harness import Context
 from keeper import Keeper
+from tables import most
 from test_lost_logs import another_host, empty_disk
 
 import ftcomm
@@ -89,8 +91,18 @@ def at_step(step: int) -> Callable[[Any], bool]:
     return lambda job: job.marked(1, "step") and job.marks(1, "step")[-1] >= step
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
-@pytest.mark.parametrize("point", ["note.before:12", "note.after:12", "result.after:30", "channel.send.logged:40"])
+@pytest.mark.parametrize(
+    ("transport", "point"),
+    most(
+        [
+            ("shm", "note.before:12"),
+            ("tcp", "note.after:12"),
+            ("shm", "result.after:30"),
+            ("tcp", "channel.send.logged:40"),
+        ],
+        product(["shm", "tcp"], ["note.before:12", "note.after:12", "result.after:30", "channel.send.logged:40"]),
+    ),
+)
 def test_a_replacement_goes_on_from_its_newest_note(
     keep: Keep, wanted: list[str], tmp_path: Path, transport: str, point: str
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import harness
 import pytest
+from tables import most
 
 pytest.importorskip("torch")
 
@@ -232,7 +233,7 @@ def killed(job: TorchKeeper, victims: set[int], step: int = 4) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "who"), [("1F1B", "first"), ("1F1B", "neighbours"), ("GPipe", "ends"), ("1F1B", "all")]
+    ("schedule", "who"), most([("1F1B", "neighbours"), ("GPipe", "ends")], [("1F1B", "first"), ("1F1B", "all")])
 )
 def test_killed_stages(keep: Keep, undisturbed: Any, schedule: str, who: str) -> None:
     assert killed(keep(training(schedule, 8)), VICTIMS[who]) == undisturbed(schedule, 8)
@@ -245,7 +246,7 @@ def test_groups_of_stages(keep: Keep, undisturbed: Any, who: str) -> None:
     assert killed(job, VICTIMS[who]) == undisturbed("1F1B", 8)
 
 
-@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
+@pytest.mark.parametrize("schedule", most(["ZBVZeroBubble"], ["Interleaved1F1B"]))
 def test_receives_of_two_stages_keep_their_order(keep: Keep, schedule: str) -> None:
     """The reference is gloo's: an undisturbed run of ftcomm would be wrong in the same way."""
     wanted = keep(interleaved(schedule), backend="gloo").values()

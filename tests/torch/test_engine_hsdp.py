@@ -324,6 +324,7 @@ def test_replicas_that_differ_are_found(world: Any) -> None:
     assert all("parameter 2.linear.weight on rank 3 differs from rank 1's" in value for value in values)
 
 
+@pytest.mark.table
 def test_without_replicas(world: Any, tmp_path: Path) -> None:
     """Checkpoint and restart, and nothing else."""
 

@@ -71,7 +71,7 @@ def test_two_backward_passes_in_the_first_step(world: Any) -> None:
     exact(world, Twice)
 
 
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", long("tcp")])
 @pytest.mark.parametrize("where", ["forward", long("update"), "end"])
 @pytest.mark.parametrize("at", [0, long(1), long(STEPS - 1)])
 def test_the_first_steps_and_the_last(world: Any, at: int, where: str, transport: str) -> None:

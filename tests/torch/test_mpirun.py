@@ -158,6 +158,7 @@ ON_HOSTS = """
 
 
 @needs_mpi
+@pytest.mark.table
 def test_hosts_have_a_secret() -> None:
     made = {line.split()[1] for line in mpirun(ON_HOSTS).lines}
     assert len(made) == 1

@@ -123,7 +123,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not kill_table.any_cells():
         return
     terminalreporter.section("kill tables")
-    for line in kill_table.summary():
+    for line in kill_table.summary(_whole_tables(config)):
         terminalreporter.write_line(line)
     if _whole_tables(config) and kill_table.never_hit():
         terminalreporter.write_line("FAILED: no cell hits " + ", ".join(kill_table.never_hit()), red=True)

@@ -277,10 +277,13 @@ def count(point: str, transport: str, hit: bool) -> None:
     _hits[point, transport].append(hit)
 
 
-def summary() -> list[str]:
+def summary(whole: bool) -> list[str]:
+    """Of the whole tables each point has a line, also one that no cell is of."""
     lines = []
     for point, transport in cells():
         hits = _hits.get((point, transport), [])
+        if not hits and not whole:
+            continue
         lines.append(
             f"{point:24} {transport}  killed in {sum(hits):3} of {len(hits):3} cells" + ("" if any(hits) else "  NEVER")
         )

@@ -43,6 +43,7 @@ def marked(text: str) -> list[int]:
 
 
 @pytest.mark.usefixtures("_possible")
+@pytest.mark.table
 def test_it_measures_on_a_line_with_a_delay(tmp_path: Path) -> None:
     found = tmp_path / "found.json"
     command = [sys.executable, str(PROGRAM), *SHORT, "--json", str(found)]

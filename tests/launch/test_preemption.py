@@ -212,6 +212,7 @@ def before(step):
     assert "did not end in time" not in err
 
 
+@pytest.mark.table
 def test_a_newcomer_that_is_told_to_leave_while_it_waits(start: Start, tmp_path: Path) -> None:
     """It alone: the others let it in, and hear of it at the next join point. They wait for nobody then."""
     os.mkfifo(tmp_path / "taken")

@@ -248,7 +248,8 @@ def test_a_second_death_in_the_recovery(world: Any, wanted: Any, faults: str) ->
     assert sum(job.incarnation) == 2
 
 
-@pytest.mark.parametrize("how", most(["at once"], ["while it sends"]))
+@pytest.mark.table
+@pytest.mark.parametrize("how", ["at once", "while it sends"])
 def test_shards_that_nobody_has_any_more(world: Any, wanted: Any, tmp_path: Path, how: str) -> None:
     """Twins die: an error on all ranks, and the checkpoint is there to go on from."""
     both = how == "at once"

@@ -17,16 +17,17 @@ PYTEST := $(BIN)/pytest
 # Tests wait for other processes as well as compute: one more than processors keeps these busy.
 SIDE_BY_SIDE := -n $(shell expr $(JOBS) + 1) --maxprocesses 4 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# One processor installs packages while the other compiles.
+MAKEFLAGS += -j2
 
 NATIVE := $(shell find native bindings -name '*.cc' -o -name '*.h' -o -name '*.inc' -o -name CMakeLists.txt)
 
 .PHONY: setup docs test demo tables soak sanitize lint format sim clean native-test
 .DELETE_ON_ERROR:
 
-# One processor installs packages while the other compiles.
-setup:
-	@$(MAKE) --no-print-directory -j 2 $(STAMPS)/package-$(TORCH) $(STAMPS)/extras
+setup: $(STAMPS)/package-$(TORCH) $(STAMPS)/extras
 
+# With numpy: torch is imported for the build, and is not to find it half installed.
 $(STAMPS)/venv:
 	scripts/check_machine.sh $(PYTHON)
 	$(PYTHON) -m venv $(VENV)

@@ -12,9 +12,9 @@ from harness import Ranks
 import ftcomm
 
 
-def whole(rank: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
+def whole(rank: int, count: int, dtype: Any, least: int = 0) -> np.ndarray[Any, Any]:
     """Small whole numbers: their sums are exact in every type."""
-    return np.tile(((np.arange(5) * 7 + rank * 3) % 5).astype(dtype), -(-count // 5))[:count]
+    return np.tile(((np.arange(5) * 7 + rank * 3) % 5 + least).astype(dtype), -(-count // 5))[:count]
 
 
 def every_collective(comm: ftcomm.Communicator, counts: Iterable[int]) -> None:

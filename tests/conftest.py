@@ -123,9 +123,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if not kill_table.any_cells():
         return
     terminalreporter.section("kill tables")
-    for line in kill_table.summary(_whole_tables(config)):
+    whole = _whole_tables(config)
+    for line in kill_table.summary(whole):
         terminalreporter.write_line(line)
-    if _whole_tables(config) and kill_table.never_hit():
+    if whole and kill_table.never_hit():
         terminalreporter.write_line("FAILED: no cell hits " + ", ".join(kill_table.never_hit()), red=True)
 
 

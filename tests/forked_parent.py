@@ -1,7 +1,7 @@
-"""Makes the forks of a test's process cheap: there are some ten thousand in a run, of a process that has imported torch.
+"""Makes the forks of a test's process cheap: there are thousands in a run, of a process that has imported torch.
 
 What is there when all tests are collected stays, so no collection has to look at it. And memory in huge pages is a few hundred
-entries to copy at a fork, and to drop at its end, where it was a hundred thousand: 32 ms each time, now 10.
+entries to copy at a fork, and to drop at its end, where it was a hundred thousand: 32 ms each time, now 10 to 14.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import gc
 
 _HUGE = 2 << 20
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MADV_COLLAPSE = 25  # since Linux 6.1; else, or without huge pages, all stays as it is
 
 
 def prepare() -> None:
@@ -21,10 +21,8 @@ def prepare() -> None:
     with open("/proc/self/maps") as maps:
         ranges = [_own(*line.split()) for line in maps]
     for start, end in ranges:
-        if start < end and libc.madvise(start, end - start, _MADV_HUGEPAGE) == 0:
-            libc.madvise(
-                start, end - start, _MADV_COLLAPSE
-            )  # Linux 6.1; before, or without huge pages, it stays as it is
+        if start < end:
+            libc.madvise(start, end - start, _MADV_COLLAPSE)
 
 
 def _own(where: str, access: str, _offset: str, _device: str, inode: str, *name: str) -> tuple[int, int]:

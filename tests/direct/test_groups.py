@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import collective_values
 import kill_table as table
 import ml_dtypes
 import numpy as np
@@ -18,9 +20,7 @@ Comm = ftcomm.Communicator
 pytestmark = pytest.mark.usefixtures("pulls")
 
 
-def whole(rank: int, count: int, dtype: Any) -> np.ndarray[Any, Any]:
-    """Small whole numbers: their sums are exact in every type."""
-    return ((np.arange(count) * 7 + rank * 3) % 5 + 1).astype(dtype)
+whole = partial(collective_values.whole, least=1)
 
 
 @pytest.mark.parametrize("size", most([3, 5], [4, 8]))

@@ -74,7 +74,10 @@ def rounded(name: str, variant: dict[str, Any], dtype: Any, device: str) -> None
         assert cases.same(before[1]["param_groups"], now[1]["param_groups"])
 
 
-@pytest.mark.parametrize("factor", most([1e-39, 1e37], [0.0, 1e10]))
+FACTORS = {0.0: "zero", 1e-39: "subnormal", 1e10: "large", 1e37: "huge"}
+
+
+@pytest.mark.parametrize("factor", most([1e-39, 1e37], FACTORS), ids=FACTORS.get)
 @pytest.mark.parametrize("name", cases.PLAIN)
 def test_gradients_that_are_not_ordinary(name: str, factor: float) -> None:
     """Off by roundings of the larger of before and after, of which nothing need be left of before; or refused."""

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -193,17 +194,9 @@ def test_as_without_the_engine(world: Any, wanted: Any, known: dict[str, Any]) -
 
 
 PHASES = ["between", "forward", "backward", "before-update", "update", "end"]
-COMMON = [("forward", 2), ("update", 3)]
 
 
-@pytest.mark.parametrize(
-    ("phase", "victim"),
-    [
-        pytest.param(phase, victim, marks=[] if (phase, victim) in COMMON else pytest.mark.table)
-        for phase in PHASES
-        for victim in range(4)
-    ],
-)
+@pytest.mark.parametrize(("phase", "victim"), most([("forward", 2), ("update", 3)], product(PHASES, range(4))))
 def test_a_kill_is_not_seen_in_the_result(world: Any, wanted: Any, phase: str, victim: int) -> None:
     values, job = ended(world, lambda context: train(context, phase, (victim,)))
     assert [value["full"] == wanted for value in values] == [True] * 4
@@ -221,7 +214,7 @@ def test_shards_on_a_gpu(world: Any, gpu: str, known: dict[str, Any], phase: str
     assert [value["full"] == known[gpu] for value in values] == [True] * 4
 
 
-@pytest.mark.parametrize("phase", ["backward", pytest.param("update", marks=pytest.mark.table)])
+@pytest.mark.parametrize("phase", most(["backward"], ["update"]))
 @pytest.mark.parametrize(
     "victims", [(0, 1), pytest.param((2, 3), marks=pytest.mark.table), pytest.param((0, 3), marks=pytest.mark.table)]
 )

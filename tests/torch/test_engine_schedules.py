@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from engine_script import STEPS, Script, exact, kept, net
+from tables import most
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -21,12 +22,6 @@ import ftcomm.torch
 from ftcomm.recovery.engine import replicated
 from ftcomm.recovery.engine.restorable import Restorable
 from ftcomm.torch import groups
-
-
-def long(value: Any) -> Any:
-    """In the long tables only."""
-    return pytest.param(value, marks=pytest.mark.table)
-
 
 SETTINGS: list[dict[str, Any]] = [
     {},
@@ -71,9 +66,9 @@ def test_two_backward_passes_in_the_first_step(world: Any) -> None:
     exact(world, Twice)
 
 
-@pytest.mark.parametrize("transport", ["auto", long("tcp")])
-@pytest.mark.parametrize("where", ["forward", long("update"), "end"])
-@pytest.mark.parametrize("at", [0, long(1), long(STEPS - 1)])
+@pytest.mark.parametrize("transport", most(["auto"], ["tcp"]))
+@pytest.mark.parametrize("where", most(["forward", "end"], ["update"]))
+@pytest.mark.parametrize("at", most([0], [1, STEPS - 1]))
 def test_the_first_steps_and_the_last(world: Any, at: int, where: str, transport: str) -> None:
     class Early(Script):
         ddp: ClassVar[dict[str, Any]] = {"bucket_cap_mb": 0.3}
@@ -202,8 +197,8 @@ class Gathering(torch.autograd.Function):
         return grad, None, None
 
 
-@pytest.mark.parametrize("strategy", ["rollback", long("replication"), long("lossy")])
-@pytest.mark.parametrize("at", [long(0), 1, long(3)])
+@pytest.mark.parametrize("strategy", most(["rollback"], ["replication", "lossy"]))
+@pytest.mark.parametrize("at", most([1], [0, 3]))
 @pytest.mark.parametrize(
     "more", [{}, {"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}]
 )
@@ -250,7 +245,7 @@ def net_high() -> nn.Module:
         {"broadcast_buffers": False},
     ],
 )
-@pytest.mark.parametrize("at", [long(0), 1, long(3)])
+@pytest.mark.parametrize("at", most([1], [0, 3]))
 def test_settings_of_ddp(world: Any, at: int, more: Any) -> None:
     class Set(Script):
         ddp: ClassVar[dict[str, Any]] = {**Script.ddp, **more}

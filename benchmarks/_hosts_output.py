@@ -28,7 +28,7 @@ class Result:
 
     @property
     def cells(self) -> list[Cell]:
-        return [Cell(c["bytes"], c["seconds"], c["processor_seconds"], c["refused"]) for c in self.found["cells"]]
+        return [Cell.of(row) for row in self.found["cells"]]
 
     def iperf(self, at: int) -> float | None:
         """Bits a second: the better one of the runs before and after a size, as what disturbs one makes shares look good."""

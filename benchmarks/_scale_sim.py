@@ -41,7 +41,7 @@ def _say_what_is_missing(found: list[dict[str, Any]]) -> None:
             print(
                 f"simulator: {size} ranks: the barrier's fence alone, as this build has at most {most} whole nodes. More:"
             )
-            print(f"  {BUILD}\n  and --simulator build/native/ftcomm-sim")
+            print(f"  {BUILD}\n  and --simulator build/native/sim/ftcomm-sim")
         else:
             gib = size * size * BYTES_PER_PAIR / 2**30
             print(f"simulator: {size} ranks: the barrier's fence alone, as whole nodes take about {gib:.0f} GiB")

@@ -21,6 +21,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from suite import summary
+
 from ftcomm.launch.parent import die_with_launcher
 
 HERE = Path(__file__).resolve().parent
@@ -51,7 +53,7 @@ ITEMS = (
     *(
         Item(f"{kind}-{n}", kind, f"--ranks {n}", "--sizes 8,64K --rounds 3 --no-limit", _SUITE)
         for kind in OPERATIONS
-        for n in (2, 4)
+        for n in (2, 3, 4, 8)
     ),
     *(
         Item(
@@ -117,6 +119,8 @@ def main() -> int:
         print(f"\n{item.name} failed; the end of {args.folder / item.name}.txt:")
         for line in (args.folder / f"{item.name}.txt").read_text(encoding="utf-8").splitlines()[-8:]:
             print(f"    {line}")
+    if collectives := summary.write(args.folder):
+        print(f"\nThe collectives beside their peers, in one document: {collectives}")
     print(f"\n{len(items) - len(failed)} of {len(items)} benchmarks: tables and figures are in {args.folder}")
     return 1 if failed else 0
 

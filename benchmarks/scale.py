@@ -3,7 +3,7 @@
     python benchmarks/scale.py                                        all of it
     python benchmarks/scale.py --ranks 8 16 --rounds 1 --sim          few processes, no simulator
     python benchmarks/scale.py --ranks --sim 1000 --links-us 10       the simulator only
-    python benchmarks/scale.py --simulator build/native/ftcomm-sim    one that is built for more nodes than a job may have
+    python benchmarks/scale.py --simulator build/native/sim/ftcomm-sim    one that is built for more nodes than a job may have
 
 Real processes: n of them import ftcomm (not torch) and wait at a gate. `start` is from its opening to the last rank's
 return from the first barrier after ftcomm.init(). `agree`, `barrier` and `all_reduce` (16 bytes) take as long as the

@@ -33,10 +33,16 @@ class _Before:
 class Cell:
     """One size: by peer the seconds per call of each round, of the slowest rank, and the processors' seconds of all ranks."""
 
-    nbytes: int
+    nbytes: int  # what the ranks have
     times: dict[str, list[float]] = field(default_factory=dict)
     cpu: dict[str, list[float]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)  # peers that cannot do it, and why
+    asked: int = 0  # bytes: 8 of them in parts for three ranks are 12
+
+    @classmethod
+    def of(cls, row: dict[str, Any]) -> Cell:
+        """From a row of a JSON file."""
+        return cls(row["bytes"], row["seconds"], row["processor_seconds"], row["refused"], row["asked"])
 
     def median(self, peer: str) -> float:
         return statistics.median(self.times[peer])
@@ -63,7 +69,7 @@ def measured(kind: str, comm: Any, peers: dict[str, Any], args: argparse.Namespa
     for nbytes in args.sizes:
         count = elements(kind, nbytes, itemsize(args.dtype), comm.size)
         b = buffers(kind, count, comm.size, args.dtype, args.device)
-        cell = Cell(count * itemsize(args.dtype) if kind != "barrier" else 0)
+        cell = Cell(count * itemsize(args.dtype), asked=nbytes) if kind != "barrier" else Cell(0)
         calls: dict[str, tuple[Call, int]] = {}
         for name, peer in peers.items():
             call = _until_there(peer.call(kind, b), args.device)

@@ -64,7 +64,16 @@ def write_json(path: Path, kind: str, machine: dict[str, Any], memory: float, ce
 
 
 def json_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    return [{"bytes": c.nbytes, "seconds": c.times, "processor_seconds": c.cpu, "refused": c.refused} for c in cells]
+    return [
+        {
+            "bytes": c.nbytes,
+            "asked": c.asked,
+            "seconds": c.times,
+            "processor_seconds": c.cpu,
+            "refused": c.refused,
+        }
+        for c in cells
+    ]
 
 
 def write_csv(path: Path, kind: str, machine: dict[str, Any], cells: Sequence[Cell]) -> None:

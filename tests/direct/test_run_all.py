@@ -48,6 +48,36 @@ def test_outputs_and_a_failure(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert json.loads((tmp_path / "barrier-2.json").read_text())
     assert (tmp_path / "barrier-2.svg").stat().st_size > 1000
+    assert "## Open MPI, 2 ranks\n\n| bytes | barrier |" in (tmp_path / "collectives.md").read_text()
+
+
+def test_the_document_says_who_is_faster(tmp_path: Path) -> None:
+    """Bold: by the whole interval. Sizes are those that were asked for: 8 bytes in parts for three ranks are 12."""
+
+    def cell(asked: int, there: int, ours: list[float], peer: list[float]) -> dict[str, object]:
+        seconds = {"ftcomm": [1e-6 * t for t in ours], "mpi": [1e-6 * t for t in peer]}
+        return {"bytes": there, "asked": asked, "seconds": seconds, "processor_seconds": {}, "refused": {}}
+
+    def write(kind: str, ranks: int, *cells: dict[str, object]) -> None:
+        given = {"operation": kind, "machine": {"ranks": ranks, "processors": 2}, "cells": cells}
+        (tmp_path / f"{kind}-{ranks}.json").write_text(json.dumps(given))
+
+    write("all_reduce", 3, cell(8, 8, [1, 2], [2, 6]), cell(4096, 4096, [30, 40], [20, 30]))
+    write("all_gather", 3, cell(8, 12, [2, 2, 2], [1, 1.8, 4]))
+    write("barrier", 2, cell(0, 0, [4, 4], [1, 1]))
+    code = "import sys, pathlib\nfrom suite import summary\nprint(summary.write(pathlib.Path(sys.argv[1])))"
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    subprocess.run(command, cwd=BENCHMARKS, check=True, timeout=60, capture_output=True)
+    lines = (tmp_path / "collectives.md").read_text().splitlines()
+    two, three = lines.index("## Open MPI, 2 ranks"), lines.index("## Open MPI, 3 ranks")
+    assert "    processors: 2" in lines
+    assert lines[two + 2 : two + 5] == ["| bytes | barrier |", "| --- | --- |", "|  | **0.25** (4.0) |"]
+    assert lines[three + 2 :] == [
+        "| bytes | all-reduce | all-gather |",
+        "| --- | --- | --- |",
+        "| 8 B | 2.50 (1.5) | 0.90 (2.0) |",
+        "| 4 KiB | **0.71** (35) |  |",
+    ]
 
 
 def test_an_unknown_name_is_an_error() -> None:

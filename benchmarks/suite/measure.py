@@ -41,8 +41,9 @@ class Cell:
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Cell:
-        """From a row of a JSON file."""
-        return cls(row["bytes"], row["seconds"], row["processor_seconds"], row["refused"], row["asked"])
+        """From a row of a JSON file, also of one from before ``asked``, which a folder of results may hold."""
+        asked = row.get("asked", row["bytes"])
+        return cls(row["bytes"], row["seconds"], row["processor_seconds"], row["refused"], asked)
 
     def median(self, peer: str) -> float:
         return statistics.median(self.times[peer])

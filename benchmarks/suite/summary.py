@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from suite.machine import heading
 from suite.measure import Cell
 from suite.operations import BUS
 from suite.options import size_text
 from suite.output import NAMES
 
-OURS = "ftcomm"  # the direct API
+DIRECT = "ftcomm"  # the direct API
 PEERS = ("mpi", "gloo")
 Results = dict[str, dict[int, Cell]]  # by operation and the bytes that were asked for
 
@@ -26,7 +27,7 @@ def write(folder: Path) -> Path | None:
             given = json.loads(path.read_text(encoding="utf-8"))
             machine = given["machine"]
             cells = [Cell.of(row) for row in given["cells"]]
-            found.setdefault(machine["ranks"], {})[kind] = {c.asked: c for c in cells if OURS in c.times}
+            found.setdefault(machine["ranks"], {})[kind] = {c.asked: c for c in cells if DIRECT in c.times}
     if not found:
         return None
     path = folder / "collectives.md"
@@ -40,7 +41,7 @@ def _document(found: dict[int, Results], machine: dict[str, Any]) -> Iterator[st
     yield "A peer's time over ftcomm's direct API (above 1: ftcomm is faster), in brackets ftcomm's microseconds. Bold: the peer"
     yield "is faster, by the whole 95 % confidence interval of the ratio."
     yield ""
-    yield from (f"    {name}: {value}" for name, value in machine.items() if name != "ranks")
+    yield from (f"    {line}" for line in heading({**machine, "ranks": sorted(found)}).splitlines())
     for ranks in sorted(found):
         for peer in PEERS:
             yield from _table(found[ranks], ranks, peer)
@@ -67,7 +68,7 @@ def _row(columns: Sequence[str]) -> str:
 def _text(cell: Cell | None, peer: str) -> str:
     if cell is None or peer not in cell.times:
         return ""
-    middle, _, high = cell.ratio(peer, OURS)
+    middle, _, high = cell.ratio(peer, DIRECT)
     ratio = f"**{middle:.2f}**" if high < 1 else f"{middle:.2f}"
-    micro = 1e6 * cell.median(OURS)
+    micro = 1e6 * cell.median(DIRECT)
     return f"{ratio} ({micro:.{1 if micro < 10 else 0}f})"

@@ -29,6 +29,7 @@ ONLY = {
     "pull.": "shm",
     "stage.": "shm",
     "share.": "shm",
+    "flat.post": "shm",
     "p2p.read": "shm",
     "p2p.received": "shm",
     "direct.show": "shm",  # parts that are read where they lie

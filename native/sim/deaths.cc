@@ -14,6 +14,10 @@ bool World::may_send(Instance& who) {
             return true;
         }
         who.crashed = true;
+        for (auto& window : windows_)  // its input goes on, and nobody is to see that
+            if (window.owner == who.id && window.bytes <= Transport::kSmallWindow)
+                who.left_windows.emplace_back(window.memory.get(),
+                                              Bytes(window.memory.get(), window.memory.get() + window.bytes));
         return false;
     }
     if (who.crash_after > 0) --who.crash_after;
@@ -46,15 +50,16 @@ void World::killed(Instance& who) {
     for (auto& window : windows_)
         if (window.owner == who.id) shown.push_back(window.memory.get());
     end_as_if_killed(shown, [&] { who.node.reset(); });
+    for (const auto& [at, bytes] : who.left_windows) std::ranges::copy(bytes, at);
 }
 
-// As soon as one of those left has heard of it (ShmTransport::discard_windows; what is shorter than a page stays).
+// As soon as one of those left has heard of it (ShmTransport::discard_windows).
 void World::discard_windows(int owner) {
     constexpr std::size_t kHead = Transport::kWindowHead;
     for (auto& window : windows_) {
         if (window.owner != owner) continue;
         std::fill_n(window.memory.get(), sizeof(std::uint64_t), std::byte{0});
-        if (window.bytes >= 2 * kHead) std::fill_n(window.memory.get() + kHead, kHead, std::byte{0});
+        if (window.bytes > Transport::kSmallWindow) std::fill_n(window.memory.get() + kHead, kHead, std::byte{0});
     }
 }
 

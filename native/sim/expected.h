@@ -105,6 +105,7 @@ inline constexpr const char* kExpected[] = {
     "admission",
     "admission.revoke_again",
     "run.flat",
+    "run.flat.shown",
     "run.tree",
     "run.ring",
     "run.stage",

@@ -26,6 +26,7 @@ enum class EventKind : std::uint8_t {
     Work,          // a = instance: a piece of work that waits for no input
     Killed,        // a = instance
     Generation,    // a = generation of which nobody is left
+    Look,          // a = instance: at what others show
     HostDeath,     // a = instance, b = lost host: it goes silent with its host
 };
 

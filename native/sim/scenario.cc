@@ -46,6 +46,7 @@ void draw_network(Scenario& s, Random& r) {
     s.vote_trees = Random(s.seed ^ 0x707eULL).chance(0.5);
     s.crowded = Random(s.seed ^ 0xc20dULL).chance(0.5);
     s.stages = Random(s.seed ^ 0x57a9ULL).chance(0.7);
+    s.posts = Random(s.seed ^ 0x9057ULL).chance(0.7);
     if (trees.chance(0.5)) {  // ranks that hear of everything late, but from one: others are ahead of them
         s.network.slow_from = trees.index(static_cast<std::size_t>(s.ranks));
         s.network.slow_to = trees.index(static_cast<std::size_t>(s.ranks));

@@ -133,6 +133,7 @@ struct Scenario {
     int spread_degree = kSpreadDegree;
     bool flat_trees = true, vote_trees = true;
     bool crowded = false;              // ranks share processors
+    bool posts = false;                // ranks of one host show small inputs
     bool stages = false;               // and their all-reduces go by windows
     bool peer_memory = false;          // ranks of one host read each other's memory
     int unreadable = -1;               // slot whose memory the kernel does not let them read, though it had seemed to

@@ -175,7 +175,7 @@ void draw_log_groups(Scenario& s) {
 Scenario undisturbed(Scenario s) {
     s.quiet = true;
     s.faults.clear();
-    s.stages = false;  // what goes by windows has the bits that it has without
+    s.stages = s.posts = false;  // what goes by windows has the bits that it has without
     return s;
 }
 

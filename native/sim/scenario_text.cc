@@ -27,7 +27,7 @@ std::string describe(const Scenario& s) {
     char line[256];
     std::snprintf(line, sizeof line,
                   "seed %llu: %d ranks, %d communicators, %zu steps, segment %llu B, flat limit %llu B, link %d frames, trees of "
-                  "%d%s%s%s%s%s\n",
+                  "%d%s%s%s%s%s%s\n",
                   static_cast<unsigned long long>(s.seed), s.ranks, static_cast<int>(s.comms.size()), s.steps.size(),
                   static_cast<unsigned long long>(s.segment_bytes), static_cast<unsigned long long>(s.flat_limit),
                   s.network.frames, s.spread_degree, s.quiet ? ", quiet" : "",
@@ -40,7 +40,8 @@ std::string describe(const Scenario& s) {
                   s.crowded && s.stages && s.windowless >= 0 ? ", crowded with windows but of one rank"
                   : s.crowded && s.stages                    ? ", crowded with windows"
                   : s.crowded                                ? ", crowded"
-                                                             : "");
+                                                             : "",
+                  s.posts ? ", shown inputs" : "");
     std::string out = line;
     out += "  hosts";
     for (auto h : s.hosts) out += " " + std::to_string(h);

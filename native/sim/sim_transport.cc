@@ -109,6 +109,22 @@ const std::byte* SimTransport::look(int slot, std::uint64_t place, std::size_t b
     return window.memory.get();
 }
 
+void SimTransport::watch_words(std::span<const Word> words) {
+    words_.assign(words.begin(), words.end());
+    asleep_ = world_.sleeps();
+    if (has_news()) world_.look_soon(self_);  // it has come before it slept
+}
+
+bool SimTransport::has_news() const {
+    return !asleep_ && std::any_of(words_.begin(), words_.end(), [](const Word& w) { return w.at->load() != w.seen; });
+}
+
+void SimTransport::nudge(int slot) {
+    Instance* to = world_.find(slot, target(slot).incarnation);
+    if (target(slot).detached || !world_.may_send(self_)) return;
+    if (to != nullptr && to->running()) world_.look_soon(*to);
+}
+
 std::uint32_t SimTransport::max_payload() const { return world_.scenario().network.max_payload; }
 
 Link* Links::find_or_make(const Instance& from, int to_slot, std::uint32_t to_incarnation) {

@@ -50,7 +50,10 @@ public:
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override;
     Window make_window(std::size_t bytes) override;
     const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) override;
+    void watch_words(std::span<const Word> words) override;
+    void nudge(int slot) override;
     std::uint32_t max_payload() const override;
+    bool has_news() const;  // that it notices by itself
 
 private:
     friend class Links;
@@ -65,6 +68,8 @@ private:
     Instance& self_;
     std::vector<Target> targets_;
     int windows_ = 0;  // made
+    std::vector<Word> words_;
+    bool asleep_ = false;  // or there are too many words
 };
 
 // All links of the world.

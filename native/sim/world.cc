@@ -30,6 +30,7 @@ World::World(const Scenario& scenario, const std::vector<std::string>& mutations
       counters_(counters),
       trace_(live_trace),
       random_(scenario.seed ^ 0x51f15eedULL),
+      looks_(scenario.seed ^ 0x1003ULL),
       links_(*this, Random(scenario.seed ^ 0x11e75ULL)),
       store_(*this, Random(scenario.seed ^ 0xce11ULL)),
       checker_(*this),
@@ -83,6 +84,7 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.piece_bytes = 16;
     c.read_bytes = scenario_.seed % 2 == 0 ? 64 : 1u << 20;  // a message in many parts, or in one
     c.stage_limit = scenario_.stages ? 0 : ~std::uint64_t{0};
+    c.post_limit = scenario_.posts ? scenario_.seed % 4 == 0 ? 24 : 4096 : 0;
     c.stage_bytes = static_cast<std::uint64_t>(scenario_.ranks) * scenario_.segment_bytes * (scenario_.seed % 3 == 0 ? 2 : 1);
     c.segment_bytes = scenario_.segment_bytes;
     c.eager_limit = scenario_.eager_limit;
@@ -163,6 +165,16 @@ void World::dispatch(const Event& e) {
             break;
         }
         case EventKind::EndSafety: end_safety(); break;
+        case EventKind::Look: {
+            Instance& who = instance(e.a);
+            if (who.running() && who.stopped_until > now()) {
+                queue_.push(who.stopped_until + looks_.between(0, 50 * kUs), e.kind, e.a);
+                break;
+            }
+            who.look_queued = false;
+            input(who, [](Node& node, Time at) { node.look(at); });
+            break;
+        }
         case EventKind::Work: {
             Instance& who = instance(e.a);
             if (!who.running()) break;
@@ -256,7 +268,19 @@ void World::after_input(Instance& who) {
         who.work_queued = true;
         queue_.push(now() + random_.between(0, work ? 20 * kUs : 5 * kMs), EventKind::Work, who.id);
     }
+    shows(who);
     if (!violation_.found()) checker_.touched(who);
+}
+
+// Who is awake finds what this rank may have put where it watches for something.
+void World::shows(Instance& who) {
+    for (auto& i : instances_)
+        if (i.get() != &who && i->running() && same_host(i->slot, who.slot) && i->transport.has_news()) look_soon(*i);
+}
+
+void World::look_soon(Instance& who) {
+    if (std::exchange(who.look_queued, true)) return;
+    queue_.push(now() + looks_.between(0, looks_.chance(0.1) ? 5 * kMs : 20 * kUs), EventKind::Look, who.id);
 }
 
 void World::wake_program(Instance& who, Time delay) { queue_.push(now() + delay, EventKind::Program, who.id); }

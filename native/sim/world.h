@@ -48,7 +48,10 @@ struct Instance final : NodeHost {
     int crash_after = -1;            // frames until death, -1: lives
     int lost_host = -1;              // died with its host (Detection::host_lost), silently
     bool work_queued = false;
+    bool look_queued = false;
     bool inside = false;             // an input is being worked on
+    std::vector<std::pair<std::byte*, Bytes>>
+        left_windows;  // the small ones, of who died in the middle of an input: as they were then
     int stop_after = -1;             // frames until it stops for stop_for
     Time stop_for = 0;
     Time stopped_until = 0;
@@ -86,6 +89,8 @@ public:
     std::vector<Window>& windows() { return windows_; }
     void killed(Instance& who);  // its node goes, and puts nothing in order
     void discard_windows(int owner);
+    void look_soon(Instance& who);
+    bool sleeps() { return looks_.chance(0.5); }
     Instance* find(int slot, std::uint32_t incarnation);
     Instance* newest(int slot);      // may be dead
 
@@ -134,6 +139,7 @@ private:
     void tick(Instance& who);
     void evidence(Instance& observer, Instance& about, Evidence kind);
     void after_input(Instance& who);
+    void shows(Instance& who);
     void died(Instance& who);
     void tell_of_exit(Instance& who, bool host_gone);
     void host_death(Instance& who, int lost_host);
@@ -163,7 +169,7 @@ private:
     Counters& counters_;
     Trace trace_;
     Queue queue_;
-    Random random_;
+    Random random_, looks_;
     Links links_;
     Store store_;
     Checker checker_;

@@ -73,6 +73,8 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
         (void)bytes;
         return detached.count(to) > 0 ? nullptr : reinterpret_cast<const std::byte*>(place);  // NOLINT: of the host
     }
+    void watch_words(std::span<const Word> all) override { words.assign(all.begin(), all.end()); }
+    void nudge(int to) override { rig.peer(to).nudged = true; }
 
     Rig& rig;
     const int slot;
@@ -83,6 +85,8 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
     std::deque<Asked> asked;
     std::deque<CellReply> answers;
     bool cells_held = false;
+    std::vector<Word> words;
+    bool nudged = false, asleep = false;
     std::vector<NodeEvent> events;
     std::set<std::string> transitions;
     RequestPtr join;
@@ -115,6 +119,7 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.stream_limit = setup_.stream_limit;
     c.stage_limit = setup_.stage_limit;
     c.stage_bytes = setup_.stage_bytes;
+    c.post_limit = setup_.post_limit;
     if (setup_.reads || setup_.near) c.pull_limit = setup_.pull_limit;
     if (setup_.reads) {
         c.piece_bytes = 16;
@@ -288,8 +293,20 @@ void Rig::settle() {
         }
         for (auto& [ends, l] : links_)
             if (!l.held) moved |= deliver(ends.first, ends.second);
+        for (auto& p : peers_) {
+            if (p->node == nullptr || !(p->nudged || (!p->asleep && has_news(p->slot)))) continue;
+            p->nudged = false;
+            look(p->slot);
+            moved = true;
+        }
     }
 }
+
+bool Rig::has_news(int slot) {
+    return std::ranges::any_of(peer(slot).words, [](const auto& word) { return word.at->load() != word.seen; });
+}
+void Rig::sleep(int slot, bool on) { peer(slot).asleep = on; }
+bool Rig::nudged(int slot) { return peer(slot).nudged; }
 
 bool Rig::work(int slot) {
     if (!node(slot).has_work()) return false;

@@ -37,6 +37,7 @@ public:
         std::uint64_t stream_limit = kNeverStreams;
         bool crowded = false;
         std::uint64_t stage_limit = ~std::uint64_t{0}, stage_bytes = 64;  // reads: windows, too
+        std::uint64_t post_limit = 0;
         std::set<int> windowless = {};  // slots that there is no room for a window for
     };
     static Setup replaying(bool one_host = true) {
@@ -88,6 +89,11 @@ public:
     void replace(int slot, int observer, const std::vector<int>& slots);
 
     void settle();  // all that is not held moves, until nothing does
+    // At what others show. One that is awake does it in settle() when a word that it watches has changed, all when they are nudged.
+    bool has_news(int slot);
+    void sleep(int slot, bool on = true);
+    void look(int slot) { node(slot).look(now_); }
+    bool nudged(int slot);  // and has not looked since
     bool work(int slot);  // a bit of what waits for no frame; false: there is none
     void go_on(const std::vector<int>& slots);  // both, until these have nothing to do
 

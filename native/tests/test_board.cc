@@ -3,36 +3,14 @@
 
 #include <array>
 #include <atomic>
-#include <deque>
 #include <thread>
 #include <vector>
 
+#include "tests/board_rig.h"
 #include "tests/unit.h"
 
 namespace ftcomm::unit {
 namespace {
-
-// Of one process, in which a place is an address.
-class Memory final : public Transport {
-public:
-    std::byte* reserve(int, std::uint32_t) override { return nullptr; }
-    void commit(int, const FrameHeader&) override {}
-    void attach(int, std::uint32_t) override {}
-    void detach(int) override {}
-    std::uint32_t max_payload() const override { return 0; }
-    Window make_window(std::size_t bytes) override {
-        if (room_-- <= 0) return {};
-        auto& memory = windows_.emplace_back(bytes);
-        return {memory.data(), reinterpret_cast<std::uintptr_t>(memory.data())};
-    }
-    const std::byte* look(int, std::uint64_t place, std::size_t) override {
-        return reinterpret_cast<const std::byte*>(place);  // NOLINT
-    }
-    int room_ = 1000;
-
-private:
-    std::deque<Bytes> windows_;
-};
 
 Board::Entry entry(std::uint64_t ticket) {
     return {ticket + 1, ticket + 2, ticket + 3, static_cast<std::uint32_t>(ticket), 0, ticket + 4, ticket};
@@ -41,7 +19,7 @@ Board::Entry entry(std::uint64_t ticket) {
 }  // namespace
 
 FT_TEST(board_shows_what_was_posted_last) {
-    Memory memory;
+    OneProcess memory;
     std::vector<Transport::Window> spare;
     Board mine(spare), theirs(spare);
     REQUIRE(mine.open(memory) && theirs.open(memory));
@@ -73,7 +51,7 @@ FT_TEST(board_shows_what_was_posted_last) {
 // What the runs rest on: each posts, and then looks; of two who come to a step at once one sees the other there.
 FT_TEST(of_two_who_post_and_look_at_once_one_sees_the_other) {
     constexpr std::uint32_t kRounds = 60000, kEach = 3;  // of an entry: posted first, then advanced
-    Memory memory;
+    OneProcess memory;
     std::vector<Transport::Window> spare;
     std::array<Board, 2> boards{Board(spare), Board(spare)};
     for (auto& board : boards) REQUIRE(board.open(memory));
@@ -102,7 +80,7 @@ FT_TEST(of_two_who_post_and_look_at_once_one_sees_the_other) {
 }
 
 FT_TEST(entry_is_seen_as_a_whole_or_not_at_all) {
-    Memory memory;
+    OneProcess memory;
     std::vector<Transport::Window> spare;
     Board mine(spare), theirs(spare);
     REQUIRE(mine.open(memory) && theirs.open(memory) && mine.learn(memory, 1, 1, theirs.place()));

@@ -3,6 +3,7 @@
 #include <linux/futex.h>
 #include <sys/stat.h>
 
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -374,6 +375,109 @@ FT_TEST(nobody_sleeps_on_a_frame_in_a_ring_that_it_watched) {
     taken.store(kFrames, std::memory_order_release);
     sender.join();
     EXPECT(!missed);
+}
+
+FT_TEST(watched_words_are_news_when_they_change) {
+    Linked linked;
+    std::array<std::atomic<std::uint64_t>, 20> words{};
+    std::vector<Transport::Word> watched;
+    for (auto& word : words) watched.push_back({&word, word = watched.size()});
+    auto& me = linked.one.transport;
+    EXPECT(!me.has_mail());
+    me.watch_words(std::span(watched).first(16));
+    EXPECT(!me.has_news() && !me.has_mail() && !me.overlooks());
+    words[16] = 100;
+    EXPECT(!me.has_news());
+    words[15] = 100;
+    EXPECT(me.has_news() && me.has_mail());
+    watched[15].seen = 100;
+    me.watch_words(std::span(watched).first(16));
+    EXPECT(!me.has_news());
+    // Too many to look at: others leave word, and what has changed before they knew counts as left.
+    watched[16].seen = 100;
+    me.watch_words(watched);
+    EXPECT(!me.has_news() && me.overlooks() && !me.has_mail());
+    linked.two.transport.nudge(0);
+    EXPECT(me.has_mail() && me.poll(1000) && !me.has_mail());
+    watched[19].seen = 7;
+    me.watch_words(watched);
+    EXPECT(me.has_mail() && me.poll(1000));
+    me.watch_words({});
+    EXPECT(!me.overlooks() && !me.has_mail());
+}
+
+FT_TEST(nudge_wakes_who_sleeps_and_nobody_else) {
+    Linked linked;
+    auto& box = linked.one.instance->mailbox;
+    const auto rung = [&](shm::Sleeper who) { return box.bell[who - 1].load(); };
+    linked.two.transport.nudge(0);
+    EXPECT(!linked.one.transport.has_mail());  // it is awake, and looks before it sleeps
+    for (auto who : {shm::kProgress, shm::kDriver}) {
+        const auto before = rung(who);
+        box.sleeper.store(who);
+        linked.two.transport.nudge(0);
+        EXPECT(rung(who) == before + 1 && box.sleeper.load() == shm::kAwake);
+        EXPECT(linked.one.transport.has_mail() && linked.one.transport.poll(1000));
+    }
+    // As other bells: held back, and rung later.
+    linked.two.transport.hold_bells(true);
+    box.sleeper.store(shm::kProgress);
+    const auto before = rung(shm::kProgress);
+    linked.two.transport.nudge(0);
+    EXPECT(rung(shm::kProgress) == before && linked.two.transport.holds_any());
+    linked.two.transport.ring_held();
+    EXPECT_EQ(rung(shm::kProgress), before + 1);
+    linked.two.transport.cut(0);
+    box.sleeper.store(shm::kProgress);
+    linked.two.transport.nudge(0);
+    EXPECT_EQ(rung(shm::kProgress), before + 1);
+}
+
+// A word changes while who watches it lies down: either that one sees it, or who has changed it finds it asleep.
+FT_TEST(nobody_sleeps_on_a_word_that_it_watched) {
+    Linked linked;
+    constexpr std::uint64_t kRounds = 20'000;
+    std::atomic<std::uint64_t> word{0}, taken{0};
+    std::thread other([&] {
+        std::uint64_t state = 1;
+        for (std::uint64_t i = 1; i <= kRounds; ++i) {
+            word.store(i, std::memory_order_seq_cst);
+            linked.one.transport.nudge(1);
+            while (taken.load(std::memory_order_acquire) < i) std::this_thread::yield();
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            for (auto n = state >> 56; n > 0; --n) std::atomic_signal_fence(std::memory_order_seq_cst);
+        }
+    });
+    auto& me = linked.two.transport;
+    auto& box = linked.two.instance->mailbox;
+    auto& bell = box.bell[shm::kDriver - 1];
+    bool missed = false;
+    std::uint64_t seen = 0;
+    while (seen < kRounds && !missed) {
+        const auto rung = bell.load(std::memory_order_acquire);
+        me.poll(1000);
+        seen = word.load();
+        const Transport::Word watched{&word, seen};
+        me.watch_words({&watched, 1});
+        taken.store(seen, std::memory_order_release);
+        box.sleeper.store(shm::kDriver, std::memory_order_seq_cst);
+        if (!me.has_mail() && seen < kRounds) missed = futex_wait(bell, rung, monotonic_ns() + 10'000'000'000) == ETIMEDOUT;
+        box.sleeper.store(shm::kAwake, std::memory_order_seq_cst);
+    }
+    taken.store(kRounds, std::memory_order_release);
+    other.join();
+    EXPECT(!missed);
+}
+
+// Others may not have looked at what it holds, whoever has died.
+FT_TEST(small_windows_of_the_dead_stay) {
+    Linked linked;
+    const auto small = linked.two.transport.make_window(Transport::kSmallWindow);
+    const auto large = linked.two.transport.make_window(Transport::kSmallWindow + 4096);
+    for (const auto& window : {small, large}) std::memset(window.memory + Transport::kWindowHead, 7, 9000);
+    linked.two.instance->liveness.store(FUTEX_OWNER_DIED);
+    linked.one.transport.detach(1);
+    EXPECT(small.memory[9000] == std::byte{7} && large.memory[9000] == std::byte{0});
 }
 
 }  // namespace ftcomm

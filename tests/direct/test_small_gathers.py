@@ -45,17 +45,25 @@ def rounds(comm: Comm, context: Context) -> list[Any]:
     return [one(comm, round, which) for round in range(ROUNDS) for which in range(4)]
 
 
-POINTS = [
-    "flat.send:7", "flat.send:9", "flat.send:10", "flat.receive:8", "flat.receive:9", "flat.receive:12", "flat.done:4",
-    "flat.done:5", "flat.done:7",
-]  # fmt: skip
+SENT = ["flat.send:7", "flat.send:9", "flat.send:10", "flat.receive:8", "flat.done:4", "flat.done:5"]
+SHOWN = [
+    "flat.post:3",
+    "flat.post:4",
+    "flat.post:6",
+    "flat.receive:8",
+    "flat.receive:9",
+    "flat.receive:12",
+    "flat.done:7",
+]
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(("point", "limit"), [*((point, 0) for point in SENT), *((point, 4096) for point in SHOWN)])
 @pytest.mark.parametrize("policy", ["raise", "lossy"])
-def test_kill(ranks: Ranks, policy: str, point: str, victim: int) -> None:
-    """Three ranks: two sends, two receives and one end for each operation; the first operation is ftcomm.init's or ours."""
+def test_kill(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, policy: str, point: str, limit: int, victim: int) -> None:
+    """Three ranks: two sends, or one post, two receives and one end for each operation; the first operation is ftcomm.init's
+    or ours, and always sent."""
+    monkeypatch.setenv("FTCOMM_POST_LIMIT", str(limit))
     fault = f"rank={victim},at={point},do=kill"
     results = ranks.start(3, rounds, faults=fault, heartbeat=HEARTBEAT, policy=policy).results(120)
     assert results[victim].status == -9

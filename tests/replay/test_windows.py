@@ -51,8 +51,9 @@ def test_deaths(keep: Keep, wanted: list[Any], victims: set[int]) -> None:
 @pytest.mark.parametrize("wanted", ["0", "1"], indirect=True)
 @pytest.mark.parametrize(("windowless", "victim"), [({2}, 1), ({0, 1, 2, 3}, 0)])
 def test_no_room_for_windows(keep: Keep, wanted: list[Any], windowless: set[int], victim: int) -> None:
-    """One vote, and what runs in their place gives the same. A replacement does not know of it, and hears, or finds it out."""
-    refused = ";".join(f"rank={rank},at=shm.window,do=corrupt" for rank in windowless)
+    """One vote, and what runs in their place gives the same. A replacement does not know of it, and hears, or finds it out.
+    (The first one made is a board, without which small inputs are sent.)"""
+    refused = ";".join(f"rank={rank},at=shm.window:2,do=corrupt" for rank in windowless)
     job = keep(
         4, programs.everything, transport="shm", faults=f"{refused};{faults({victim}, 'repair.start')}", heartbeat=2.0
     )

@@ -1,6 +1,7 @@
 #include "collectives/board.h"
 
 #include <atomic>
+#include <cstring>
 #include <new>
 
 #include "base/check.h"
@@ -32,6 +33,7 @@ bool Board::open(Transport& memory) {
         own_ = memory.make_window(kBytes);
         if (own_.memory == nullptr) return false;
         new (own_.memory + Transport::kWindowHead) Line();
+        std::memset(own_behind(), 0, kBehind);  // where memory is fresh it says so already
     } else {
         own_ = spare_.back();
         spare_.pop_back();
@@ -50,11 +52,6 @@ bool Board::learn(Transport& memory, int rank, int slot, std::uint64_t place) {
     if (others_.size() <= at) others_.resize(at + 1);
     others_[at] = memory.look(slot, place, kBytes);
     return others_[at] != nullptr;
-}
-
-bool Board::knows(int rank) const {
-    const auto at = static_cast<std::size_t>(rank);
-    return at < others_.size() && others_[at] != nullptr;
 }
 
 void Board::post(const Entry& entry) {

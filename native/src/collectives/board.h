@@ -37,7 +37,10 @@ public:
     void forget();
     // Where another rank's line is, from its place. False: out of sight.
     bool learn(Transport& memory, int rank, int slot, std::uint64_t place);
-    bool knows(int rank) const;
+    bool knows(int rank) const {
+        const auto at = static_cast<std::size_t>(rank);
+        return at < others_.size() && others_[at] != nullptr;
+    }
 
     // All know all others' lines: so it is after an operation that all have told theirs for. The same on all ranks (C8): it begins with what they
     // agree on, and changes with an operation that all have done.
@@ -49,9 +52,19 @@ public:
     // What a rank whose line is known has posted; nothing: it is changing, or nobody's.
     std::optional<Entry> look(int rank) const;
 
+    // Behind the line, for others to see, too (Posts): this rank's, and another's; null: there is none, or nobody knows where. A process
+    // may have used it for another communicator before; it never becomes zero again.
+    static constexpr std::size_t kBehind = 8384;
+    std::byte* own_behind() const { return own_.memory != nullptr ? own_.memory + kBehindAt : nullptr; }
+    const std::byte* behind(int rank) const {
+        return knows(rank) ? others_[static_cast<std::size_t>(rank)] + kBehindAt : nullptr;
+    }
+
 private:
     struct Line;
-    static constexpr std::size_t kBytes = Transport::kWindowHead + 64;
+    static constexpr std::size_t kBehindAt = Transport::kWindowHead + 64;
+    static constexpr std::size_t kBytes = kBehindAt + kBehind;
+    static_assert(kBytes <= Transport::kSmallWindow);
     Line* own() const;
 
     std::vector<Transport::Window>& spare_;

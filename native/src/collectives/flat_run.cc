@@ -1,6 +1,10 @@
 // Small all-reduces and all-gathers (and what runs as one), broadcasts and barriers: everyone sends what it has to everyone, the others of a
 // broadcast and all of a barrier that they are there, and is done when it has heard all: one message time. A sum is made in rank order. No fence: the result is
 // kept until the next operation shows that all have it (C6).
+//
+// On one host they do not send it but show it (Posts), once all know where. To find each other's they tell each other of their boards with what they
+// send, in the first operation since they last agreed who takes part. Who puts something in where all others have done so already is the
+// last one, and nudges those who sleep.
 #include <memory>
 
 #include "base/check.h"
@@ -35,19 +39,86 @@ public:
     }
 
     void start() override {
-        const auto mine = own_input();
-        const auto h = env_.header(FrameKind::Flat, op_);
-        for (int i = 1; i < env_.size(); ++i) {
-            env_.sender.send(env_.slot_of(env_.rank_at(env_.position + i)), h, mine);
-            FT_POINT("flat.send");
+        mine_ = own_input();
+        introduces_ = env_.posts != nullptr && !env_.board->all_known();
+        if (introduces_) all_told_ = env_.board->open(*env_.memory);
+        // L5: nothing goes by what waits for room.
+        shows_ = looks() && mine_.size() <= env_.post_limit && env_.sender.idle();
+        if (shows_) {
+            env_.posts->put(key(), mine_);
+            FT_POINT("flat.post");
+        } else {
+            for (int i = 1; i < env_.size(); ++i) {
+                send(i);
+                FT_POINT("flat.send");
+            }
         }
         note(env_.position);
         finish_when_complete();
+        look();
+        nudge_when_done();
     }
 
     void on_frame(int from, const FrameHeader& h, ByteView payload) override {
         if (h.kind != FrameKind::Flat) return;
         const int at = env_.position_of(from);
+        if (at >= 0 && introduces_ && !have_.has(at)) learn(from, h.aux2);
+        take_input(at, from, payload);
+        look();
+        nudge_when_done();
+    }
+
+    void look() override {
+        for (int i = 1; i < env_.size() && looks(); ++i) {
+            const int at = (env_.position + i) % env_.size(), rank = env_.rank_at(at);
+            if (have_.has(at)) continue;
+            ByteView input;
+            const auto found = env_.posts->look(rank, key(), &input);
+            mismatch |= found == Posts::Found::Other;
+            if (found == Posts::Found::Input) take_input(at, rank, input);
+        }
+    }
+
+    void add_words(std::vector<Transport::Word>& words) const override {
+        if (!looks()) return;
+        for (int at = 0; at < env_.size(); ++at)
+            if (!have_.has(at)) words.push_back(env_.posts->word(env_.rank_at(at), op_.seq));
+    }
+
+    // Who has called something else does not look there, and hears nothing of this one but by a message.
+    void on_tick() override {
+        look();
+        if (done_ || !shows_ || ++ticks_ != kPatience) return;
+        for (int i = 1; i < env_.size(); ++i)
+            if (!have_.has((env_.position + i) % env_.size())) send(i);
+    }
+
+    bool done() const override { return done_; }
+    const FlatRoom* kept() const override { return done_ ? env_.flat : nullptr; }
+    bool is_reusable() const override { return done_; }
+    const char* phase() const override { return "the others' inputs"; }
+
+private:
+    static constexpr int kPatience = 2;  // ticks
+
+    Posts::Key key() const { return {env_.comm, op_.seq, op_.signature, env_.attempt}; }
+    bool looks() const { return env_.posts != nullptr && !introduces_ && !done_ && !mismatch; }
+    void send(int to) {
+        auto h = env_.header(FrameKind::Flat, op_);
+        if (introduces_ && all_told_) h.aux2 = env_.board->place();
+        env_.sender.send(env_.slot_of(env_.rank_at(env_.position + to)), h, mine_);
+    }
+    // C8: all are told the same, and either all know all, or none does, when it is done. (One that is out of sight has left this attempt.)
+    void learn(int rank, std::uint64_t place) {
+        if (place == 0) all_told_ = false;
+        else over_ |= !env_.board->learn(*env_.memory, rank, env_.slot_of(rank), place);
+    }
+    // One that has seen the others' was the last to put something in, or came to it after all that were shown.
+    void nudge_when_done() {
+        for (int i = 1; i < env_.size() && done_ && shows_; ++i)
+            env_.memory->nudge(env_.slot_of(env_.rank_at(env_.position + i)));
+    }
+    void take_input(int at, int from, ByteView payload) {
         FT_CHECK(at >= 0 && payload.size() == bytes_from(from), "flat input of %zu bytes from rank %d, expected %zu",
                  payload.size(), from, bytes_from(from));
         if (have_.has(at)) return;
@@ -62,13 +133,6 @@ public:
         FT_POINT("flat.receive");
         finish_when_complete();
     }
-
-    bool done() const override { return done_; }
-    const FlatRoom* kept() const override { return done_ ? env_.flat : nullptr; }
-    bool is_reusable() const override { return done_; }
-    const char* phase() const override { return "the others' inputs"; }
-
-private:
     std::byte* result(std::uint32_t block = 0) { return env_.flat->room.data() + block * bytes_; }
     std::byte* next_room() {
         ++waiting_;
@@ -129,7 +193,8 @@ private:
         ++count_;
     }
     void finish_when_complete() {
-        if (done_ || count_ != env_.size()) return;
+        if (done_ || over_ || count_ != env_.size()) return;
+        if (introduces_ && all_told_) env_.board->set_all_known();
         if (sums_) add_up();
         else if (op_.is_part()) give_blocks(op_, result());
         done_ = true;
@@ -153,11 +218,16 @@ private:
     RunEnv env_;
     OpState& op_;
     const bool sums_, gathers_;
+    ByteView mine_;  // what the others get
     std::size_t bytes_ = 0;  // of a sum, or of a rank's block
     RankSet have_;  // positions
     int count_ = 0;  // of them
     int waiting_ = 0;  // inputs that lie behind the result
-    bool done_ = false;
+    bool introduces_ = false;  // the boards are made known
+    bool all_told_ = false;  // there is one of everybody so far
+    bool shows_ = false;  // this rank's input
+    int ticks_ = 0;
+    bool over_ = false, done_ = false;
 };
 
 }  // namespace

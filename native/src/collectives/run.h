@@ -11,6 +11,7 @@
 #include "channel/sender.h"
 #include "collectives/board.h"
 #include "collectives/op_state.h"
+#include "collectives/posts.h"
 #include "collectives/records.h"
 #include "membership/rules.h"
 
@@ -58,9 +59,12 @@ struct RunEnv {
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
     std::vector<Transport::Window>* windows = nullptr;  // stage, blocks, exchange: those of this rank that no run uses
-    Board* board = nullptr;  // the same
+    Board* board = nullptr;  // the same, and flat where there are posts
     std::uint64_t stage_bytes = 0;  // the same: of a chunk
     SharedWriter* shared = nullptr;  // the same: writes there
+
+    Posts* posts = nullptr;  // flat: of a whole communicator on one host, which shows what it puts in
+    std::uint64_t post_limit = 0;  // up to so many bytes
 
     ResultLog* log = nullptr;  // replay
     bool own_processor = true;  // every rank of this host has one
@@ -95,6 +99,9 @@ public:
     virtual void on_frame(int from_rank, const FrameHeader& header, ByteView payload) = 0;
     virtual void on_writable(int slot) { (void)slot; }
     virtual void on_tick() {}
+    // For what others show; and where something is to appear that it has not found yet.
+    virtual void look() {}
+    virtual void add_words(std::vector<Transport::Word>& words) const { (void)words; }
     virtual bool done() const = 0;
     // Work that waits for no frame: done in pieces, so that ticks and other communicators get their turn between them.
     virtual bool has_work() const { return false; }

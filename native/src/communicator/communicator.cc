@@ -31,7 +31,8 @@ Communicator::Communicator(Core& core, CommSpec spec, bool claimed)
       rank_of_slot_(ranks_of_slots(spec_.members, core.view.members.size())),
       rank_(rank_of_slot(core.self())),
       p2p_(core, spec_, rank_),
-      board_(core.boards) {
+      board_(core.boards),
+      posts_(board_) {
     FT_CHECK(rank_ >= 0, "communicator %s does not contain this rank", spec_.name.c_str());
     for (int m : spec_.members) {
         const auto& state = core_.view.members[static_cast<std::size_t>(m)];

@@ -51,6 +51,10 @@ public:
     void on_view();                     // somebody is out, or left
     void on_dead_end();                 // stale, or the authority is lost: everything fails
     void on_tick();
+    void look();  // something that the run watches for may be there
+    void add_words(std::vector<Transport::Word>& words) const {
+        if (run_ != nullptr && !frozen_) run_->add_words(words);
+    }
     // replay.cc: somebody went, came back, or gets on with its replay: nobody has to answer for the time until now.
     void restart_timers();
     std::uint64_t replay_progress() const;  // what this process has done again so far
@@ -98,6 +102,7 @@ public:
     void shed() {  // memory for operations that will not come
         spare_op_.reset();
         idle_flat_.reset();
+        send_what_is_shown();
         board_.give_back();
     }
     bool blocked_on(int slot) const;  // an open operation, agree or message that needs this slot
@@ -193,6 +198,9 @@ private:
     RunEnv env();
     const std::vector<int>& living();
     bool all_alive() { return living().size() == spec_.members.size(); }
+    bool may_show(bool repair) const;
+    void send_what_is_shown();
+    void words_changed() { core_.words_changed |= shows_; }
     void drop_run();  // with what of it, and of all before it, waits for room
     std::uint64_t signature_of(const Shape& shape);
     bool reads_memory(const OpState& op, bool near) const;
@@ -406,7 +414,10 @@ private:
     Grid called_grid_;
     bool called_any_ = false;
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
-    Board board_;  // of runs by windows
+    Board board_;  // of runs by windows, and
+    Posts posts_;  // of flat ones
+    bool shows_ = false;  // the run looks there
+    bool after_flat_ = false;  // the one before, too, was a flat one
     std::unique_ptr<Run> run_;
     std::unique_ptr<Run> idle_flat_;  // one that is over, for its memory
     Last last_;

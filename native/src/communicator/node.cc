@@ -55,7 +55,10 @@ public:
     Input(NodeImpl& impl, Time now) : impl_(impl) {
         if (now > impl_.core.now) impl_.core.now = now;
     }
-    ~Input() { impl_.settle(); }
+    ~Input() {
+        impl_.settle();
+        impl_.watch();
+    }
     Input(const Input&) = delete;
     Input& operator=(const Input&) = delete;
 
@@ -100,6 +103,9 @@ void Node::on_heard(Time now, int slot, std::uint32_t incarnation) {
 void Node::on_cell(Time now, CellReply reply) {
     hear(*impl_, now, [&] { impl_->core.cells.on_reply(reply); });
 }
+void Node::look(Time now) {
+    hear(*impl_, now, [&] { impl_->look(); });
+}
 bool Node::has_work() const { return impl_->core.has_work || impl_->late.is_due(); }
 bool Node::has_idle_work() const { return impl_->late.has_work(); }
 void Node::halt() {
@@ -108,6 +114,7 @@ void Node::halt() {
     (void)impl_->late.flush();
     impl_->late.release_all();
     for (auto& [id, comm] : impl_->comms) comm->halt();
+    impl_->watch();
 }
 void Node::work(Time now) {
     hear(*impl_, now, [&] { impl_->work(); });

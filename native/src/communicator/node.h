@@ -84,6 +84,8 @@ struct NodeConfig {
     std::uint64_t reduce_pull_limit = 0;  // the same of all-reduce alone; 0: as pull_limit
     // What ranks that share processors do by windows of shared memory goes so from here on (C8, as flat_limit), so much at a time.
     std::uint64_t stage_limit = 0, stage_bytes = 512u << 10;
+    std::uint64_t post_limit =
+        0;  // what a rank puts into a small operation of one host is shown to the others up to here, not sent
     std::uint64_t segment_bytes = 0;  // 0: min(64 KiB, transport max)
     // Of a small message on one host: its receiver copies one out while the next one goes in. And what of a gather, scatter or all-to-all
     // comes without being asked for.
@@ -140,6 +142,8 @@ public:
     // Something showed that the peer runs (a tick counter moved, a ping arrived). Frames imply it.
     void on_heard(Time now, int slot, std::uint32_t incarnation);
     void on_cell(Time now, CellReply reply);
+    // There may be something to see in the windows of others (Transport::watch_words, nudge).
+    void look(Time now);
     // At least every heartbeat/20; a longer gap than heartbeat/4 counts as "this rank was not running" (M11).
     void on_tick(Time now);
     // Work that waits for no input: as long as has_work(), call work() again and again, with other inputs between.

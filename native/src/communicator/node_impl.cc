@@ -229,6 +229,17 @@ void NodeImpl::work() {
     if (!more) late.work();  // what goes out is logged on its way
 }
 
+void NodeImpl::look() {
+    for (std::size_t i = 0; i < active_.size(); ++i) active_[i]->look();
+}
+
+void NodeImpl::watch() {
+    if (!std::exchange(core.words_changed, false)) return;
+    words_.clear();
+    for (const auto* comm : active_) comm->add_words(words_);
+    core.transport.watch_words(words_);
+}
+
 void NodeImpl::settle() {
     if (core.agreements > 0)
         for (auto* comm : active_) comm->settle_agreement();

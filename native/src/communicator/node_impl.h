@@ -28,7 +28,9 @@ public:
     void fail_all();  // voted out, or the authority is lost
     void on_writable(int slot);
     void work();
+    void look();  // at what others show
     void settle();  // after every input: consequences that wait for a quiet moment
+    void watch();  // and what is to be looked at from now on
 
     // view_agent.cc
     void on_evidence(int slot, std::uint32_t incarnation, Evidence evidence);
@@ -128,6 +130,7 @@ private:
     // Not those that are closed and at rest, of which a long run may have thousands.
     std::vector<Communicator*> active_;
     std::size_t next_writable_ = 0;  // of active_
+    std::vector<Transport::Word> words_;  // that are watched
     std::map<CommId, std::vector<Held>> unknown_;  // frames of communicators that are not made here yet
     std::vector<Held> early_;  // frames of incarnations that this rank has not seen admitted yet
     std::map<int, Bytes> partial_;  // long control messages being put together

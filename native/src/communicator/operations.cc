@@ -280,6 +280,12 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         run_ = make_flat_tree_run(e, op, core_.config.spread_degree);
         core_.host.trace("run.tree");
     } else if (flat) {
+        if (may_show(repair)) {
+            e.posts = &posts_;
+            e.post_limit = core_.config.post_limit;
+            shows_ = true;
+        }
+        if (board_.all_known()) core_.host.trace("run.flat.shown");
         run_ = make_flat_run(e, op, std::move(idle_flat_));
         core_.host.trace("run.flat");
     } else if (staged && is_whole(plan, living_)) {
@@ -298,7 +304,9 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         run_ = make_ring_run(e, op, std::move(plan), !repair || core_.rules.c3);
         core_.host.trace(repair ? "run.repair" : "run.ring");
     }
+    after_flat_ = flat;
     run_->start();
+    words_changed();
     // What came before we were here; in order.
     std::vector<Stashed> now;
     for (auto it = stash_.begin(); it != stash_.end();) {
@@ -320,6 +328,36 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     core_.has_work |= run_ != nullptr && run_->has_work();
 }
 
+// C8: from who takes part and from where they are, which is as it was when all boards became known. Nobody begins what comes after a flat operation
+// before all have begun that, nor after one with a fence: what was shown two operations before is over for all. (Without fault tolerance
+// there are no fences.)
+bool Communicator::may_show(bool repair) const {
+    const auto n = spec_.members.size();
+    if (repair || living_.size() < n || n > Posts::kMostRanks || !(kFaultTolerant || after_flat_)) return false;
+    return board_.all_known() ||
+           std::ranges::all_of(spec_.members, [&](int slot) { return slot == core_.self() || core_.transport.is_near(slot); });
+}
+
+// The memory is another communicator's soon. Who was late for the last operation has not looked yet; who is past it throws this away.
+void Communicator::send_what_is_shown() {
+    const auto last = posts_.last(spec_.id);
+    if (!last || last->key.attempt != attempt_ || frozen_ || core_.at_dead_end()) return;
+    FrameHeader h;
+    h.kind = FrameKind::Flat;
+    h.attempt = last->key.attempt;
+    h.comm = last->key.comm;
+    h.seq = last->key.seq;
+    h.aux = last->key.signature;
+    for (int r : voters().list())
+        if (r != rank_) core_.sender.send(spec_.members[static_cast<std::size_t>(r)], h, last->input);
+}
+
+void Communicator::look() {
+    if (run_ == nullptr || frozen_) return;
+    run_->look();
+    after_progress();
+}
+
 void Communicator::halt() {
     drop_run();
     p2p_.halt();
@@ -330,6 +368,8 @@ void Communicator::drop_run() {
     // The result of one that is over, and could not be logged, may lie in the memory of flat runs.
     if (run_ != nullptr && run_->done()) current()->make_room();
     run_.reset();
+    words_changed();
+    shows_ = false;
     core_.sender.drop_collectives(spec_.id);
 }
 
@@ -371,6 +411,7 @@ void Communicator::on_collective(int from, const FrameHeader& h, ByteView payloa
 }
 
 void Communicator::after_progress() {
+    words_changed();
     if (run_ == nullptr) return;
     auto* op = current();
     if (run_->mismatch) {
@@ -418,6 +459,8 @@ void Communicator::finish_current(Status status) {
     const auto* kept = run_ != nullptr && status.ok() ? run_->kept() : nullptr;
     if (kept != nullptr && run_->is_reusable()) idle_flat_ = std::move(run_);
     else run_.reset();
+    words_changed();
+    shows_ = false;
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
     // All that live have begun it, and so are past those before.

@@ -172,6 +172,7 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
     FT_CHECK(decoded->boot == core.config.boot || !core.rules.m3, "a view of another authority");
     for (int s : (core.view.alive() - decoded->alive()).list())
         if (s != core.self()) core.transport.drain(s);  // M10: may finish operations, or bring its goodbye
+    look();  // the same of what it has shown
     if (decoded->epoch <= core.view.epoch) {  // draining brought a newer one
         spread_view(bytes, rest & core.view.alive());
         return;

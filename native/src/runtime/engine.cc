@@ -121,7 +121,11 @@ void Engine::lend_sockets(bool lent) {
 bool Engine::poll_rings(std::uint64_t budget) {
     polling_ = true;
     polled_at_ = 0;
-    const bool did = shm_ != nullptr && shm_->poll(budget);
+    bool did = shm_ != nullptr && shm_->poll(budget);
+    if (shm_ != nullptr && node_ != nullptr && (shm_->has_news() || (did && shm_->overlooks()))) {
+        node_->look(frame_time());
+        did = true;
+    }
     polling_ = false;
     return did;
 }

@@ -344,6 +344,7 @@ Status Job::make_node() {
     c.pull_limit = config_.pull_limit;
     c.reduce_pull_limit = config_.reduce_pull_limit;
     c.stage_limit = config_.stage_limit;
+    c.post_limit = config_.post_limit;
     c.segment_bytes = config_.segment_bytes;
     c.eager_limit = config_.eager_limit;
     c.spread_degree = static_cast<int>(config_.spread_degree);

@@ -232,7 +232,7 @@ std::string Job::info_json() {
     j.key("reduce_pull_limit").number(config_.reduce_pull_limit);
     j.key("segment_bytes").number(config_.segment_bytes);
     j.key("eager_limit").number(config_.eager_limit).key("stream_limit").number(config_.stream_limit);
-    j.key("stage_limit").number(config_.stage_limit);
+    j.key("stage_limit").number(config_.stage_limit).key("post_limit").number(config_.post_limit);
     j.key("streams").boolean(own_.streams);
     j.key("spread_degree").number(config_.spread_degree);
     if (cells_ != nullptr || store_ != nullptr) j.key("authority").text(cells_ != nullptr ? "shm" : "store");

@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "collectives/posts.h"
 #include "ftcomm/ftcomm.h"
 #include "runtime/address.h"
 #include "runtime/engine.h"
@@ -35,7 +36,7 @@ struct JobConfig {
     bool has_store = false;
     ft_store store{};
     std::uint64_t flat_limit = 0, pull_limit = 0, reduce_pull_limit = 0, segment_bytes = 0, eager_limit = 65536, stream_limit = 0,
-                  stage_limit = 0, spread_degree = kSpreadDegree;
+                  stage_limit = 0, post_limit = Posts::kMost, spread_degree = kSpreadDegree;
     bool peer_memory = true;  // ranks of one host read each other's memory where the kernel lets them
     std::function<void(const std::string& json)> on_event;
 

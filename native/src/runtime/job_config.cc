@@ -126,6 +126,7 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
     if (auto s = size_from_environment("FTCOMM_EAGER_LIMIT", 0, payload, &c.eager_limit); !s) return s;
     if (auto s = size_from_environment("FTCOMM_STREAM_LIMIT", 0, 1ull << 40, &c.stream_limit); !s) return s;
     if (auto s = size_from_environment("FTCOMM_STAGE_LIMIT", 0, 1ull << 40, &c.stage_limit); !s) return s;
+    if (auto s = size_from_environment("FTCOMM_POST_LIMIT", 0, Posts::kMost, &c.post_limit); !s) return s;
     if (auto s = size_from_environment("FTCOMM_SPREAD_DEGREE", 1, kMaxRanks, &c.spread_degree); !s) return s;
     *out = std::move(c);
     return {};

@@ -48,6 +48,12 @@ public:
     const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) override {
         return is_shm(slot) ? shm_->look(slot, place, bytes) : nullptr;
     }
+    void watch_words(std::span<const Word> words) override {
+        if (shm_ != nullptr) shm_->watch_words(words);
+    }
+    void nudge(int slot) override {
+        if (is_shm(slot)) shm_->nudge(slot);
+    }
     // The same on all ranks, whatever wires they have.
     std::uint32_t max_payload() const override { return max_payload_; }
 

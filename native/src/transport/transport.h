@@ -1,8 +1,10 @@
 // What the protocol needs from the wires: reliable FIFO frames per peer incarnation, written in place.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "channel/frame.h"
 
@@ -56,6 +58,9 @@ public:
     // Memory of this rank's own that the ranks near it can look into, from now on to the end of this incarnation. Its first word is its ticket:
     // it falls when the incarnation is over. The rest of its head is the transport's.
     static constexpr std::size_t kWindowHead = 4096;
+    // What is not longer is there as long as the host's memory, whoever has died: others may not have looked at it yet, as at frames on
+    // their way.
+    static constexpr std::size_t kSmallWindow = 16u << 10;
     struct Window {
         std::byte* memory = nullptr;  // null: there is none
         std::uint64_t place = 0;  // by which others find it
@@ -69,6 +74,16 @@ public:
         (void)slot, (void)place, (void)bytes;
         return nullptr;
     }
+
+    // Words in windows of others that something is to appear in, as this rank has found them last: when one has changed there is
+    // something to look at (Node::look). Until the next call. Who changes one tells those that may be asleep, or have more of them to look at
+    // than they look at: nudge, after the change.
+    struct Word {
+        const std::atomic<std::uint64_t>* at = nullptr;
+        std::uint64_t seen = 0;
+    };
+    virtual void watch_words(std::span<const Word> words) { (void)words; }
+    virtual void nudge(int slot) { (void)slot; }
 
     // Payloads up to this size are sure to fit an idle link.
     virtual std::uint32_t max_payload() const = 0;

@@ -15,7 +15,7 @@ using Offset = std::uint64_t;  // from the start of the segment; 0: none
 
 inline constexpr std::uint64_t kMagic = 0x31534d4d4f435446ULL;      // "FTCOMMS1"
 inline constexpr std::uint64_t kRingMagic = 0x31474e49524d5446ULL;  // "FTMRING1"
-inline constexpr std::uint32_t kVersion = 4;
+inline constexpr std::uint32_t kVersion = 5;
 inline constexpr int kWords = kMaxRanks / 64;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free,
@@ -55,6 +55,9 @@ struct alignas(128) Mailbox {
     // The owner looks at the rings themselves: frames need no bit, which would be one more line to fetch for both sides. Senders: write
     // the ring's head, then look at this; the owner: clear it, then look at the heads. Both orders are sequentially consistent.
     alignas(128) std::atomic<std::uint32_t> watching;
+    // The owner waits for words in the windows of others (Transport::Word) at which it does not look, as there are too many: who changes one
+    // leaves word also when it is awake.
+    std::atomic<std::uint32_t> overlooks;
 };
 
 // One incarnation of one slot. Followed by std::atomic<Offset> inbound[world_size]: newest ring from each slot.

@@ -45,12 +45,41 @@ void ShmTransport::commit(int slot, const FrameHeader& header) {
     else writer.ring->commit(header);
     if (watched && box.watching.load(std::memory_order_seq_cst) != 0) return;
     writer.found = true;
+    leave_word(slot, box);
+}
+
+void ShmTransport::leave_word(int slot, shm::Mailbox& box) {
     shm::leave(box.pending, static_cast<int>(self_.slot));
     if (!hold_bells_ || box.sleeper.load(std::memory_order_seq_cst) != shm::kProgress) {
         shm::wake(box);
     } else {
         held_.add(slot);
     }
+}
+
+void ShmTransport::watch_words(std::span<const Word> words) {
+    const bool all = words.size() <= kWords;
+    if (overlooks() == all) self_.mailbox.overlooks.store(all ? 0 : 1, std::memory_order_seq_cst);
+    const auto n = all ? words.size() : 0;
+    words_.store(0, std::memory_order_relaxed);
+    for (std::size_t i = 0; i < n; ++i) {
+        word_[i].at.store(words[i].at, std::memory_order_relaxed);
+        word_[i].seen.store(words[i].seen, std::memory_order_relaxed);
+    }
+    words_.store(n, std::memory_order_release);
+    // What has changed before others knew that they have to leave word.
+    if (!all && std::ranges::any_of(words, [](const Word& w) { return w.at->load(std::memory_order_seq_cst) != w.seen; }))
+        shm::leave(self_.mailbox.pending, static_cast<int>(self_.slot));
+}
+
+// Who is awake looks before it sleeps: it says so first, and looks then (Engine::sleep_as); who changes a word does that first, and looks who is
+// asleep then.
+void ShmTransport::nudge(int slot) {
+    auto* peer = instance_of(slot);
+    if (peer == nullptr || cut_.has(slot)) return;
+    auto& box = peer->mailbox;
+    if (box.sleeper.load(std::memory_order_seq_cst) == shm::kAwake && box.overlooks.load(std::memory_order_seq_cst) == 0) return;
+    leave_word(slot, box);
 }
 
 void ShmTransport::ring_held() {
@@ -124,7 +153,7 @@ void ShmTransport::discard_windows(const shm::Instance& dead) {
     while (auto* head = segment_.at<shm::WindowHead>(at, kWindowHead)) {
         head->ticket.store(0, std::memory_order_seq_cst);
         const auto bytes = head->bytes;
-        if (bytes > kWindowHead && segment_.at<std::byte>(at, bytes) != nullptr)
+        if (bytes > kSmallWindow && segment_.at<std::byte>(at, bytes) != nullptr)
             segment_.discard(at + kWindowHead, bytes - kWindowHead);
         if (head->next >= at) return;
         at = head->next;

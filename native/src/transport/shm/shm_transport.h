@@ -35,12 +35,26 @@ public:
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override;
     Window make_window(std::size_t bytes) override;
     const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) override;
+    void watch_words(std::span<const Word> words) override;
+    void nudge(int slot) override;
     std::uint32_t max_payload() const override { return shm::max_payload(segment_.world_size()); }
 
     // Hands up what has arrived, at most about `budget` bytes. True: it did something, or there is more.
     bool poll(std::uint64_t budget);
-    // Whether poll() would do something. From any thread.
-    bool has_mail() const { return shm::has_mail(self_.mailbox, segment_.world_size()) || any_has_frames(); }
+    // Whether poll() would do something, or there is news. From any thread.
+    bool has_mail() const { return has_news() || shm::has_mail(self_.mailbox, segment_.world_size()) || any_has_frames(); }
+    // Whether a word that is watched has changed. From any thread: one that reads while another one changes what is watched may be wrong once, and
+    // has to look again.
+    bool has_news() const {
+        const auto n = words_.load(std::memory_order_acquire);
+        for (std::size_t i = 0; i < n; ++i) {
+            const auto* word = word_[i].at.load(std::memory_order_relaxed);
+            if (word->load(std::memory_order_seq_cst) != word_[i].seen.load(std::memory_order_relaxed)) return true;
+        }
+        return false;
+    }
+    // There may be news of which it says nothing: after word was left (poll() did something) there is.
+    bool overlooks() const { return self_.mailbox.overlooks.load(std::memory_order_relaxed) != 0; }
     // Between the two calls poll() and has_mail() look at the rings themselves, and most senders leave no word. Nobody may sleep then
     // until word is left (not with many peers: then it stays off). What nobody has read when it ends counts as word left.
     void watch(bool on);
@@ -98,6 +112,12 @@ private:
         return false;
     }
     static constexpr std::size_t kWatched = 8;  // rings, at most: each look costs a line for each
+    void leave_word(int slot, shm::Mailbox& box);
+    struct Watched {
+        std::atomic<const std::atomic<std::uint64_t>*> at{nullptr};
+        std::atomic<std::uint64_t> seen{0};
+    };
+    static constexpr std::size_t kWords = 16;
     void discard(const shm::Ring* ring);
     void discard_windows(const shm::Instance& dead);
     void discard_all_windows();  // of those who have died since they were voted out
@@ -115,6 +135,8 @@ private:
     // Of all readers, while they are watched; then null. Rings stay mapped: whoever looks without the lock sees one that is not read any more
     // at worst.
     std::array<std::atomic<const shm::Ring*>, kWatched + 1> watched_{};
+    std::array<Watched, kWords> word_;
+    std::atomic<std::size_t> words_{0};
     std::vector<Reader*> watched_readers_;  // the same
     std::vector<int> sources_;  // slots with readers
     bool watching_ = false;

@@ -1,0 +1,88 @@
+#include "collectives/posts.h"
+
+#include <cstddef>
+#include <new>
+
+#include "base/check.h"
+#include "base/copy.h"
+
+namespace ftcomm {
+
+namespace {
+
+// Read by other processes at any time: who finds the same stamp before and after has read one input. (In words, of which none is read while
+// it is written on any machine that this runs on; what is torn nevertheless is thrown away.) A little of it is in the line of the stamp.
+struct Place {
+    std::atomic<std::uint64_t> stamp;  // 0: it is being written, or nobody has
+    std::atomic<std::uint64_t> comm, seq, signature;
+    std::atomic<std::uint32_t> attempt, bytes;
+    std::byte input[Posts::kMost];
+    std::byte rest[24];  // of its last line, as the board begins at one
+};
+struct Window {
+    Place places[2];
+    std::uint64_t stamps;  // that its owner has used, whatever the communicator
+};
+static_assert(sizeof(Place) % 64 == 0 && offsetof(Place, input) == 40 && sizeof(Window) <= Board::kBehind);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+
+const Place& place_of(const std::byte* behind, std::uint64_t seq) {
+    return std::launder(reinterpret_cast<const Window*>(behind))->places[seq % 2];
+}
+
+}  // namespace
+
+void Posts::put(const Key& key, ByteView input) {
+    auto* behind = board_.own_behind();
+    FT_CHECK(behind != nullptr && input.size() <= kMost, "nowhere to put %zu bytes", input.size());
+    auto& window = *std::launder(reinterpret_cast<Window*>(behind));
+    auto& place = window.places[key.seq % 2];
+    place.stamp.store(0, std::memory_order_relaxed);
+    std::atomic_thread_fence(std::memory_order_release);  // before what follows, as look() reads it
+    place.comm.store(key.comm, std::memory_order_relaxed);
+    place.seq.store(key.seq, std::memory_order_relaxed);
+    place.signature.store(key.signature, std::memory_order_relaxed);
+    place.attempt.store(key.attempt, std::memory_order_relaxed);
+    place.bytes.store(static_cast<std::uint32_t>(input.size()), std::memory_order_relaxed);
+    copy_bytes(place.input, input.data(), input.size());
+    // In one order for all with what the others look at before they sleep, and with the looks of who puts something in: the last one sees all.
+    place.stamp.store(++window.stamps, std::memory_order_seq_cst);
+}
+
+std::optional<Posts::Last> Posts::last(std::uint64_t comm) const {
+    const auto* behind = board_.own_behind();
+    if (behind == nullptr) return std::nullopt;
+    const auto &a = place_of(behind, 0), &b = place_of(behind, 1);
+    const auto& newest = a.stamp.load(std::memory_order_relaxed) > b.stamp.load(std::memory_order_relaxed) ? a : b;
+    Last last{{newest.comm, newest.seq, newest.signature, newest.attempt}, {newest.input, newest.bytes}};
+    if (newest.stamp.load(std::memory_order_relaxed) == 0 || last.key.comm != comm) return std::nullopt;
+    return last;
+}
+
+Posts::Found Posts::look(int rank, const Key& key, ByteView* input) {
+    const auto* behind = board_.behind(rank);
+    if (behind == nullptr) return Found::Nothing;
+    const auto& place = place_of(behind, key.seq);
+    if (seen_.size() <= static_cast<std::size_t>(rank)) seen_.resize(static_cast<std::size_t>(rank) + 1);
+    const auto stamp = place.stamp.load(std::memory_order_seq_cst);
+    seen_[static_cast<std::size_t>(rank)] = stamp;  // before the rest: whatever comes after this is news
+    if (stamp == 0 || place.comm.load(std::memory_order_relaxed) != key.comm ||
+        place.seq.load(std::memory_order_relaxed) != key.seq || place.attempt.load(std::memory_order_relaxed) != key.attempt)
+        return Found::Nothing;
+    const auto signature = place.signature.load(std::memory_order_relaxed);
+    const auto bytes = place.bytes.load(std::memory_order_relaxed);
+    if (bytes > kMost) return Found::Nothing;
+    if (copy_.empty()) copy_.resize(kMost);
+    copy_bytes(copy_.data(), place.input, bytes);
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (place.stamp.load(std::memory_order_relaxed) != stamp) return Found::Nothing;
+    if (signature != key.signature) return Found::Other;
+    *input = ByteView(copy_.data(), bytes);
+    return Found::Input;
+}
+
+Transport::Word Posts::word(int rank, std::uint64_t seq) const {
+    return {&place_of(board_.behind(rank), seq).stamp, seen_[static_cast<std::size_t>(rank)]};
+}
+
+}  // namespace ftcomm

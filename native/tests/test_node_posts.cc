@@ -1,0 +1,384 @@
+// Small operations of one host whose ranks show each other what they put in, and send nothing.
+#include <numeric>
+
+#include "tests/node_rig.h"
+#include "tests/unit.h"
+
+namespace ftcomm::unit {
+namespace {
+
+Rig::Setup with_posts(bool replay = false) {
+    Rig::Setup s;
+    s.near = true;
+    s.replay = replay;
+    s.post_limit = 4096;
+    return s;
+}
+
+struct Posted {
+    Rig rig;
+    std::vector<int> all;
+    Policy policy;
+    std::vector<std::vector<std::int64_t>> data;
+    std::vector<RequestPtr> requests;
+
+    // `known`: where each shows what it puts in is known to all.
+    explicit Posted(int ranks, Rig::Setup setup = with_posts(), bool known = true, Policy policy_in = Policy::Lossy)
+        : rig(ranks, setup),
+          all(static_cast<std::size_t>(ranks)),
+          policy(setup.replay ? Policy::Replay : policy_in),
+          data(all.size()),
+          requests(all.size()) {
+        std::iota(all.begin(), all.end(), 0);
+        rig.comm(all, Rig::kComm, policy);
+        if (known) add_all();
+    }
+    RequestPtr call(int slot, OpKind kind, std::size_t count = 1, CommId comm = Rig::kComm) {
+        auto& mine = data[static_cast<std::size_t>(slot)];
+        mine.assign(count * (kind == OpKind::AllGather ? all.size() : 1), 0);
+        const auto at = kind == OpKind::AllGather ? static_cast<std::size_t>(slot) * count : 0;
+        for (std::size_t i = 0; i < count; ++i) mine[at + i] = input(slot, i);
+        OpDesc d;
+        d.kind = kind;
+        d.dtype = DType::Int64;
+        d.count = kind == OpKind::Barrier ? 0 : count;
+        d.root = 1;
+        d.recv = mine.data();
+        return requests[static_cast<std::size_t>(slot)] = rig.node(slot).collective(rig.now(), comm, d);
+    }
+    RequestPtr add(int slot, std::size_t count = 1) { return call(slot, OpKind::AllReduce, count); }
+    void add_all() {
+        for (int slot : all) add(slot);
+        rig.settle();
+        for (int slot : all) EXPECT(has(slot));
+    }
+    static std::int64_t input(int slot, std::size_t i) { return static_cast<std::int64_t>(i) + (1 << slot); }
+    bool done(int slot) const { return requests[static_cast<std::size_t>(slot)]->done; }
+    bool has(int slot, OpKind kind = OpKind::AllReduce) const {
+        const auto& request = *requests[static_cast<std::size_t>(slot)];
+        const auto& got = data[static_cast<std::size_t>(slot)];
+        bool right = request.done && request.status.ok();
+        const auto count = kind == OpKind::AllGather ? got.size() / all.size() : got.size();
+        for (std::size_t i = 0; i < got.size() && kind != OpKind::Barrier; ++i) {
+            std::int64_t sum = 0;
+            for (int s : all) sum += input(s, i);
+            right &= got[i] == (kind == OpKind::AllReduce   ? sum
+                                : kind == OpKind::Broadcast ? input(1, i)
+                                                            : input(static_cast<int>(i / count), i % count));
+        }
+        return right;
+    }
+    std::size_t under_way() const {
+        std::size_t frames = 0;
+        for (int from : all)
+            for (int to : all) frames += rig.in_flight(from, to);
+        return frames;
+    }
+    void sleep_all() {
+        for (int slot : all) rig.sleep(slot);
+    }
+};
+
+constexpr OpKind kKinds[] = {OpKind::AllReduce, OpKind::AllGather, OpKind::Broadcast, OpKind::Barrier};
+
+}  // namespace
+
+FT_TEST(small_inputs_of_one_host_are_shown_and_not_sent) {
+    for (bool replay : {false, true})
+        for (int ranks : {2, 3, 4, 7}) {
+            Posted posted(ranks, with_posts(replay), false);
+            for (int slot : posted.all) posted.add(slot);
+            EXPECT(posted.under_way() > 0 && !posted.rig.traced(0, "run.flat.shown"));  // with where it will be from then on
+            posted.rig.settle();
+            for (std::size_t count : {1, 3, 4, 100, 512, 5})
+                for (auto kind : kKinds) {
+                    if (kind == OpKind::AllGather && posted.all.size() * count * 8 > 16384) continue;  // it is not small
+                    for (int times = 0; times < 3; ++times) {
+                        for (int slot : posted.all) posted.call(slot, kind, count);
+                        EXPECT_EQ(posted.under_way(), std::size_t{0});
+                        posted.rig.settle();
+                        for (int slot : posted.all) EXPECT(posted.has(slot, kind));
+                    }
+                }
+            EXPECT(posted.rig.traced(0, "run.flat.shown"));
+            EXPECT_EQ(posted.rig.windows(), posted.all.size());
+        }
+}
+
+// What is longer than a place is sent, and in turn with what is shown.
+FT_TEST(inputs_that_are_too_long_are_sent) {
+    auto setup = with_posts();
+    setup.max_payload = 8192;
+    Posted posted(3, setup);
+    for (int times = 0; times < 3; ++times) {
+        for (int slot : posted.all) posted.call(slot, OpKind::Broadcast, 513);
+        EXPECT_EQ(posted.under_way(), std::size_t{2});  // the others of a broadcast have none
+        posted.rig.settle();
+        for (int slot : posted.all) EXPECT(posted.has(slot, OpKind::Broadcast));
+        posted.add_all();
+    }
+}
+
+FT_TEST(last_one_nudges_those_who_sleep) {
+    for (int last : {0, 1, 2}) {
+        Posted posted(3);
+        posted.sleep_all();
+        for (int slot : posted.all)
+            if (slot != last) posted.add(slot);
+        for (int slot : posted.all) EXPECT(!posted.rig.nudged(slot));
+        posted.add(last);
+        EXPECT(posted.has(last) && !posted.rig.nudged(last));
+        for (int slot : posted.all) EXPECT(slot == last || (posted.rig.nudged(slot) && !posted.done(slot)));
+        posted.rig.settle();
+        for (int slot : posted.all) EXPECT(posted.has(slot));
+    }
+}
+
+// Ranks that watch know without that; those that have seen all watch nothing.
+FT_TEST(who_waits_watches_what_is_missing) {
+    Posted posted(3);
+    EXPECT(!posted.rig.has_news(0));
+    posted.add(0);
+    EXPECT(!posted.rig.has_news(0));
+    posted.add(1);
+    EXPECT(posted.rig.has_news(0));
+    posted.rig.look(0);
+    EXPECT(!posted.rig.has_news(0) && !posted.done(0));
+    posted.add(2);
+    EXPECT(posted.rig.has_news(0));
+    posted.rig.look(0);
+    EXPECT(posted.has(0) && !posted.rig.has_news(0) && !posted.rig.has_news(2));
+}
+
+// L5: what was sent before is still waiting for room, so this is sent behind it. Whoever comes after it looks, and is heard by the sleepers.
+FT_TEST(nothing_is_shown_while_something_waits_for_room) {
+    constexpr CommId kOther = 8;
+    for (int order = 0; order < 6; ++order) {
+        Posted posted(3);
+        posted.sleep_all();
+        posted.rig.comm({0, 1}, kOther);
+        posted.rig.fill(0, 1);
+        const auto before = posted.call(0, OpKind::Barrier, 1, kOther);
+        const int orders[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+        for (int slot : orders[order]) posted.add(slot);
+        EXPECT(!before->done && posted.rig.carries(0, 2, FrameKind::Flat) && !posted.rig.carries(1, 2, FrameKind::Flat));
+        posted.rig.settle();
+        EXPECT(!posted.done(1));
+        posted.rig.empty(0, 1);
+        posted.rig.settle();
+        for (int slot : posted.all) EXPECT(posted.has(slot));
+    }
+}
+
+// M10: as a frame that it has sent. And what it has not put in does not count.
+FT_TEST(what_the_dead_have_shown_counts) {
+    for (bool replay : {false, true})
+        for (bool entered : {false, true}) {
+            Posted posted(3, with_posts(replay));
+            posted.sleep_all();
+            if (entered) posted.add(2);
+            posted.add(0);
+            posted.add(1);  // it sees all that is shown
+            posted.rig.sleep(0);
+            EXPECT_EQ(posted.done(1), entered);
+            posted.rig.kill(2);
+            posted.rig.evidence(0, 2, Evidence::Pidfd);
+            posted.rig.settle();
+            if (entered) {
+                EXPECT(posted.has(0) && posted.has(1));
+            } else if (!replay) {
+                for (int slot : {0, 1}) EXPECT(posted.done(slot) && posted.requests[static_cast<std::size_t>(slot)]->status.ok());
+                EXPECT(posted.data[0] == posted.data[1] && posted.data[0][0] == 1 + 2);
+            }
+            EXPECT(posted.has(1) == entered || replay);
+        }
+}
+
+// It is over for all when they begin the one after the next. Who was stopped, and is out, finds what belongs to something else in the place,
+// and takes nothing.
+FT_TEST(who_was_stopped_takes_nothing_of_what_came_later) {
+    for (int more : {1, 2, 3, 4}) {
+        Posted posted(3);
+        for (int slot : posted.all) posted.rig.hold(slot, 2);
+        posted.add(2);
+        posted.rig.sleep(2);
+        posted.rig.evidence(0, 2, Evidence::Pidfd);
+        posted.rig.settle();
+        for (int i = 0; i < more; ++i) {
+            posted.add(0);
+            posted.add(1);
+            posted.rig.settle();
+            EXPECT(posted.done(0) && posted.done(1));
+        }
+        posted.rig.look(2);
+        EXPECT(!posted.done(2));
+        for (int slot : posted.all) posted.rig.hold(slot, 2, false);
+        posted.rig.settle();
+        EXPECT(posted.done(2) && posted.requests[2]->status.code == Code::StaleEpoch);
+    }
+}
+
+// The others see it there, or hear of it in two ticks.
+FT_TEST(other_calls_are_noticed_where_inputs_are_shown) {
+    for (auto other : {OpKind::Broadcast, OpKind::Gather, OpKind::Scatter})
+        for (int odd : {0, 1, 2}) {
+            Posted posted(3);
+            posted.sleep_all();
+            std::vector<std::int64_t> room(12);
+            for (int slot : posted.all) {
+                if (slot != odd) {
+                    posted.add(slot);
+                    continue;
+                }
+                OpDesc d;
+                d.kind = other;
+                d.dtype = DType::Int64;
+                d.count = 2;
+                d.root = odd;
+                d.send = room.data();
+                d.recv = room.data() + 6;
+                if (other == OpKind::Broadcast) d.recv = room.data();
+                posted.requests[static_cast<std::size_t>(slot)] =
+                    posted.rig.node(slot).collective(posted.rig.now(), Rig::kComm, d);
+            }
+            posted.rig.settle();
+            for (int i = 0; i < 3; ++i) {
+                posted.rig.advance(Rig::kHeartbeat / 20);
+                posted.rig.settle();
+            }
+            for (int slot : posted.all)
+                EXPECT(posted.done(slot) && posted.requests[static_cast<std::size_t>(slot)]->status.code == Code::Mismatch);
+        }
+}
+
+// Its memory goes to another communicator, which is to write there: who was late for the last operation is sent what it has not seen.
+FT_TEST(what_a_closed_communicator_has_shown_is_sent_to_who_is_late) {
+    constexpr CommId kOther = 8;
+    Posted posted(3);
+    posted.sleep_all();
+    posted.add(0);
+    posted.add(1);
+    posted.add(2);  // it has seen all
+    EXPECT(posted.has(2) && !posted.done(0) && !posted.done(1));
+    posted.rig.node(2).close_comm(posted.rig.now(), Rig::kComm);
+    for (int slot : posted.all) posted.rig.hold(2, slot);
+    posted.rig.advance(Rig::kHeartbeat / 20, {0, 1});
+    EXPECT(posted.done(0) && posted.done(1));  // ticks look
+    for (int slot : posted.all) posted.rig.hold(2, slot, false);
+    EXPECT(posted.rig.carries(2, 0, FrameKind::Flat) && posted.rig.carries(2, 1, FrameKind::Flat));
+    posted.rig.settle();
+    const auto windows = posted.rig.windows();
+    posted.rig.comm({1, 2}, kOther, Policy::Lossy);
+    for (int slot : {1, 2}) posted.call(slot, OpKind::Barrier, 1, kOther);
+    posted.rig.settle();
+    EXPECT(posted.done(1) && posted.done(2));
+    EXPECT_EQ(posted.rig.windows(), windows + 1);  // of rank 1, whose communicator is open
+}
+
+FT_TEST(late_rank_has_what_was_shown_in_a_closed_communicator_from_a_frame) {
+    constexpr CommId kOther = 8;
+    Posted posted(2);
+    posted.sleep_all();
+    posted.add(0);
+    posted.add(1);
+    EXPECT(posted.has(1) && !posted.done(0));
+    posted.rig.node(1).close_comm(posted.rig.now(), Rig::kComm);
+    posted.rig.tick(1);  // it rests
+    posted.rig.join_comm(1, {0, 1}, kOther);
+    posted.rig.join_comm(0, {0, 1}, kOther);
+    // As the memory is used now: a place of the same number, and again.
+    for (int i = 0; i < 2; ++i) {
+        const auto late = posted.requests[0];
+        const auto before = posted.data[0];
+        posted.call(1, OpKind::Barrier, 1, kOther);
+        EXPECT(!late->done && before == posted.data[0]);
+    }
+    posted.rig.settle();
+    EXPECT(posted.has(0));
+}
+
+FT_TEST(without_room_for_one_rank_all_send) {
+    for (int windowless : {0, 1, 2}) {
+        auto setup = with_posts();
+        setup.windowless = {windowless};
+        Posted posted(3, setup);
+        for (int times = 0; times < 3; ++times) posted.add_all();
+        EXPECT(!posted.rig.traced(0, "run.flat.shown"));
+    }
+}
+
+// Those left of a communicator are not all of it, and send. A newcomer does not know where the others show anything, nor they where it does.
+FT_TEST(where_things_are_shown_is_told_again_when_others_take_part) {
+    Posted posted(3);
+    posted.rig.kill(2);
+    posted.rig.evidence(0, 2, Evidence::Pidfd);
+    posted.rig.settle();
+    for (int slot : {0, 1}) posted.add(slot);
+    posted.rig.settle();
+    for (int slot : {0, 1}) posted.add(slot);
+    EXPECT(posted.under_way() > 0);
+    posted.rig.settle();
+    posted.rig.restart(2);
+    posted.rig.settle();
+    for (int slot : {0, 1}) posted.rig.node(slot).admit(posted.rig.now());
+    posted.rig.settle();
+    posted.rig.join_comm(2, kThree);
+    posted.rig.settle();
+    for (int slot : posted.all) posted.add(slot);
+    EXPECT(posted.rig.carries(0, 1, FrameKind::Flat) && posted.rig.carries(2, 1, FrameKind::Flat));
+    posted.rig.settle();
+    for (int slot : posted.all) EXPECT(posted.has(slot));
+    for (int slot : posted.all) posted.add(slot);
+    EXPECT_EQ(posted.under_way(), std::size_t{0});
+    posted.rig.settle();
+    for (int slot : posted.all) EXPECT(posted.has(slot));
+}
+
+// Under replay a process comes in while the others are in an operation: it, too, has other memory than the one before it.
+FT_TEST(replacement_under_replay_shows_its_own) {
+    for (bool one_is_done : {false, true}) {
+        Posted posted(3, with_posts(true));
+        posted.sleep_all();
+        posted.add(0);
+        if (one_is_done) {
+            posted.add(2);
+            posted.add(1);
+            EXPECT(posted.done(1) && !posted.done(0));
+        } else {
+            posted.add(1);
+        }
+        posted.rig.kill(2);
+        for (int slot : {0, 1}) posted.rig.evidence(slot, 2, Evidence::Pidfd);
+        posted.rig.settle();
+        posted.rig.restart(2);
+        posted.rig.settle();
+        posted.rig.join_comm(2, kThree, Rig::kComm, Policy::Replay);
+        posted.rig.settle();
+        posted.add(2);  // the first one again, from its log
+        posted.rig.settle();
+        EXPECT(posted.has(2));
+        posted.add(2);
+        posted.rig.settle();
+        for (int slot : posted.all) EXPECT(posted.has(slot));
+        for (int times = 0; times < 3; ++times) posted.add_all();
+        for (int slot : posted.all) posted.add(slot);
+        EXPECT_EQ(posted.under_way(), std::size_t{0});
+    }
+}
+
+// A rank that shows nothing itself looks at what the others show.
+FT_TEST(limits_may_differ) {
+    for (std::uint64_t limit : {0, 8, 100}) {
+        auto setup = with_posts();
+        setup.post_limit = limit;
+        Posted posted(3, setup);
+        for (std::size_t count : {1, 2, 12, 13}) {
+            for (int slot : posted.all) posted.add(slot, count);
+            EXPECT_EQ(posted.under_way() == 0, count * 8 <= limit);
+            posted.rig.settle();
+            for (int slot : posted.all) EXPECT(posted.has(slot));
+        }
+    }
+}
+
+}  // namespace ftcomm::unit

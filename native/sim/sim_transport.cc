@@ -116,7 +116,8 @@ void SimTransport::watch_words(std::span<const Word> words) {
 }
 
 bool SimTransport::has_news() const {
-    return !asleep_ && std::any_of(words_.begin(), words_.end(), [](const Word& w) { return w.at->load() != w.seen; });
+    return !asleep_ &&
+           std::any_of(words_.begin(), words_.end(), [](const Word& w) { return w.at->load() != 0 && w.at->load() != w.seen; });
 }
 
 void SimTransport::nudge(int slot) {

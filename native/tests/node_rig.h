@@ -94,6 +94,7 @@ public:
     void sleep(int slot, bool on = true);
     void look(int slot) { node(slot).look(now_); }
     bool nudged(int slot);  // and has not looked since
+    void lose_nudge(int slot);  // who was to give it has died before
     bool work(int slot);  // a bit of what waits for no frame; false: there is none
     void go_on(const std::vector<int>& slots);  // both, until these have nothing to do
 

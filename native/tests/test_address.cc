@@ -22,9 +22,11 @@ FT_TEST(an_address_comes_back_as_it_was) {
     a.peer_memory = false;
     a.stream_limit = 5;
     a.stage_limit = 6;
+    a.post_limit = 7;
     Address b;
     EXPECT(Address::decode(a.encode(), &b).ok());
-    EXPECT(b.streams && !b.peer_memory && b.stream_limit == 5 && b.stage_limit == 6 && b.rank == 1 && b.kernel == 11);
+    EXPECT(b.streams && !b.peer_memory && b.stream_limit == 5 && b.stage_limit == 6 && b.post_limit == 7 && b.rank == 1 &&
+           b.kernel == 11);
 }
 
 FT_TEST(ranks_of_one_machine_stream_or_do_not) {

@@ -185,13 +185,26 @@ FT_TEST(what_the_dead_have_shown_counts) {
             posted.rig.evidence(0, 2, Evidence::Pidfd);
             posted.rig.settle();
             if (entered) {
-                EXPECT(posted.has(0) && posted.has(1));
+                EXPECT(posted.has(0) && posted.has(1) && !posted.rig.traced(0, "repair"));
             } else if (!replay) {
                 for (int slot : {0, 1}) EXPECT(posted.done(slot) && posted.requests[static_cast<std::size_t>(slot)]->status.ok());
                 EXPECT(posted.data[0] == posted.data[1] && posted.data[0][0] == 1 + 2);
             }
             EXPECT(posted.has(1) == entered || replay);
         }
+}
+
+// And where whoever was to nudge the sleeper has died, too.
+FT_TEST(what_all_who_died_have_shown_counts) {
+    Posted posted(3);
+    posted.sleep_all();
+    for (int slot : posted.all) posted.add(slot);
+    EXPECT(!posted.done(0) && posted.has(2));
+    posted.rig.lose_nudge(0);
+    for (int slot : {1, 2}) posted.rig.kill(slot);
+    for (int slot : {1, 2}) posted.rig.evidence(0, slot, Evidence::Pidfd);
+    posted.rig.settle();
+    EXPECT(posted.has(0));
 }
 
 // It is over for all when they begin the one after the next. Who was stopped, and is out, finds what belongs to something else in the place,
@@ -218,13 +231,13 @@ FT_TEST(who_was_stopped_takes_nothing_of_what_came_later) {
     }
 }
 
-// The others see it there, or hear of it in two ticks.
+// The others see it there, or hear of it in two ticks: of a long scatter the root waits for a word of each.
 FT_TEST(other_calls_are_noticed_where_inputs_are_shown) {
     for (auto other : {OpKind::Broadcast, OpKind::Gather, OpKind::Scatter})
         for (int odd : {0, 1, 2}) {
             Posted posted(3);
             posted.sleep_all();
-            std::vector<std::int64_t> room(12);
+            std::vector<std::int64_t> room(60'000);
             for (int slot : posted.all) {
                 if (slot != odd) {
                     posted.add(slot);
@@ -233,22 +246,40 @@ FT_TEST(other_calls_are_noticed_where_inputs_are_shown) {
                 OpDesc d;
                 d.kind = other;
                 d.dtype = DType::Int64;
-                d.count = 2;
+                d.count = other == OpKind::Broadcast ? 2 : 10'000;
                 d.root = odd;
                 d.send = room.data();
-                d.recv = room.data() + 6;
-                if (other == OpKind::Broadcast) d.recv = room.data();
+                d.recv = other == OpKind::Broadcast ? room.data() : room.data() + 30'000;
                 posted.requests[static_cast<std::size_t>(slot)] =
                     posted.rig.node(slot).collective(posted.rig.now(), Rig::kComm, d);
             }
             posted.rig.settle();
-            for (int i = 0; i < 3; ++i) {
-                posted.rig.advance(Rig::kHeartbeat / 20);
-                posted.rig.settle();
+            if (other != OpKind::Broadcast) {
+                for (int i = 0; i < 3; ++i) {
+                    posted.rig.advance(Rig::kHeartbeat / 20);
+                    posted.rig.settle();
+                }
             }
             for (int slot : posted.all)
                 EXPECT(posted.done(slot) && posted.requests[static_cast<std::size_t>(slot)]->status.code == Code::Mismatch);
         }
+}
+
+// Who does not come is sent what it has not come for, once; nobody else is.
+FT_TEST(who_is_long_in_coming_is_sent_an_input) {
+    Posted posted(3);
+    for (int slot : {0, 1}) posted.add(slot);
+    posted.rig.settle();
+    for (int i = 0; i < 4; ++i) {
+        EXPECT_EQ(posted.under_way(), i < 2 ? std::size_t{0} : std::size_t{2});
+        posted.rig.advance(Rig::kHeartbeat / 20);
+    }
+    EXPECT(posted.rig.carries(0, 2, FrameKind::Flat) && posted.rig.carries(1, 2, FrameKind::Flat));
+    posted.rig.settle();
+    posted.add(2);
+    posted.rig.settle();
+    for (int slot : posted.all) EXPECT(posted.has(slot));
+    for (int times = 0; times < 3; ++times) posted.add_all();
 }
 
 // Its memory goes to another communicator, which is to write there: who was late for the last operation is sent what it has not seen.
@@ -366,9 +397,8 @@ FT_TEST(replacement_under_replay_shows_its_own) {
     }
 }
 
-// A rank that shows nothing itself looks at what the others show.
-FT_TEST(limits_may_differ) {
-    for (std::uint64_t limit : {0, 8, 100}) {
+FT_TEST(what_is_longer_than_the_limit_is_sent) {
+    for (std::uint64_t limit : {8, 100}) {
         auto setup = with_posts();
         setup.post_limit = limit;
         Posted posted(3, setup);
@@ -379,6 +409,87 @@ FT_TEST(limits_may_differ) {
             for (int slot : posted.all) EXPECT(posted.has(slot));
         }
     }
+}
+
+// Without a limit, between hosts, and of so many that each would look at too many.
+FT_TEST(where_nothing_is_shown_nobody_makes_room_for_it) {
+    auto none = with_posts(), apart = with_posts();
+    none.post_limit = 0;
+    apart.near = false;
+    for (const auto& setup : {none, apart}) {
+        Posted posted(3, setup);
+        for (auto kind : kKinds) {
+            for (int slot : posted.all) posted.call(slot, kind);
+            EXPECT(posted.under_way() > 0);
+            posted.rig.settle();
+            for (int slot : posted.all) EXPECT(posted.has(slot, kind));
+        }
+        EXPECT_EQ(posted.rig.windows(), std::size_t{0});
+    }
+    Posted many(9, with_posts(), false);
+    std::vector<std::vector<std::uint8_t>> bytes(9, std::vector<std::uint8_t>(2048, 1));  // as sums in float32 they fit no tree
+    for (int times = 0; times < 2; ++times) {
+        for (int slot : many.all) {
+            OpDesc d;
+            d.kind = OpKind::AllReduce;
+            d.dtype = DType::UInt8;
+            d.op = ReduceOp::Max;
+            d.count = 2048;
+            d.recv = bytes[static_cast<std::size_t>(slot)].data();
+            many.requests[static_cast<std::size_t>(slot)] = many.rig.node(slot).collective(many.rig.now(), Rig::kComm, d);
+        }
+        EXPECT_EQ(many.under_way(), std::size_t{72});
+        many.rig.settle();
+        for (int slot : many.all) EXPECT(many.done(slot));
+    }
+    EXPECT(many.rig.traced(0, "run.flat") && many.rig.windows() == 0);
+}
+
+// L5: what their receives were told is on its way to who cannot read it in their logs, and has to be heard before what follows from it.
+FT_TEST(under_replay_with_several_hosts_all_is_sent) {
+    auto setup = with_posts(true);
+    setup.one_host = false;
+    Posted posted(3, setup);
+    for (int times = 0; times < 3; ++times) {
+        for (int slot : posted.all) posted.add(slot);
+        EXPECT(posted.under_way() > 0);
+        posted.rig.settle();
+        for (int slot : posted.all) EXPECT(posted.has(slot));
+    }
+}
+
+// It looks into nothing from then on, and others do not wake it.
+FT_TEST(who_has_left_an_operation_watches_nothing) {
+    for (bool halts : {false, true}) {
+        Posted posted(3);
+        posted.add(0);
+        if (halts) posted.rig.node(0).halt();
+        else posted.rig.node(0).fail_request(posted.rig.now(), posted.requests[0], Code::Timeout);
+        posted.add(1);
+        EXPECT(!posted.rig.has_news(0));
+        posted.rig.look(0);
+        EXPECT(!posted.done(0));
+    }
+}
+
+// As M10, where it has said goodbye: what it has shown was before that.
+FT_TEST(what_a_leaver_has_shown_comes_before_its_goodbye) {
+    Posted posted(2);
+    posted.sleep_all();
+    posted.add(1);
+    posted.add(0);
+    EXPECT(posted.has(0) && !posted.done(1));
+    posted.rig.lose_nudge(1);
+    const auto leave = posted.rig.node(0).leave(posted.rig.now());
+    for (int i = 0; i < 80 && !leave->done; ++i) {  // the other one does not run meanwhile
+        posted.rig.jump(Rig::kHeartbeat / 20);
+        posted.rig.tick(0);
+        posted.rig.node(0).on_heard(posted.rig.now(), 1, 0);
+    }
+    REQUIRE(leave->done && posted.rig.carries(0, 1, FrameKind::Goodbye));
+    posted.rig.settle();
+    EXPECT(posted.has(1));
+    EXPECT(!posted.rig.traced(1, "freeze"));
 }
 
 }  // namespace ftcomm::unit

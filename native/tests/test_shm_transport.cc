@@ -388,6 +388,8 @@ FT_TEST(watched_words_are_news_when_they_change) {
     EXPECT(!me.has_news() && !me.has_mail() && !me.overlooks());
     words[16] = 100;
     EXPECT(!me.has_news());
+    words[15] = 0;
+    EXPECT(!me.has_news());  // it is being written
     words[15] = 100;
     EXPECT(me.has_news() && me.has_mail());
     watched[15].seen = 100;
@@ -427,6 +429,7 @@ FT_TEST(nudge_wakes_who_sleeps_and_nobody_else) {
     EXPECT(rung(shm::kProgress) == before && linked.two.transport.holds_any());
     linked.two.transport.ring_held();
     EXPECT_EQ(rung(shm::kProgress), before + 1);
+    linked.two.transport.hold_bells(false);
     linked.two.transport.cut(0);
     box.sleeper.store(shm::kProgress);
     linked.two.transport.nudge(0);

@@ -226,6 +226,7 @@ def pulse(thread: int) -> threading.Event:
         "FTCOMM_EAGER_LIMIT",
         "FTCOMM_STREAM_LIMIT",
         "FTCOMM_STAGE_LIMIT",
+        "FTCOMM_POST_LIMIT",
     ],
 )
 def test_another_table_is_an_error_at_start(ranks: nr.Ranks, variable: str) -> None:
@@ -233,7 +234,7 @@ def test_another_table_is_an_error_at_start(ranks: nr.Ranks, variable: str) -> N
 
     def run(channel: nr.Channel, rank: int) -> Any:
         if rank == 1:
-            os.environ[variable] = "8192"
+            os.environ[variable] = "4095" if variable == "FTCOMM_POST_LIMIT" else "8192"
         with pytest.raises(nr.Error) as error:
             nr.Job(name(), rank, 2, channel.exchange)
         return error.value.code, f" {variable.removeprefix('FTCOMM_').lower()} " in error.value.detail["message"]
@@ -274,6 +275,7 @@ def test_bad_configuration(change: dict[str, Any], word: str) -> None:
     ("variable", "value"),
     [
         ("FTCOMM_FLAT_LIMIT", "1048577"),
+        ("FTCOMM_POST_LIMIT", "4097"),
         ("FTCOMM_PULL_LIMIT", "0"),
         ("FTCOMM_REDUCE_PULL_LIMIT", "-1"),
         ("FTCOMM_REDUCE_PULL_LIMIT", "1M"),

@@ -43,7 +43,7 @@ public:
         introduces_ = env_.posts != nullptr && !env_.board->all_known();
         if (introduces_) all_told_ = env_.board->open(*env_.memory);
         // L5: nothing goes by what waits for room.
-        shows_ = looks() && mine_.size() <= env_.post_limit && env_.sender.idle();
+        shows_ = looks() && env_.shows && mine_.size() <= env_.post_limit && env_.sender.idle();
         if (shows_) {
             env_.posts->put(key(), mine_);
             FT_POINT("flat.post");
@@ -62,9 +62,8 @@ public:
     void on_frame(int from, const FrameHeader& h, ByteView payload) override {
         if (h.kind != FrameKind::Flat) return;
         const int at = env_.position_of(from);
-        if (at >= 0 && introduces_ && !have_.has(at)) learn(from, h.aux2);
+        if (introduces_) learn(from, h.aux2);
         take_input(at, from, payload);
-        look();
         nudge_when_done();
     }
 
@@ -73,7 +72,7 @@ public:
             const int at = (env_.position + i) % env_.size(), rank = env_.rank_at(at);
             if (have_.has(at)) continue;
             ByteView input;
-            const auto found = env_.posts->look(rank, key(), &input);
+            const auto found = env_.posts->look(rank, key(), *env_.scratch, &input);
             mismatch |= found == Posts::Found::Other;
             if (found == Posts::Found::Input) take_input(at, rank, input);
         }

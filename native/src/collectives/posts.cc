@@ -59,7 +59,7 @@ std::optional<Posts::Last> Posts::last(std::uint64_t comm) const {
     return last;
 }
 
-Posts::Found Posts::look(int rank, const Key& key, ByteView* input) {
+Posts::Found Posts::look(int rank, const Key& key, Bytes& room, ByteView* input) {
     const auto* behind = board_.behind(rank);
     if (behind == nullptr) return Found::Nothing;
     const auto& place = place_of(behind, key.seq);
@@ -72,12 +72,12 @@ Posts::Found Posts::look(int rank, const Key& key, ByteView* input) {
     const auto signature = place.signature.load(std::memory_order_relaxed);
     const auto bytes = place.bytes.load(std::memory_order_relaxed);
     if (bytes > kMost) return Found::Nothing;
-    if (copy_.empty()) copy_.resize(kMost);
-    copy_bytes(copy_.data(), place.input, bytes);
+    if (room.size() < kMost) room.resize(kMost);
+    copy_bytes(room.data(), place.input, bytes);
     std::atomic_thread_fence(std::memory_order_acquire);
     if (place.stamp.load(std::memory_order_relaxed) != stamp) return Found::Nothing;
     if (signature != key.signature) return Found::Other;
-    *input = ByteView(copy_.data(), bytes);
+    *input = ByteView(room.data(), bytes);
     return Found::Input;
 }
 

@@ -40,15 +40,14 @@ public:
     std::optional<Last> last(std::uint64_t comm) const;
 
     enum class Found : std::uint8_t { Nothing, Input, Other };  // Other: it has called something else
-    // What a rank whose board is known shows of an operation. A copy, there until the next call.
-    Found look(int rank, const Key& key, ByteView* input);
+    // What a rank whose board is known shows of an operation: copied to `room`, which grows.
+    Found look(int rank, const Key& key, Bytes& room, ByteView* input);
     // Where something is to come, and what look() has found there last.
     Transport::Word word(int rank, std::uint64_t seq) const;
 
 private:
     Board& board_;
     std::vector<std::uint64_t> seen_;  // stamps, by rank
-    Bytes copy_;
 };
 
 }  // namespace ftcomm

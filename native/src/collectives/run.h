@@ -54,7 +54,7 @@ struct RunEnv {
     int position = 0;
     Rules rules{};
     Transport* memory = nullptr;  // pull, groups, direct: reads the memory of peers
-    Bytes* scratch = nullptr;  // pull, groups
+    Bytes* scratch = nullptr;  // pull, groups, flat
     FlatRoom* flat = nullptr;  // flat
     std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
 
@@ -63,8 +63,9 @@ struct RunEnv {
     std::uint64_t stage_bytes = 0;  // the same: of a chunk
     SharedWriter* shared = nullptr;  // the same: writes there
 
-    Posts* posts = nullptr;  // flat: of a whole communicator on one host, which shows what it puts in
-    std::uint64_t post_limit = 0;  // up to so many bytes
+    Posts* posts = nullptr;  // flat: of a whole communicator on one host
+    std::uint64_t post_limit = 0;  // what this rank puts in it shows up to so many bytes,
+    bool shows = false;  // if it may: else it sends that, and looks at what others show
 
     ResultLog* log = nullptr;  // replay
     bool own_processor = true;  // every rank of this host has one

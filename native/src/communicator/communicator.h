@@ -200,7 +200,7 @@ private:
     bool all_alive() { return living().size() == spec_.members.size(); }
     bool may_show(bool repair) const;
     void send_what_is_shown();
-    void words_changed() { core_.words_changed |= shows_; }
+    void words_changed() { core_.words_changed |= looks_; }
     void drop_run();  // with what of it, and of all before it, waits for room
     std::uint64_t signature_of(const Shape& shape);
     bool reads_memory(const OpState& op, bool near) const;
@@ -416,8 +416,8 @@ private:
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
     Board board_;  // of runs by windows, and
     Posts posts_;  // of flat ones
-    bool shows_ = false;  // the run looks there
-    bool after_flat_ = false;  // the one before, too, was a flat one
+    bool looks_ = false;  // the last of these did, or does
+    bool after_flat_ = false;  // the run before, too, was a flat one
     std::unique_ptr<Run> run_;
     std::unique_ptr<Run> idle_flat_;  // one that is over, for its memory
     Last last_;

@@ -50,7 +50,7 @@ struct Core {
     std::vector<Transport::Window> windows;  // that no run uses
     std::vector<Transport::Window> boards;  // that no communicator uses
     SharedWriter shared;  // writes to those in use
-    bool words_changed = false;  // those that runs watch
+    bool words_changed = false;  // those that runs may watch
     bool has_work = false;     // some run may have work that waits for no frame
     Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read
     int agreements = 0;        // replay: checkpoints that are being committed, in all communicators
@@ -102,6 +102,16 @@ struct Core {
         h.kind = FrameKind::View;
         tell(slot, h, view_bytes);
     }
+    // L5: whoever sees what this rank puts in has heard what its receives were told (LogAnswered, on the links), as nobody has to be.
+    bool all_logs_are_here() {
+        if (config.log == nullptr) return true;
+        if (logs_epoch_ != view.epoch) {
+            logs_epoch_ = view.epoch;
+            logs_are_here_ = true;
+            for (int s = 0; s < config.world_size; ++s) logs_are_here_ &= config.log->readable(s);
+        }
+        return logs_are_here_;
+    }
     bool at_dead_end() const { return stale || authority_lost || !abandoned; }
     Status dead_end() const {  // why nothing can go on, or ok
         if (!at_dead_end()) return {};
@@ -147,6 +157,8 @@ struct Core {
 
 private:
     RequestPtr spare_request_;
+    std::uint64_t logs_epoch_ = 0;  // of logs_are_here_
+    bool logs_are_here_ = false;
 };
 
 }  // namespace ftcomm

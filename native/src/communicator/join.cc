@@ -359,6 +359,7 @@ void NodeImpl::on_leave_ok(int slot) {
 
 void NodeImpl::on_goodbye(int slot) {
     if (!core.rules.m10) return;
+    look();  // before it left it may have shown what this rank waits for
     core.left.add(slot);
     ended_ = true;  // also where the view then takes it out for another reason, as with its log group
     core.host.trace("goodbye");

@@ -280,12 +280,13 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         run_ = make_flat_tree_run(e, op, core_.config.spread_degree);
         core_.host.trace("run.tree");
     } else if (flat) {
-        if (may_show(repair)) {
+        looks_ = may_show(repair);
+        if (looks_) {
             e.posts = &posts_;
             e.post_limit = core_.config.post_limit;
-            shows_ = true;
+            e.shows = core_.all_logs_are_here();
+            if (board_.all_known()) core_.host.trace("run.flat.shown");
         }
-        if (board_.all_known()) core_.host.trace("run.flat.shown");
         run_ = make_flat_run(e, op, std::move(idle_flat_));
         core_.host.trace("run.flat");
     } else if (staged && is_whole(plan, living_)) {
@@ -306,7 +307,6 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     }
     after_flat_ = flat;
     run_->start();
-    words_changed();
     // What came before we were here; in order.
     std::vector<Stashed> now;
     for (auto it = stash_.begin(); it != stash_.end();) {
@@ -333,7 +333,8 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
 // there are no fences.)
 bool Communicator::may_show(bool repair) const {
     const auto n = spec_.members.size();
-    if (repair || living_.size() < n || n > Posts::kMostRanks || !(kFaultTolerant || after_flat_)) return false;
+    if (core_.config.post_limit == 0 || repair || living_.size() < n || n > Posts::kMostRanks || !(kFaultTolerant || after_flat_))
+        return false;
     return board_.all_known() ||
            std::ranges::all_of(spec_.members, [&](int slot) { return slot == core_.self() || core_.transport.is_near(slot); });
 }
@@ -341,7 +342,7 @@ bool Communicator::may_show(bool repair) const {
 // The memory is another communicator's soon. Who was late for the last operation has not looked yet; who is past it throws this away.
 void Communicator::send_what_is_shown() {
     const auto last = posts_.last(spec_.id);
-    if (!last || last->key.attempt != attempt_ || frozen_ || core_.at_dead_end()) return;
+    if (!last) return;
     FrameHeader h;
     h.kind = FrameKind::Flat;
     h.attempt = last->key.attempt;
@@ -369,7 +370,6 @@ void Communicator::drop_run() {
     if (run_ != nullptr && run_->done()) current()->make_room();
     run_.reset();
     words_changed();
-    shows_ = false;
     core_.sender.drop_collectives(spec_.id);
 }
 
@@ -459,8 +459,6 @@ void Communicator::finish_current(Status status) {
     const auto* kept = run_ != nullptr && status.ok() ? run_->kept() : nullptr;
     if (kept != nullptr && run_->is_reusable()) idle_flat_ = std::move(run_);
     else run_.reset();
-    words_changed();
-    shows_ = false;
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
     // All that live have begun it, and so are past those before.

@@ -6,7 +6,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 18;
+constexpr std::uint32_t kVersion = 19;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -33,6 +33,7 @@ Bytes Address::encode() const {
         .put(eager_limit)
         .put(stream_limit)
         .put(stage_limit)
+        .put(post_limit)
         .put(spread_degree);
     w.text(log).bytes(tcp);
     return w.take();
@@ -73,6 +74,7 @@ Status Address::decode(ByteView blob, Address* out) {
     a.eager_limit = r.get<std::uint64_t>();
     a.stream_limit = r.get<std::uint64_t>();
     a.stage_limit = r.get<std::uint64_t>();
+    a.post_limit = r.get<std::uint64_t>();
     a.spread_degree = r.get<std::uint64_t>();
     a.log = r.text();
     auto tcp = r.bytes();
@@ -117,6 +119,7 @@ Status Address::check_agrees(const Address& other, int slot) const {
     if (other.eager_limit != eager_limit) return differs("eager_limit", number(other.eager_limit), number(eager_limit));
     if (other.stream_limit != stream_limit) return differs("stream_limit", number(other.stream_limit), number(stream_limit));
     if (other.stage_limit != stage_limit) return differs("stage_limit", number(other.stage_limit), number(stage_limit));
+    if (other.post_limit != post_limit) return differs("post_limit", number(other.post_limit), number(post_limit));
     if (other.kernel == kernel && other.streams != streams) {
         auto s = Status::error(Code::Mismatch,
                                rank_text(slot) + " and " + rank_text(rank) +

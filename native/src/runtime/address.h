@@ -35,7 +35,7 @@ struct Address {
     std::string log = "all";          // which messages are logged
     Time heartbeat = 0;
     std::uint64_t flat_limit = 0, pull_limit = 0, reduce_pull_limit = 0, segment_bytes = 0, eager_limit = 0, stream_limit = 0,
-                  stage_limit = 0, spread_degree = 0;
+                  stage_limit = 0, post_limit = 0, spread_degree = 0;
 
     Bytes tcp;                        // TcpTransport's own blob, empty: none
 

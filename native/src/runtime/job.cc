@@ -60,6 +60,7 @@ Status Job::prepare() {
     own_.reduce_pull_limit = config_.reduce_pull_limit;
     own_.stream_limit = config_.stream_limit;
     own_.stage_limit = config_.stage_limit;
+    own_.post_limit = config_.post_limit;
     own_.streams = config_.links_stream_from() != kNeverStreams;
     own_.segment_bytes = config_.segment_bytes;
     own_.eager_limit = config_.eager_limit;

@@ -75,8 +75,8 @@ public:
         return nullptr;
     }
 
-    // Words in windows of others that something is to appear in, as this rank has found them last: when one has changed there is
-    // something to look at (Node::look). Until the next call. Who changes one tells those that may be asleep, or have more of them to look at
+    // Words in windows of others that something is to appear in, as this rank has found them last: when one has changed, and is not 0 (it is
+    // being written), there is something to look at (Node::look). Until the next call. Who changes one tells those that may be asleep, or have more of them to look at
     // than they look at: nudge, after the change.
     struct Word {
         const std::atomic<std::uint64_t>* at = nullptr;

@@ -58,7 +58,7 @@ void ShmTransport::leave_word(int slot, shm::Mailbox& box) {
 }
 
 void ShmTransport::watch_words(std::span<const Word> words) {
-    const bool all = words.size() <= kWords;
+    const bool all = words.size() <= kWatchedWords;
     if (overlooks() == all) self_.mailbox.overlooks.store(all ? 0 : 1, std::memory_order_seq_cst);
     const auto n = all ? words.size() : 0;
     words_.store(0, std::memory_order_relaxed);

@@ -49,7 +49,8 @@ public:
         const auto n = words_.load(std::memory_order_acquire);
         for (std::size_t i = 0; i < n; ++i) {
             const auto* word = word_[i].at.load(std::memory_order_relaxed);
-            if (word->load(std::memory_order_seq_cst) != word_[i].seen.load(std::memory_order_relaxed)) return true;
+            const auto value = word->load(std::memory_order_seq_cst);
+            if (value != 0 && value != word_[i].seen.load(std::memory_order_relaxed)) return true;
         }
         return false;
     }
@@ -70,7 +71,7 @@ public:
     void hold_bells(bool held) { hold_bells_ = held; }
     bool holds_any() const { return !held_.empty(); }
     void ring_held();
-    // Fault injection: from now on silence in both directions.
+    // Fault injection: from now on silence in both directions (but windows that are looked into already stay in sight).
     void cut(int slot) { cut_.add(slot); }
 
 private:
@@ -117,7 +118,7 @@ private:
         std::atomic<const std::atomic<std::uint64_t>*> at{nullptr};
         std::atomic<std::uint64_t> seen{0};
     };
-    static constexpr std::size_t kWords = 16;
+    static constexpr std::size_t kWatchedWords = 16;
     void discard(const shm::Ring* ring);
     void discard_windows(const shm::Instance& dead);
     void discard_all_windows();  // of those who have died since they were voted out
@@ -135,7 +136,7 @@ private:
     // Of all readers, while they are watched; then null. Rings stay mapped: whoever looks without the lock sees one that is not read any more
     // at worst.
     std::array<std::atomic<const shm::Ring*>, kWatched + 1> watched_{};
-    std::array<Watched, kWords> word_;
+    std::array<Watched, kWatchedWords> word_;
     std::atomic<std::size_t> words_{0};
     std::vector<Reader*> watched_readers_;  // the same
     std::vector<int> sources_;  // slots with readers

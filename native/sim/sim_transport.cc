@@ -97,7 +97,7 @@ Transport::Window SimTransport::make_window(std::size_t bytes) {
     }
     auto& all = world_.windows();
     all.push_back({self_.id, bytes, std::make_unique_for_overwrite<std::byte[]>(bytes)});
-    std::memset(all.back().memory.get(), 0, std::min<std::size_t>(bytes, 64));
+    std::memset(all.back().memory.get(), 0, bytes <= kSmallWindow ? bytes : 64);  // of more nothing is read before it is written
     return {all.back().memory.get(), all.size()};
 }
 

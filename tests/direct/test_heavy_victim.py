@@ -162,4 +162,6 @@ def test_heavy_victim(ranks: Ranks, children: Children, tmp_path: Path, transpor
 def test_heavy_victim_at_points(
     ranks: Ranks, children: Children, tmp_path: Path, transport: str, policy: str, victim: int, point: str
 ) -> None:
+    if point == "flat.send:4" and transport == "shm":
+        point = "flat.post"  # of the same operation: only the first one's inputs are sent there
     run_heavy(ranks, children, tmp_path / "events", policy, transport, victim, point)

@@ -1,7 +1,6 @@
 #include "collectives/board.h"
 
 #include <atomic>
-#include <cstring>
 #include <new>
 
 #include "base/check.h"
@@ -33,7 +32,6 @@ bool Board::open(Transport& memory) {
         own_ = memory.make_window(kBytes);
         if (own_.memory == nullptr) return false;
         new (own_.memory + Transport::kWindowHead) Line();
-        std::memset(own_behind(), 0, kBehind);  // where memory is fresh it says so already
     } else {
         own_ = spare_.back();
         spare_.pop_back();

@@ -52,8 +52,8 @@ public:
     // What a rank whose line is known has posted; nothing: it is changing, or nobody's.
     std::optional<Entry> look(int rank) const;
 
-    // Behind the line, for others to see, too (Posts): this rank's, and another's; null: there is none, or nobody knows where. A process
-    // may have used it for another communicator before; it never becomes zero again.
+    // Behind the line, for others to see, too (Posts): this rank's, and another's; null: there is none, or nobody knows where. Zeros at
+    // first; a process may have used it for another communicator before.
     static constexpr std::size_t kBehind = 8384;
     std::byte* own_behind() const { return own_.memory != nullptr ? own_.memory + kBehindAt : nullptr; }
     const std::byte* behind(int rank) const {

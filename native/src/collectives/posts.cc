@@ -20,10 +20,11 @@ struct Place {
     std::byte rest[24];  // of its last line, as the board begins at one
 };
 struct Window {
-    Place places[2];
     std::uint64_t stamps;  // that its owner has used, whatever the communicator
+    std::byte rest[56];  // of the line
+    Place places[2];
 };
-static_assert(sizeof(Place) % 64 == 0 && offsetof(Place, input) == 40 && sizeof(Window) <= Board::kBehind);
+static_assert(sizeof(Place) % 64 == 0 && offsetof(Place, input) == 40 && sizeof(Window) == Board::kBehind);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // Into a place, or out of one that may be written meanwhile. Between processes there is nothing that a compiler could make of it; where both are

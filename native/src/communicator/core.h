@@ -18,6 +18,8 @@
 
 namespace ftcomm {
 
+class Communicator;
+
 struct Core {
     Core(NodeConfig c, Transport& t, Authority& a, NodeHost& h, Time start)
         : config(std::move(c)),
@@ -50,7 +52,8 @@ struct Core {
     std::vector<Transport::Window> windows;  // that no run uses
     std::vector<Transport::Window> boards;  // that no communicator uses
     SharedWriter shared;  // writes to those in use
-    bool words_changed = false;  // those that runs may watch
+    std::vector<Communicator*> lookers;  // whose runs look at what others show
+    bool words_changed = false;  // those that they watch, perhaps
     bool has_work = false;     // some run may have work that waits for no frame
     Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read
     int agreements = 0;        // replay: checkpoints that are being committed, in all communicators

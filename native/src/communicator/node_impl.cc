@@ -230,13 +230,17 @@ void NodeImpl::work() {
 }
 
 void NodeImpl::look() {
-    for (std::size_t i = 0; i < active_.size(); ++i) active_[i]->look();
+    for (std::size_t i = 0; i < core.lookers.size(); ++i) core.lookers[i]->look();
 }
 
 void NodeImpl::watch() {
     if (!std::exchange(core.words_changed, false)) return;
     words_.clear();
-    for (const auto* comm : active_) comm->add_words(words_);
+    std::erase_if(core.lookers, [this](const Communicator* comm) {
+        const auto before = words_.size();
+        comm->add_words(words_);
+        return words_.size() == before;
+    });
     core.transport.watch_words(words_);
 }
 

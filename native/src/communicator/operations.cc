@@ -282,6 +282,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     } else if (flat) {
         looks_ = may_show(repair);
         if (looks_) {
+            if (std::ranges::find(core_.lookers, this) == core_.lookers.end()) core_.lookers.push_back(this);
             e.posts = &posts_;
             e.post_limit = core_.config.post_limit;
             e.shows = core_.all_logs_are_here();
@@ -342,7 +343,7 @@ bool Communicator::may_show(bool repair) const {
 // The memory is another communicator's soon. Who was late for the last operation has not looked yet; who is past it throws this away.
 void Communicator::send_what_is_shown() {
     const auto last = posts_.last(spec_.id);
-    if (!last) return;
+    if (!last || last->key.attempt != attempt_) return;  // all have voted since
     FrameHeader h;
     h.kind = FrameKind::Flat;
     h.attempt = last->key.attempt;

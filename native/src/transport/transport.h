@@ -55,7 +55,7 @@ public:
         return Read::Refused;
     }
 
-    // Memory of this rank's own that the ranks near it can look into, from now on to the end of this incarnation. Its first word is its ticket:
+    // Zeros of this rank's own that the ranks near it can look into, from now on to the end of this incarnation. Its first word is its ticket:
     // it falls when the incarnation is over. The rest of its head is the transport's.
     static constexpr std::size_t kWindowHead = 4096;
     // What is not longer is there as long as the host's memory, whoever has died: others may not have looked at it yet, as at frames on

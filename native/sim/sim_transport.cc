@@ -115,10 +115,7 @@ void SimTransport::watch_words(std::span<const Word> words) {
     if (has_news()) world_.look_soon(self_);  // it has come before it slept
 }
 
-bool SimTransport::has_news() const {
-    return !asleep_ &&
-           std::any_of(words_.begin(), words_.end(), [](const Word& w) { return w.at->load() != 0 && w.at->load() != w.seen; });
-}
+bool SimTransport::has_news() const { return !asleep_ && std::ranges::any_of(words_, &Word::has_changed); }
 
 void SimTransport::nudge(int slot) {
     Instance* to = world_.find(slot, target(slot).incarnation);

@@ -302,10 +302,7 @@ void Rig::settle() {
     }
 }
 
-bool Rig::has_news(int slot) {
-    return std::ranges::any_of(peer(slot).words,
-                               [](const auto& word) { return word.at->load() != 0 && word.at->load() != word.seen; });
-}
+bool Rig::has_news(int slot) { return std::ranges::any_of(peer(slot).words, &Transport::Word::has_changed); }
 void Rig::sleep(int slot, bool on) { peer(slot).asleep = on; }
 void Rig::lose_nudge(int slot) { peer(slot).nudged = false; }
 bool Rig::nudged(int slot) { return peer(slot).nudged; }

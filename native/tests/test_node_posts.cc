@@ -18,19 +18,14 @@ Rig::Setup with_posts(bool replay = false) {
 struct Posted {
     Rig rig;
     std::vector<int> all;
-    Policy policy;
     std::vector<std::vector<std::int64_t>> data;
     std::vector<RequestPtr> requests;
 
     // `known`: where each shows what it puts in is known to all.
-    explicit Posted(int ranks, Rig::Setup setup = with_posts(), bool known = true, Policy policy_in = Policy::Lossy)
-        : rig(ranks, setup),
-          all(static_cast<std::size_t>(ranks)),
-          policy(setup.replay ? Policy::Replay : policy_in),
-          data(all.size()),
-          requests(all.size()) {
+    explicit Posted(int ranks, Rig::Setup setup = with_posts(), bool known = true)
+        : rig(ranks, setup), all(static_cast<std::size_t>(ranks)), data(all.size()), requests(all.size()) {
         std::iota(all.begin(), all.end(), 0);
-        rig.comm(all, Rig::kComm, policy);
+        rig.comm(all, Rig::kComm, setup.replay ? Policy::Replay : Policy::Lossy);
         if (known) add_all();
     }
     RequestPtr call(int slot, OpKind kind, std::size_t count = 1, CommId comm = Rig::kComm) {

@@ -71,6 +71,38 @@ struct Side {
     ShmTransport transport;
 };
 
+// Something comes again and again while its reader lies down, each time it has seen the one before. False: it slept on one.
+template <class Give, class Look, class LieDown>
+bool wakes_each_time(Side& reader, const Give& give, const Look& look, const LieDown& lie_down) {
+    constexpr std::uint64_t kTimes = 20'000;
+    std::atomic<std::uint64_t> taken{0};
+    std::thread other([&] {
+        std::uint64_t state = 1;
+        for (std::uint64_t i = 1; i <= kTimes; ++i) {
+            give(i);
+            while (taken.load(std::memory_order_acquire) < i) std::this_thread::yield();
+            state = state * 6364136223846793005u + 1442695040888963407u;
+            for (auto n = state >> 56; n > 0; --n) std::atomic_signal_fence(std::memory_order_seq_cst);
+        }
+    });
+    auto& box = reader.instance->mailbox;
+    auto& bell = box.bell[shm::kDriver - 1];
+    bool missed = false;
+    for (std::uint64_t seen = 0; seen < kTimes && !missed;) {
+        const auto rung = bell.load(std::memory_order_acquire);
+        seen = look();
+        taken.store(seen, std::memory_order_release);
+        lie_down();
+        box.sleeper.store(shm::kDriver, std::memory_order_seq_cst);
+        if (!reader.transport.has_mail() && seen < kTimes)
+            missed = futex_wait(bell, rung, monotonic_ns() + 10'000'000'000) == ETIMEDOUT;
+        box.sleeper.store(shm::kAwake, std::memory_order_seq_cst);
+    }
+    taken.store(kTimes, std::memory_order_release);
+    other.join();
+    return !missed;
+}
+
 struct Linked {
     shm::Segment segment;
     Side one, two;
@@ -347,34 +379,13 @@ FT_TEST(scribbled_words_of_a_watched_ring_mend) {
 FT_TEST(nobody_sleeps_on_a_frame_in_a_ring_that_it_watched) {
     Linked linked;
     auto& [segment, one, two] = linked;
-    constexpr std::uint64_t kFrames = 20'000;
-    std::atomic<std::uint64_t> taken{0};
-    std::thread sender([&] {
-        std::uint64_t state = 1;
-        for (std::uint64_t i = 1; i <= kFrames; ++i) {
-            one.say(1, i);
-            while (taken.load(std::memory_order_acquire) < i) std::this_thread::yield();
-            state = state * 6364136223846793005u + 1442695040888963407u;
-            for (auto n = state >> 56; n > 0; --n) std::atomic_signal_fence(std::memory_order_seq_cst);
-        }
-    });
-    auto& box = two.instance->mailbox;
-    auto& bell = box.bell[shm::kDriver - 1];
-    bool missed = false;
-    while (two.events.heard.size() < kFrames && !missed) {
-        const auto rung = bell.load(std::memory_order_acquire);
+    const auto say = [&](std::uint64_t i) { one.say(1, i); };
+    const auto look = [&] {
         two.transport.watch(true);
         two.transport.poll(UINT64_MAX);
-        taken.store(two.events.heard.size(), std::memory_order_release);
-        two.transport.watch(false);
-        box.sleeper.store(shm::kDriver, std::memory_order_seq_cst);
-        if (!two.transport.has_mail() && two.events.heard.size() < kFrames)
-            missed = futex_wait(bell, rung, monotonic_ns() + 10'000'000'000) == ETIMEDOUT;
-        box.sleeper.store(shm::kAwake, std::memory_order_seq_cst);
-    }
-    taken.store(kFrames, std::memory_order_release);
-    sender.join();
-    EXPECT(!missed);
+        return two.events.heard.size();
+    };
+    EXPECT(wakes_each_time(two, say, look, [&] { two.transport.watch(false); }));
 }
 
 FT_TEST(watched_words_are_news_when_they_change) {
@@ -439,37 +450,18 @@ FT_TEST(nudge_wakes_who_sleeps_and_nobody_else) {
 // A word changes while who watches it lies down: either that one sees it, or who has changed it finds it asleep.
 FT_TEST(nobody_sleeps_on_a_word_that_it_watched) {
     Linked linked;
-    constexpr std::uint64_t kRounds = 20'000;
-    std::atomic<std::uint64_t> word{0}, taken{0};
-    std::thread other([&] {
-        std::uint64_t state = 1;
-        for (std::uint64_t i = 1; i <= kRounds; ++i) {
-            word.store(i, std::memory_order_seq_cst);
-            linked.one.transport.nudge(1);
-            while (taken.load(std::memory_order_acquire) < i) std::this_thread::yield();
-            state = state * 6364136223846793005u + 1442695040888963407u;
-            for (auto n = state >> 56; n > 0; --n) std::atomic_signal_fence(std::memory_order_seq_cst);
-        }
-    });
-    auto& me = linked.two.transport;
-    auto& box = linked.two.instance->mailbox;
-    auto& bell = box.bell[shm::kDriver - 1];
-    bool missed = false;
-    std::uint64_t seen = 0;
-    while (seen < kRounds && !missed) {
-        const auto rung = bell.load(std::memory_order_acquire);
-        me.poll(1000);
-        seen = word.load();
-        const Transport::Word watched{&word, seen};
-        me.watch_words({&watched, 1});
-        taken.store(seen, std::memory_order_release);
-        box.sleeper.store(shm::kDriver, std::memory_order_seq_cst);
-        if (!me.has_mail() && seen < kRounds) missed = futex_wait(bell, rung, monotonic_ns() + 10'000'000'000) == ETIMEDOUT;
-        box.sleeper.store(shm::kAwake, std::memory_order_seq_cst);
-    }
-    taken.store(kRounds, std::memory_order_release);
-    other.join();
-    EXPECT(!missed);
+    std::atomic<std::uint64_t> word{0};
+    const auto change = [&](std::uint64_t i) {
+        word.store(i, std::memory_order_seq_cst);
+        linked.one.transport.nudge(1);
+    };
+    const auto look = [&] {
+        linked.two.transport.poll(1000);
+        const Transport::Word watched{&word, word.load()};
+        linked.two.transport.watch_words({&watched, 1});
+        return watched.seen;
+    };
+    EXPECT(wakes_each_time(linked.two, change, look, [] {}));
 }
 
 // Others may not have looked at what it holds, whoever has died.

@@ -98,8 +98,6 @@ public:
     const char* phase() const override { return "the others' inputs"; }
 
 private:
-    static constexpr int kPatience = 2;  // ticks
-
     Posts::Key key() const { return {env_.comm, op_.seq, op_.signature, env_.attempt}; }
     bool looks() const { return env_.posts != nullptr && !introduces_ && !done_ && !mismatch; }
     void send(int to) {

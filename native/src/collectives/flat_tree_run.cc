@@ -18,7 +18,6 @@ namespace ftcomm {
 namespace {
 
 enum Way : std::uint32_t { kUp, kDown, kWaits };  // FrameHeader::segment
-constexpr int kPatience = 2;  // ticks
 
 class FlatTreeRun final : public Run {
 public:

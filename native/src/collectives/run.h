@@ -115,6 +115,9 @@ public:
     bool mismatch = false;  // a peer's sizes disagree: the communicator proposes failure
     bool refused = false;  // the kernel does not let this rank read a living peer's memory: the same
     bool no_window = false;  // there is no room for this rank's window: the same, and it is done without
+
+protected:
+    static constexpr int kPatience = 2;  // ticks, after which who waits tells the others so: they may have called something else
 };
 
 // Before a fence: false: the result could not be logged, and it must not begin.

@@ -72,8 +72,6 @@ protected:
     std::uint32_t step_ = 0;
 
 private:
-    static constexpr int kPatience = 2;  // ticks
-
     struct Peer {
         const std::byte* window = nullptr;  // it shows this
         std::uint64_t ticket = 0;  // 0: it has not been seen here yet

@@ -81,6 +81,10 @@ public:
     struct Word {
         const std::atomic<std::uint64_t>* at = nullptr;
         std::uint64_t seen = 0;
+        bool has_changed() const {
+            const auto value = at->load(std::memory_order_seq_cst);
+            return value != 0 && value != seen;
+        }
     };
     virtual void watch_words(std::span<const Word> words) { (void)words; }
     virtual void nudge(int slot) { (void)slot; }

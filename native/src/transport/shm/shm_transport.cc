@@ -68,8 +68,7 @@ void ShmTransport::watch_words(std::span<const Word> words) {
     }
     words_.store(n, std::memory_order_release);
     // What has changed before others knew that they have to leave word.
-    if (!all && std::ranges::any_of(words, [](const Word& w) { return w.at->load(std::memory_order_seq_cst) != w.seen; }))
-        shm::leave(self_.mailbox.pending, static_cast<int>(self_.slot));
+    if (!all && std::ranges::any_of(words, &Word::has_changed)) shm::leave(self_.mailbox.pending, static_cast<int>(self_.slot));
 }
 
 // Who is awake looks before it sleeps: it says so first, and looks then (Engine::sleep_as); who changes a word does that first, and looks who is

@@ -48,9 +48,8 @@ public:
     bool has_news() const {
         const auto n = words_.load(std::memory_order_acquire);
         for (std::size_t i = 0; i < n; ++i) {
-            const auto* word = word_[i].at.load(std::memory_order_relaxed);
-            const auto value = word->load(std::memory_order_seq_cst);
-            if (value != 0 && value != word_[i].seen.load(std::memory_order_relaxed)) return true;
+            const Word word{word_[i].at.load(std::memory_order_relaxed), word_[i].seen.load(std::memory_order_relaxed)};
+            if (word.has_changed()) return true;
         }
         return false;
     }

@@ -5,7 +5,8 @@ PYTHON ?= python3
 TORCH ?= 2.13.0
 TORCH_INDEX ?=
 JOBS ?= $(shell nproc)
-# Sources together, sixteen at a time: less than half the time of a first build. For work on the core: make setup UNITY=OFF.
+# Sources together, sixteen at a time: less than half the time of a first build. For work on the core: make setup UNITY=OFF, which does not
+# optimize across files either, so that a change is built soon; what is measured of such a build is up to a tenth slower.
 UNITY ?= ON
 VENV := .venv
 BIN := $(VENV)/bin
@@ -43,7 +44,8 @@ $(STAMPS)/torch-$(TORCH): $(STAMPS)/venv
 $(STAMPS)/package-$(TORCH): $(STAMPS)/torch-$(TORCH) pyproject.toml CMakeLists.txt $(NATIVE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	    $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps -C cmake.define.FTCOMM_TESTS=ON \
-	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) -C cmake.define.CMAKE_UNITY_BUILD_BATCH_SIZE=16 --editable .
+	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) -C cmake.define.CMAKE_UNITY_BUILD_BATCH_SIZE=16 \
+	    -C cmake.define.FTCOMM_LTO=$(UNITY) --editable .
 	@touch $@
 
 # Two without what they depend on: torchvision has to match torch, and of timm the tests read Lamb and Lars only, of torchdata its loader.

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from suite import summary
+from suite.operations import BUS
 
 from ftcomm.launch.parent import die_with_launcher
 
 HERE = Path(__file__).resolve().parent
-OPERATIONS = ("all_reduce", "broadcast", "reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send_recv")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ _DRAWN = ("json", "plot")
 ITEMS = (
     *(
         Item(f"{kind}-{n}", kind, f"--ranks {n}", "--sizes 8,64K --rounds 3 --no-limit", _SUITE)
-        for kind in OPERATIONS
+        for kind in BUS
         for n in (2, 3, 4, 8)
     ),
     *(

@@ -1,13 +1,14 @@
-"""The file of one rank's events: a line of JSON each."""
+"""Files of events: a line of JSON each."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
 from typing import Any
 
-__all__ = ["EventFile", "event_file_name"]
+__all__ = ["EventFile", "LineFile", "event_file_name"]
 
 
 def event_file_name(rank: int, incarnation: int) -> str:
@@ -15,26 +16,48 @@ def event_file_name(rank: int, incarnation: int) -> str:
     return f"events-{rank}-{incarnation}.jsonl"
 
 
-class EventFile:
-    """Appends events to ``folder/events-RANK-INCARNATION.jsonl``.
+class LineFile:
+    """Appends lines to a file, each with one ``write`` to a descriptor opened with O_APPEND.
 
-    Each event is one ``write`` to a descriptor opened with O_APPEND, so that a reader sees whole lines only, and a process
-    that is killed leaves at most nothing of its last event.
+    So a reader sees whole lines only, and a process that is killed leaves at most nothing of its last one. What cannot be
+    written (the disk is full) is left out, which is said once on stderr: the run is worth more than what is told of it.
     """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._torn = False  # the last line was written in part: the next one must not become its end
+        self._told = False
+
+    def write(self, line: str) -> None:
+        if self.fd < 0:
+            return
+        data = b"\n" * self._torn + line.encode() + b"\n"
+        try:
+            self._torn = os.write(self.fd, data) < len(data)
+        except OSError as error:
+            if not self._told:
+                self._told = True
+                print(f"ftcomm: {self.path}: {error.strerror}; the run goes on, but events are lost", file=sys.stderr)
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class EventFile:
+    """Appends events to ``folder/events-RANK-INCARNATION.jsonl``."""
 
     def __init__(self, folder: str, rank: int, incarnation: int) -> None:
         os.makedirs(folder, exist_ok=True)
-        self.path = os.path.join(folder, event_file_name(rank, incarnation))
+        self._lines = LineFile(os.path.join(folder, event_file_name(rank, incarnation)))
         self._stamp = {"rank": rank, "incarnation": incarnation}
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
 
     def write(self, event: dict[str, Any]) -> None:
         """Adds ``time`` (seconds since 1970), ``rank`` and ``incarnation`` of the writer unless the event has them."""
-        if self._fd >= 0:
-            line = json.dumps({"time": time.time(), **self._stamp, **event}, separators=(",", ":"), default=str)
-            os.write(self._fd, line.encode() + b"\n")
+        whole = {"time": time.time(), **self._stamp, **event}
+        self._lines.write(json.dumps(whole, separators=(",", ":"), default=str))
 
     def close(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        self._lines.close()

@@ -8,18 +8,19 @@ import secrets
 import selectors
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
 
 from ftcomm.launch.folder import Event, RunFolder
 from ftcomm.launch.narrator import Narrator
+from ftcomm.launch.nodes import End, Nodes, serves_store
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.retries import TRIES, Begin, Retries
 from ftcomm.launch.signals import Signals
@@ -27,6 +28,7 @@ from ftcomm.launch.worker import describe_exit, describe_state
 from ftcomm.launch.workers import Exit, Slot, SlotState, WorkerContext, start_workers
 
 KILLS = 3  # of a worker, before ftrun ends without it
+ONCE = 0.3  # seconds, in which the same news may come twice: whoever signals all processes of a job may pass a signal on, too
 
 
 @dataclass
@@ -39,6 +41,7 @@ class Setting:
     pair_log: PairLog | None = None  # under the policy replay
     standbys: int = 0
     interpreter_flags: int = 1  # of a worker's arguments, how many come before the script
+    other_nodes: dict[int, End] = field(default_factory=dict)  # how their workers ended, when the agent has
 
 
 @contextlib.contextmanager
@@ -69,7 +72,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._ends: dict[int, Exit] = {}  # of each slot's last worker, by rank
         self._retries = Retries()
         self._speaks_ftcomm = False  # some worker has written an event
+        self._nodes: Nodes | None = None  # if there are several
         self._interrupt: signal.Signals | None = None
+        self._interrupted_at = 0.0
         self._kill_at: float | None = None
         self._killed = False
         # --shutdown-timeout, which torch has had since 2.12 or 2.13; before it ended workers within 30 s.
@@ -84,6 +89,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._setting.folder.begin(ranks, worker_group.group_rank, worker_group.group_world_size)
         self._setting.narrator.begin(world_size)
         self._setting.signals.collect()  # before there is a worker that could be left alone by an exception
+        if worker_group.group_world_size > 1:
+            self._nodes = Nodes(worker_group.store, worker_group.group_rank, worker_group.group_world_size)
+            self._nodes.begin()
         with replaced(local_elastic_agent, "start_processes", start_workers):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY") or None)
@@ -124,11 +132,16 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _invoke_run(self, role: str = "default") -> RunResult:
         """Takes the place of torch's loop, which looks every monitor interval and restarts all workers of the group."""
-        self._initialize_workers(self._worker_group)
+        try:
+            self._initialize_workers(self._worker_group)
+        except RendezvousGracefulExitError as error:  # of which torch's run() would make None
+            raise RendezvousClosedError(
+                "the run has had all its nodes without this one (--nnodes), and is over"
+            ) from error
         self._supervise()
         self._worker_group.state = WorkerState.FAILED if self._failures else WorkerState.SUCCEEDED
-        if self._worker_group.group_world_size > 1 and self._interrupt in (None, signal.SIGTERM):
-            self._wait_for_other_nodes()
+        if self._nodes is not None:
+            self._end_beside_others(self._nodes)
         if self._interrupt is not None:
             raise SignalException(f"ftrun got {self._interrupt.name}", sigval=self._interrupt)
         ranks = [slot.rank for slot in self._context.slots.values()]
@@ -299,17 +312,18 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _on_signal(self, sig: signal.Signals) -> None:
         if self._interrupt is not None:
-            self._kill(f"got {sig.name} again")
+            if time.monotonic() - self._interrupted_at > ONCE:
+                self._kill(f"got {sig.name} again")
             return
-        ending, self._interrupt = self._ending, sig
+        ending, self._interrupt, self._interrupted_at = self._ending, sig, time.monotonic()
         if ending:
             self._kill(f"got {sig.name}")
             return
         self._kill_at = time.monotonic() + self._patience
-        self._log("interrupted", signal=sig.name, patience=self._patience)
         if sig == signal.SIGTERM:
             self._setting.folder.preempted()
         self._context.signal_all(sig)
+        self._log("interrupted", signal=sig.name, patience=self._patience)
 
     def _kill(self, why: str) -> None:
         self._kill_at = None
@@ -340,26 +354,21 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     # -- end -----------------------------------------------------------------------------------------------------
 
-    def _wait_for_other_nodes(self) -> None:
-        """This node may hold the store that the others' membership lives in, so it stays until they are done, too."""
-        read_fd, write_fd = os.pipe()
+    def _end_beside_others(self, nodes: Nodes) -> None:
+        """Says how this node's workers ended, and stays until the others' have: a store may live here that they need.
 
-        def wait() -> None:
-            try:
-                self._exit_barrier()
-            finally:
-                os.write(write_fd, b".")
-
-        threading.Thread(target=wait, name="ftrun-exit-barrier", daemon=True).start()
-        self._setting.narrator.say("this node's workers have ended; waiting for the other nodes (Ctrl-C: do not wait)")
-        with selectors.DefaultSelector() as selector:
-            selector.register(read_fd, selectors.EVENT_READ)
-            selector.register(self._setting.signals.fd, selectors.EVENT_READ)
-            while not any(key.fd == read_fd for key, _ in selector.select()):
-                taken = self._setting.signals.take()
-                if taken:
-                    self._interrupt = self._interrupt or taken[0]
-                    break
+        Not when this ftrun is to end: but of SIGTERM, which takes time, where the store does live here.
+        """
+        of_sigterm = self._interrupt is signal.SIGTERM
+        stays = self._interrupt is None or (of_sigterm and serves_store())
+        how = End.LEFT if of_sigterm else End.FAILED if self._interrupt or self._failures else End.SUCCEEDED
+        if stays:
+            self._setting.narrator.say(
+                "this node's workers have ended; waiting for the other nodes (Ctrl-C: do not wait)"
+            )
+        others, got = nodes.end(how, stays, self._setting.signals)
+        self._setting.other_nodes.update(others)
+        self._interrupt = self._interrupt or got
 
     def _log(self, name: str, **fields: Any) -> Event:
         event = self._setting.folder.log(name, **fields)

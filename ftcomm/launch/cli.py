@@ -6,11 +6,14 @@ import argparse
 import functools
 import logging
 import os
+import shutil
 import sys
+import tempfile
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError
 from torch.distributed.launcher import api as launcher
 
 from ftcomm._lib import check, lib
@@ -18,6 +21,7 @@ from ftcomm.errors import ConfigError
 from ftcomm.launch.agent import FtAgent, Setting, replaced
 from ftcomm.launch.folder import RunFolder
 from ftcomm.launch.narrator import Narrator
+from ftcomm.launch.nodes import End
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.replay import ReplayAgent
 from ftcomm.launch.signals import Signals, parse_signals
@@ -50,7 +54,7 @@ def parser() -> argparse.ArgumentParser:
     )
     for action in result._actions:
         if action.dest == "max_restarts":
-            action.default = int(os.environ.get("PET_MAX_RESTARTS", DEFAULT_MAX_RESTARTS))
+            action.default = os.environ.get("PET_MAX_RESTARTS") or DEFAULT_MAX_RESTARTS
             action.help = (
                 f"How often a slot's worker is replaced before the slot is given up (default {DEFAULT_MAX_RESTARTS})."
             )
@@ -89,12 +93,15 @@ def main(argv: list[str] | None = None) -> int:
         )  # no rank: only reads it
         handled = parse_signals(args.signals_to_handle)
         standbys = check_standbys(args)
+        _check(args)
         if options.policy == "replay":
             pair_log = PairLog(args.pair_log or options.log_dir, options.log_spill)
         elif args.pair_log:
             raise ConfigError("--pair-log is for --policy replay")
-        folder = RunFolder(args.events or os.environ.get("FTCOMM_EVENTS") or None)
-    except (ConfigError, ValueError, OSError) as error:
+        # Of an ftrun whose worker has started this one, the folder is its own.
+        inherited = None if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get("FTCOMM_EVENTS")
+        folder = RunFolder(args.events or inherited or None)
+    except (ConfigError, ValueError, AssertionError, OSError) as error:
         if pair_log is not None:
             pair_log.remove()
         print(f"ftrun: {error}", file=sys.stderr)
@@ -115,10 +122,24 @@ def main(argv: list[str] | None = None) -> int:
         signals.close()
         for line in narrator.ledger.close():
             narrator.say(line)
-        merged = folder.merge()
-        if merged is not None:
-            narrator.say(f"events: {_shown(str(merged))}")
+        try:
+            merged = folder.merge()
+            if merged is not None:
+                narrator.say(f"events: {_shown(str(merged))}")
+        except OSError as error:  # a full disk
+            narrator.say(f"the events of all workers are not in one file: {error}")
         folder.close()
+
+
+def _check(args: argparse.Namespace) -> None:
+    """What torchrun finds out in the middle of its start. ValueError, AssertionError or OSError says what is wrong."""
+    torchrun.config_from_args(argparse.Namespace(**vars(args) | {"log_dir": os.devnull}))
+    if args.no_python and shutil.which(args.training_script) is None:
+        raise ValueError(f"there is no program {args.training_script!r} (--no-python)")
+    if args.log_dir not in (None, os.devnull):
+        os.makedirs(args.log_dir, exist_ok=True)
+        with tempfile.TemporaryFile(dir=args.log_dir):
+            pass
 
 
 def _run(args: argparse.Namespace, setting: Setting) -> int:
@@ -136,8 +157,19 @@ def _run(args: argparse.Namespace, setting: Setting) -> int:
             detail = f": {told.get('message')}" if isinstance(told, dict) else ""
             say(f"rank {rank} failed for good: {describe_exit(failure.exitcode)}{detail}")
         return 1
-    say("all workers succeeded")
-    return 0
+    except ConfigError as error:
+        say(str(error))
+        return 2
+    except RendezvousError as error:
+        say(f"the nodes did not come together: {error or type(error).__name__} (--rdzv-endpoint {args.rdzv_endpoint})")
+        return 1
+    failed = {node: end for node, end in sorted(setting.other_nodes.items()) if end in (End.FAILED, End.GONE)}
+    for node, end in failed.items():
+        what = "failed for good" if end is End.FAILED else "and its ftrun are gone"
+        say(f"this node's workers succeeded, but a worker of node {node} {what}")
+    if not failed:
+        say("all workers succeeded")
+    return 1 if failed else 0
 
 
 def _shown(path: str) -> str:

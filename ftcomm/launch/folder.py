@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
+import heapq
 import json
 import os
 import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ftcomm.errors import ConfigError
+from ftcomm.events import LineFile
 from ftcomm.launch import preempt
 
 Event = dict[str, Any]
@@ -23,6 +27,9 @@ _IN_CREATE = 0x100
 _WORKER_FILE = re.compile(r"^events-(\d+)-(\d+)\.jsonl$")
 _TEMPORARY = re.compile(r"^ftrun-(\d+)-\w+$")
 _MAX_LINE = 1 << 20
+_FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 0x1, 0x2
+_FREED = 1 << 20  # bytes that have been read, from which on they are given back
+_WINDOW = 4096  # events of one file, over which they are put in order
 
 
 def parse_line(line: bytes) -> Event | None:
@@ -43,17 +50,38 @@ def parse_line(line: bytes) -> Event | None:
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:
     """The events of one file, in its order; lines that are no events are left out."""
+    return list(_each_event(path))
+
+
+def _each_event(path: str | os.PathLike[str]) -> Iterator[Event]:
     with open(path, "rb") as file:
-        return [event for line in file if (event := parse_line(line)) is not None]
+        for line in file:
+            if (event := parse_line(line)) is not None:
+                yield event
+
+
+def _in_order(path: Path) -> Iterator[tuple[float, int, Event]]:
+    """One file's events by time. They are nearly so already: what other threads saw is written a little later."""
+    held: list[tuple[float, int, Event]] = []
+    for number, event in enumerate(_each_event(path)):
+        entry = (event["time"], number, event)
+        if len(held) < _WINDOW:
+            heapq.heappush(held, entry)
+        else:
+            yield heapq.heappushpop(held, entry)
+    yield from sorted(held)
 
 
 def write_events(path: Path, events: Iterable[Event]) -> None:
-    """Writes a file of events, sorted by time; a reader never sees half of it."""
+    """Writes a file of events; a reader never sees half of it."""
     scratch = path.with_suffix(".part")
-    with open(scratch, "w", encoding="utf-8") as file:
-        for event in sorted(events, key=lambda e: e["time"]):
-            file.write(json.dumps(event) + "\n")
-    os.replace(scratch, path)
+    try:
+        with open(scratch, "w", encoding="utf-8") as file:
+            for event in events:
+                file.write(json.dumps(event) + "\n")
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 class RunFolder:
@@ -64,16 +92,18 @@ class RunFolder:
 
     def __init__(self, path: str | None) -> None:
         self._temporary = path is None
+        self._held: int | None = None
         if path is None:
             remove_abandoned()
             path = tempfile.mkdtemp(prefix=f"ftrun-{os.getpid()}-")
+            self._held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._held, fcntl.LOCK_SH)
         self.path = Path(path).resolve()
         self.path.mkdir(parents=True, exist_ok=True)
         self._read: dict[str, int] = {}  # file name -> how far it has been read
         self._ranks: set[int] = set()
         self._node = 0
-        self._own_name = "ftrun.jsonl"
-        self._own: Any = None
+        self._own: LineFile | None = None
         libc = ctypes.CDLL(None, use_errno=True)
         self.fd = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         if self.fd < 0:
@@ -84,17 +114,27 @@ class RunFolder:
             )
 
     def begin(self, ranks: Iterable[int], node: int, nodes: int) -> None:
-        """Before the workers start: what an earlier run left of these ranks goes."""
+        """Before the workers start: what an earlier run left of these ranks goes. ConfigError: another ftrun is at work here."""
         self._ranks, self._node = set(ranks), node
+        own = LineFile(str(self.path / f"ftrun-{node}.jsonl"))
+        try:
+            fcntl.flock(own.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or its process is dead
+        except BlockingIOError:
+            own.close()
+            raise ConfigError(
+                f"another ftrun writes into the run folder {self.path}; give a different --events"
+            ) from None
+        except OSError:
+            pass  # a file system without locks
+        os.ftruncate(own.fd, 0)
+        self._own = own
         preempt.remove_notices(self.path)
         self.merged_name = "events.jsonl" if node == 0 else f"events-node{node}.jsonl"
-        self._own_name = f"ftrun-{node}.jsonl"
         for entry in list(self.path.iterdir()):
             worker = _WORKER_FILE.match(entry.name)
-            mine = entry.name in (self._own_name, self.merged_name) or (worker and int(worker[1]) in self._ranks)
+            mine = entry.name == self.merged_name or (worker and int(worker[1]) in self._ranks)
             if mine or (worker and nodes == 1):
                 entry.unlink(missing_ok=True)
-        self._own = open(self.path / self._own_name, "w", encoding="utf-8", buffering=1)  # noqa: SIM115
 
     def preempted(self) -> None:
         """Workers that get SIGTERM from now on find out that it is for all of this node's."""
@@ -105,7 +145,7 @@ class RunFolder:
         """ftrun's own event."""
         event: Event = {"time": time.time(), "event": name, "source": "ftrun", **fields}
         if self._own is not None:
-            self._own.write(json.dumps(event) + "\n")
+            self._own.write(json.dumps(event))
         return event
 
     def new_events(self) -> list[Event]:
@@ -132,12 +172,14 @@ class RunFolder:
     def _tail(self, name: str) -> list[Event]:
         start = self._read.get(name, 0)
         try:
-            with open(self.path / name, "rb") as file:
+            with open(self.path / name, "r+b" if self._temporary else "rb") as file:
                 file.seek(start)
                 data = file.read()
+                whole = data.rfind(b"\n") + 1  # the rest of a line is still being written
+                if self._temporary and start // _FREED < (start + whole) // _FREED:  # nobody reads them again
+                    give_back(file.fileno(), start + whole)
         except FileNotFoundError:
             return []
-        whole = data.rfind(b"\n") + 1  # the rest of a line is still being written
         self._read[name] = start + whole
         return [event for line in data[:whole].splitlines() if (event := parse_line(line)) is not None]
 
@@ -145,27 +187,36 @@ class RunFolder:
         """Writes ``events.jsonl``, all events of this node in the order of time; None for a temporary folder."""
         if self._temporary or self._own is None or not self.path.is_dir():
             return None
-        files = [self.path / self._own_name]
+        files = [Path(self._own.path)]
         for entry in self.path.iterdir():
             worker = _WORKER_FILE.match(entry.name)
             if worker is not None and int(worker[1]) in self._ranks:
                 files.append(entry)
         merged = self.path / self.merged_name
-        write_events(merged, (event for file in files for event in read_events(file)))
+        each = heapq.merge(*map(_in_order, files), key=lambda entry: entry[0])  # not all of them at once in memory
+        write_events(merged, (event for _, _, event in each))
         return merged
 
     def close(self) -> None:
         if self._own is not None:
             self._own.close()
         os.close(self.fd)
-        if self._temporary:
+        if self._held is not None:
             shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._held)
             return
         logs = self.path / "logs"
         if not any(
             path.is_file() for path in logs.rglob("*")
         ):  # torch makes its folders even where nothing is redirected
             shutil.rmtree(logs, ignore_errors=True)
+
+
+def give_back(fd: int, size: int) -> None:
+    """The room of a file's first ``size`` bytes, which read as zeros then. On a file system that can't they stay."""
+    libc = ctypes.CDLL(None)
+    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, 0, size)
 
 
 def remove_abandoned(report: Callable[[str], None] | None = None) -> None:
@@ -175,12 +226,24 @@ def remove_abandoned(report: Callable[[str], None] | None = None) -> None:
         if match is None or entry.is_symlink() or _exists(int(match[1])):
             continue
         try:
-            if entry.stat().st_uid == os.getuid():
+            if entry.stat().st_uid == os.getuid() and not _is_held(entry):
                 shutil.rmtree(entry)
                 if report is not None:
                     report(str(entry))
         except OSError:
             continue
+
+
+def _is_held(folder: Path) -> bool:
+    """Where containers share a folder for temporary files, its process may be there, and not be seen from here."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 def _exists(pid: int) -> bool:

@@ -8,18 +8,25 @@ from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
+_IGNORED_STAY = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+)  # by nohup, and by shells for what runs in the background
+
 
 class Signals:
     """Collects the handled signals and SIGCHLD; ``fd`` is readable when one has come.
 
     Until :meth:`collect` is called a handled signal raises SignalException instead: nothing is there yet to end in order,
-    and the rendezvous must not go on.
+    and the rendezvous must not go on. What ftrun's starter has it ignore, so that it survives a logout, it goes on ignoring.
     """
 
     def __init__(self, handled: list[signal.Signals]) -> None:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pending: list[signal.Signals] = []
         self._collecting = False
+        handled = [s for s in handled if s not in _IGNORED_STAY or signal.getsignal(s) is not signal.SIG_IGN]
         self._before = {sig: signal.signal(sig, self._on_signal) for sig in handled}
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wakeup_before = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)

@@ -138,11 +138,15 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
             self.worker(slot).kill()
 
     def failure(self, slot: Slot, pid: int, code: int) -> ProcessFailure:
-        error_file = self.error_files[slot.local_rank]
-        failure = ProcessFailure(local_rank=slot.local_rank, pid=pid, exitcode=code, error_file=error_file)
-        if os.path.exists(error_file):
-            os.unlink(error_file)  # else the next incarnation's failure would be told with this one's words
-        return failure
+        error_file = self.error_files[slot.local_rank]  # /dev/null with `--log-dir /dev/null`
+        try:
+            return ProcessFailure(local_rank=slot.local_rank, pid=pid, exitcode=code, error_file=error_file)
+        except (ValueError, KeyError, TypeError, OSError):  # killed while it wrote it: it is as good as not there
+            return ProcessFailure(local_rank=slot.local_rank, pid=pid, exitcode=code, error_file=os.devnull)
+        finally:
+            if os.path.isfile(error_file):
+                with contextlib.suppress(OSError):
+                    os.unlink(error_file)  # else the next incarnation's failure would be told with this one's words
 
     def _poll(self) -> RunProcsResult | None:
         """For callers of the base class; the agent works with :meth:`ended`."""

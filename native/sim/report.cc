@@ -42,6 +42,7 @@ const char* to_string(FrameKind kind) {
         case FrameKind::RestoreAsk: return "RestoreAsk";
         case FrameKind::RestoreReply: return "RestoreReply";
         case FrameKind::Votes: return "Votes";
+        case FrameKind::Dispute: return "Dispute";
         case FrameKind::Enter: return "Enter";
         case FrameKind::ReduceScatter: return "ReduceScatter";
         case FrameKind::Gather: return "Gather";

@@ -47,6 +47,59 @@ FT_TEST(disagreement_that_comes_before_its_attempt_is_seen) {
     EXPECT(sum->done && sum->status.code == Code::Mismatch);
 }
 
+// Every rank would add up what it gets and return: with other members, the sum of others.
+FT_TEST(communicator_made_with_other_members_is_of_no_use_to_anybody) {
+    for (const bool third : {false, true}) {
+        Rig rig(3);
+        for (int s : {0, 1}) rig.join_comm(s, {0, 1, 2});
+        rig.join_comm(2, {1, 2});
+        std::int64_t x[3] = {1, 2, 3};
+        std::vector<RequestPtr> sums;
+        for (int s : {2, 1}) sums.push_back(rig.sum(s, x[s]));
+        if (third) sums.push_back(rig.sum(0, x[0]));
+        rig.settle();
+        for (const auto& sum : sums) {
+            REQUIRE(sum->done);
+            EXPECT(sum->status.code == Code::Mismatch);
+        }
+        EXPECT(sums[0]->status.message.find("made it with the job's ranks {0,1,2}, this one with {1,2}") != std::string::npos ||
+               third);
+        EXPECT(sums[0]->status.message.find("{1,2}; every member has to give the same ones") != std::string::npos);
+        // What comes later fails as well, whatever it is; nothing waits, nor keeps others from a join point.
+        for (int s : {0, 1, 2}) {
+            EXPECT(rig.sum(s, x[s])->status.code == Code::Mismatch);
+            EXPECT(rig.node(s).agree(rig.now(), Rig::kComm, 1)->status.code == Code::Mismatch);
+            EXPECT(rig.node(s).send(rig.now(), Rig::kComm, &x[s], sizeof x[s], 0, 0)->status.code == Code::Mismatch);
+            rig.node(s).revoke(rig.now(), Rig::kComm);
+        }
+        std::vector<RequestPtr> admits;
+        for (int s : {0, 1, 2}) admits.push_back(rig.node(s).admit(rig.now()));
+        rig.settle();
+        for (const auto& admit : admits) EXPECT(admit->done && admit->status.ok());
+    }
+}
+
+// One has heard of the death when it makes the communicator, the other has not. Each would have gone on alone.
+FT_TEST(communicators_made_before_and_after_hearing_of_a_death_are_told_apart) {
+    Rig rig(3);
+    rig.comm({0, 1, 2}, 9);
+    rig.kill(0);
+    rig.evidence(2, 0, Evidence::Pidfd);
+    rig.hold(2, 1);
+    rig.settle();
+    rig.join_comm(1, {0, 1, 2});
+    rig.join_comm(2, {1, 2});
+    std::int64_t x = 1, y = 2;
+    const auto a = rig.sum(1, x), b = rig.sum(2, y);
+    rig.settle();
+    rig.hold(2, 1, false);
+    rig.settle();
+    REQUIRE(a->done && b->done);
+    EXPECT(a->status.code == Code::Mismatch);
+    EXPECT(b->status.code == Code::Mismatch);
+    EXPECT(x == 1 && y == 2);
+}
+
 // This rank has gone on, and is in the next operation.
 FT_TEST(disagreement_is_seen_in_a_later_operation) {
     Rig rig(4);

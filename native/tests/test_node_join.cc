@@ -43,6 +43,34 @@ FT_TEST(attempts_after_an_admission_are_none_from_before) {
     EXPECT_EQ(rig.last_decided(0), first_attempt(1) + 1);
 }
 
+// Ranks 0 and 3 have voted for the admission when they make another communicator with the newcomer, see that it is not there yet, and decide
+// to go on without it. Rank 0 has an operation in line by then, rank 3 has none.
+FT_TEST(communicator_made_during_an_admission_begins_anew_for_all) {
+    Rig rig(4);
+    rig.comm({0, 1, 2, 3});
+    rig.ask_again(2, 0);
+    rig.join_comm(2, {0, 1, 2, 3});
+    for (int s : {0, 3}) rig.node(s).admit(rig.now());
+    rig.settle();
+    for (int s : {0, 3}) rig.join_comm(s, {0, 2, 3}, 9);
+    rig.settle();
+    std::int64_t x[4] = {1, 0, 4, 8};
+    std::vector<RequestPtr> sums{rig.sum(0, x[0], 9)};
+    rig.node(1).admit(rig.now());
+    rig.settle();
+    REQUIRE(rig.node(0).alive_slots().count() == 4);
+    rig.join_comm(2, {0, 2, 3}, 9);
+    for (int s : {2, 3}) sums.push_back(rig.sum(s, x[s], 9));
+    rig.settle();
+    for (const auto& sum : sums) EXPECT(sum->done && sum->status.ok());
+    for (int s : {0, 2, 3}) EXPECT_EQ(x[s], 13);
+    // Agreements are counted anew, too.
+    std::vector<RequestPtr> agrees;
+    for (int s : {0, 2, 3}) agrees.push_back(rig.node(s).agree(rig.now(), 9, 1));
+    rig.settle();
+    for (const auto& agree : agrees) EXPECT(agree->done && agree->status.ok());
+}
+
 // Rank 2 learns of the death and of the replacement from one record.
 FT_TEST(receive_from_the_predecessor_ends_when_its_replacement_is_in) {
     Rig rig(3);

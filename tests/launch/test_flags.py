@@ -16,6 +16,13 @@ from launch.running import Start
         (("--standby", "1", "--no-python"), "--no-python starts none"),
         (("--standby", "1", "--numa-binding", "node"), "--standby can't be with --numa-binding"),
         (("--standby", "1", "--virtual-local-rank"), "--standby can't be with --virtual-local-rank"),
+        (("--nproc-per-node", "two"), "Unsupported nproc_per_node value: two"),
+        (("--nnodes", "a"), "'a'"),
+        (("--nnodes", "2:1"), "min_nodes=2, max_nodes=1"),
+        (("--tee", "9"), "9 does not match"),
+        (("--max-restarts", "-1"), "max_restarts must be >= 0"),
+        (("--log-dir", "/proc/none"), "/proc/none"),
+        (("--no-python", "--", "no-such-program"), "there is no program 'no-such-program' (--no-python)"),
         (("--faults", "rank=1,at=ring.rs.hopp,do=kill"), "near it: ring.rs.hop"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
@@ -32,3 +39,8 @@ def test_wrong_variable(start: Start) -> None:
     assert code == 2
     assert "FTCOMM_STANDBY='1.5' is not valid" in err
     assert "started" not in err
+
+
+def test_an_empty_variable_of_torchruns_is_none(start: Start) -> None:
+    code, out, err = start("print('started')", PET_MAX_RESTARTS="").finish()
+    assert (code, out) == (0, "started\n"), err

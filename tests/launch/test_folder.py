@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from ftcomm.errors import ConfigError
 from ftcomm.launch.folder import RunFolder, parse_line, remove_abandoned
 
 
@@ -62,3 +65,88 @@ def test_folders_of_dead_ftruns_are_removed(tmp_path: Path, monkeypatch: pytest.
     assert removed == [str(abandoned)]
     assert used.exists()
     assert foreign.exists()
+
+
+def test_one_that_is_held_by_a_process_that_is_not_seen_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Containers have process numbers of their own, and may share a folder for temporary files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    folder = RunFolder(None)
+    elsewhere = folder.path.rename(tmp_path / f"ftrun-{ended.pid}-abc")
+    remove_abandoned()
+    assert elsewhere.exists()
+    folder.close()
+    remove_abandoned()
+    assert not elsewhere.exists()
+
+
+def test_what_has_been_read_takes_no_room_where_nothing_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = RunFolder(None)
+    folder.begin([0], node=0, nodes=1)
+    line = json.dumps({"time": 1, "event": "step", "text": "x" * 1000}) + "\n"
+    path = folder.path / "events-0-0.jsonl"
+    read = 0
+    for _ in range(4):
+        with open(path, "a") as file:
+            file.write(line * 1000)
+        read += len(folder.new_events())
+    assert read == 4000
+    assert path.stat().st_size == 4000 * len(line)
+    assert path.stat().st_blocks * 512 < 1500 * len(line)
+    folder.close()
+
+
+def test_events_are_merged_by_time(tmp_path: Path) -> None:
+    """Threads of a worker write in turn, and what one has seen may be written after what another has seen later."""
+    folder = RunFolder(str(tmp_path))
+    folder.begin([0, 1], node=0, nodes=1)
+    for rank in (0, 1):
+        times = [n ^ 255 for n in range(rank, 8960, 2)]
+        lines = (json.dumps({"time": time, "event": "step", "rank": rank}) for time in times)
+        (tmp_path / f"events-{rank}-0.jsonl").write_text("\n".join(lines) + "\n")
+    folder.log("job")
+    merged = folder.merge()
+    folder.close()
+    assert merged is not None
+    found = [json.loads(line)["time"] for line in merged.read_text().splitlines()]
+    assert found[:-1] == list(range(8960))
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_another_ftrun_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    first, second = RunFolder(str(tmp_path)), RunFolder(str(tmp_path))
+    first.begin([0, 1], node=0, nodes=1)
+    (tmp_path / "events-0-0.jsonl").write_text('{"time": 1, "event": "step"}\n')
+    with pytest.raises(ConfigError, match="another ftrun writes into the run folder"):
+        second.begin([0, 1], node=0, nodes=1)
+    assert len(first.new_events()) == 1
+    first.close()
+    second.begin([0, 1], node=0, nodes=1)
+    second.close()
+
+
+def test_a_full_disk_costs_events_and_nothing_else(tmp_path: Path) -> None:
+    """With a limit on files, which the kernel keeps to as to the end of a disk: the last line is written in part."""
+    script = f"""
+        import resource
+        from ftcomm.events import EventFile
+        file = EventFile({str(tmp_path)!r}, 0, 0)
+        hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
+        for step in range(5):
+            file.write({{"event": "step", "step": step}})
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        file.write({{"event": "step", "step": 9}})
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("the run goes on, but events are lost") == 1
+    lines = (tmp_path / "events-0-0.jsonl").read_bytes().splitlines()
+    read = [event["step"] for line in lines if (event := parse_line(line)) is not None]
+    assert read[-1] == 9
+    assert read[:-1] == list(range(len(read) - 1))
+    assert len(lines) == len(read) + 1

@@ -13,6 +13,7 @@ import pytest
 from launch.running import Start, wait_gone
 
 from ftcomm.launch import retries
+from ftcomm.launch.workers import Slot, WorkerContext
 
 HELLO = """
 import os, signal, sys
@@ -254,3 +255,45 @@ def test_when_all_have_failed_it_is_over(start: Start) -> None:
     assert code == 1
     assert {"0 0", "1 0", "2 0"} <= set(out.split("\n"))
     assert "no worker is left that it could join" in err
+
+
+def test_a_worker_that_was_killed_while_it_wrote_its_error(start: Start) -> None:
+    """torch's @record writes it; what is there is no JSON."""
+    run = start(
+        HELLO
+        + """
+if incarnation == 0:
+    open(os.environ["TORCHELASTIC_ERROR_FILE"], "w").write('{"message": ')
+    os._exit(1)
+say("here")
+"""
+    )
+    code, out, err = run.finish()
+    assert (code, out) == (0, "here\n"), err
+
+
+def test_only_files_are_removed_where_errors_would_be(tmp_path: Path) -> None:
+    """With `--log-dir /dev/null` they would be there."""
+    os.mkfifo(tmp_path / "null")
+    context = WorkerContext.__new__(WorkerContext)
+    context.error_files = {0: str(tmp_path / "null")}
+    assert context.failure(Slot(local_rank=0, rank=0), 1, 7).exitcode == 7
+    assert (tmp_path / "null").exists()
+
+
+def test_an_ftrun_that_a_worker_starts_has_a_run_folder_of_its_own(start: Start, tmp_path: Path) -> None:
+    inner = "import os; print(os.environ['FTCOMM_EVENTS'], flush=True)"
+    (tmp_path / "inner.py").write_text(inner)
+    run = start(
+        HELLO
+        + """
+import subprocess, sys
+say(os.environ["FTCOMM_EVENTS"])
+subprocess.run([sys.executable, "-m", "ftcomm.launch.cli", os.environ["WORK"] + "/inner.py"], check=True)
+assert os.path.exists(os.environ["FTCOMM_EVENTS"])
+"""
+    )
+    outer, within = run.read_lines(2)
+    code, _, err = run.finish()
+    assert code == 0, err
+    assert outer != within

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from launch.running import Start, wait_gone
 
-from ftcomm.launch import preempt, worker, workers
+from ftcomm.launch import agent, preempt, worker, workers
 
 NOTICED = """
 import os, signal
@@ -44,6 +45,11 @@ os.write(1, b"%d\\n" % os.getpid())
 while True: signal.pause()
 """
 
+WHEN_TOLD = """
+open(os.environ["WORK"] + "/go" + os.environ["RANK"]).read()
+os.write(1, b"done\\n")
+"""
+
 
 def test_sigterm_is_forwarded_as_a_notice(start: Start) -> None:
     run = start(NOTICED, "--nproc-per-node", "2")
@@ -64,7 +70,8 @@ def test_ctrl_c_ends_everything(start: Start) -> None:
     wait_gone(workers)
 
 
-def test_a_second_signal_ends_at_once(start: Start) -> None:
+def test_a_second_signal_ends_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent, "ONCE", 0.0)
     run = start(STUBBORN, "--nproc-per-node", "2", "--shutdown-timeout", "3600")
     workers = [os.pidfd_open(int(line)) for line in run.read_lines(2)]
     run.send(signal.SIGTERM)
@@ -73,6 +80,37 @@ def test_a_second_signal_ends_at_once(start: Start) -> None:
     code, _, err = run.finish()
     assert code == 143, err
     wait_gone(workers)
+
+
+def test_a_signal_that_comes_twice_in_a_moment_is_one(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`timeout` sends it to its child and to the whole group, for one."""
+    monkeypatch.setattr(agent, "ONCE", 3600.0)
+    for rank in range(2):
+        os.mkfifo(tmp_path / f"go{rank}")
+    run = start(NOTICED + WHEN_TOLD, "--nproc-per-node", "2")
+    run.read_lines(2)
+    run.send(signal.SIGTERM)
+    run.read_lines(2)
+    run.send(signal.SIGTERM)
+    for rank in range(2):
+        (tmp_path / f"go{rank}").write_text("")
+    code, out, err = run.finish()
+    assert code == 143, err
+    assert out.count("done") == 2, err
+
+
+def test_what_nohup_has_it_ignore_it_ignores(start: Start, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go0")
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run = start("import os" + WHEN_TOLD, "--nproc-per-node", "1")
+    signal.signal(signal.SIGHUP, before)
+    run.hear("1 workers")
+    run.send(signal.SIGHUP)
+    (tmp_path / "go0").write_text("")
+    code, out, err = run.finish()
+    assert (code, out) == (0, "done\n"), err
 
 
 def test_who_does_not_end_in_time_is_killed(start: Start) -> None:

@@ -25,6 +25,7 @@ enum class FrameKind : std::uint8_t {
     RestoreAsk = 14,  // replay: the sender has lost its log, and asks what the receiver has of it (communicator/restore.h)
     RestoreReply = 15,
     Votes = 16,  // as Vote, of the sender and those below it in a tree; aux = the view's epoch
+    Dispute = 17,  // payload: the communicator's description, of which the receiver may have another
     // collectives
     Enter =
         32,  // receiver of data to its sender: entered, go; of a gather, scatter, all-to-all: with what it has for the other, or where
@@ -60,6 +61,11 @@ enum class FrameKind : std::uint8_t {
 };
 
 inline bool is_collective(FrameKind k) { return k >= FrameKind::Enter && k <= FrameKind::StageGo; }
+// It says what communicator it is of, to one that has not made it yet.
+inline bool is_described(FrameKind k) {
+    return k == FrameKind::Vote || k == FrameKind::Freeze || k == FrameKind::AgreeVote || k == FrameKind::RestoreAsk ||
+           k == FrameKind::Votes || k == FrameKind::Dispute;
+}
 inline bool is_spread(FrameKind k) {  // of a communicator; payload: channel/spread.h
     return k == FrameKind::Freeze || k == FrameKind::Decision || k == FrameKind::AgreeResult;
 }

@@ -1,5 +1,6 @@
 // A communicator at a join point (M13): how it stands, what waits, and where all go on once replacements are in.
 #include "base/check.h"
+#include "collectives/records.h"
 #include "communicator/communicator.h"
 
 namespace ftcomm {
@@ -27,20 +28,15 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
         return;
     }
     since_ = nth;
+    // Nobody had it when all voted: whoever has made it since has run nothing on it. What an admission before has said of it went with those who
+    // had it, and what is decided without the newcomers meanwhile, but that it is revoked, counts for nobody (the record is outdated).
+    const AdmitEntry anew{spec_.id, first_attempt(nth), 1, 0, false};
     if (entry == nullptr) {
-        if (slots.has(core_.self()) && open_.empty()) next_seq_ = 1;
-        // Nobody who is left had it: what an admission before has said of it went with those who had.
-        if (attempt_ > 0 && open_.empty()) {
-            core_.host.trace("admission.anew");
-            attempt_ = 0;
-            done_seq_ = 0;
-            unrun_.clear();
-            next_seq_ = 1;
-            decision_ = {};
-            decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
-            last_ = {};
-        }
-        return;
+        core_.host.trace("admission.anew");
+        const bool revoked = decision_.revoked;
+        decision_ = {};
+        decision_.revoked = revoked;
+        entry = &anew;
     }
     FT_CHECK(open_.empty() || !open_.front()->started, "a replacement came in while %s was running",
              name_of(*open_.front()).c_str());

@@ -8,7 +8,7 @@ namespace ftcomm {
 
 RequestPtr Communicator::agree(AgreeKind kind, std::int64_t flag) {
     auto request = std::make_shared<Request>();
-    if (auto s = core_.dead_end(); !s) {
+    if (auto s = dead_end(); !s) {
         core_.finish(request, std::move(s));
         return request;
     }
@@ -34,7 +34,7 @@ RequestPtr Communicator::agree(AgreeKind kind, std::int64_t flag) {
 }
 
 void Communicator::try_agree() {
-    if (cas_busy_ || excluded_ || leader() != rank_ || !core_.dead_end()) return;
+    if (cas_busy_ || excluded_ || leader() != rank_ || !dead_end()) return;
     const auto want = voters();
     const auto seq = decision_.agree_seq + 1;
     Decision d = decision_;
@@ -73,7 +73,7 @@ void Communicator::try_agree() {
     FT_POINT(kind == AgreeKind::Agree ? "agree.before" : "shrink.before");
     core_.cells.compare_and_set(cell_key(), record_, bytes, [this, bytes, kind](CellClient::Result result, const Bytes& value) {
         cas_busy_ = false;
-        if (!core_.dead_end()) return;
+        if (!dead_end()) return;
         if (result == CellClient::Result::Lost) {
             core_.authority_lost = true;
             return;

@@ -14,14 +14,14 @@
 namespace ftcomm {
 
 void Communicator::send_agree_vote() {
-    if (!core_.dead_end()) return;
+    if (!dead_end()) return;
     agree_votes_[rank_] = agree_.vote;
     agree_votes_sent_ = false;
     send_agree_votes_on();
 }
 
 void Communicator::send_agree_votes_on() {
-    if (!core_.dead_end()) return;
+    if (!dead_end()) return;
     const auto tree = voters();
     if (tree.lowest() == rank_) {
         try_agree();

@@ -37,6 +37,7 @@ Communicator::Communicator(Core& core, CommSpec spec, bool claimed)
     for (int m : spec_.members) {
         const auto& state = core_.view.members[static_cast<std::size_t>(m)];
         incarnations_.push_back(m == core_.self() ? core_.config.incarnation : state.incarnation);
+        members_hash_ = (members_hash_ + static_cast<std::uint64_t>(m) + 1) * 0x9e3779b97f4a7c15ULL;
     }
     decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
     if (spec_.policy == Policy::Replay) begin_replay();
@@ -184,7 +185,7 @@ std::uint64_t Communicator::signature_of(const Shape& shape) {
         auto what = shape;
         if (!core_.rules.c8) what.algorithm = Algorithm::Ring;  // rule C8 switched off
         signed_ = shape;
-        signature_ = what.signature();
+        signature_ = what.signature() + members_hash_;
         // Under replay a sum that is done again has to take the way that it took.
         if (what.algorithm == Algorithm::Flat && core_.config.has_flat_trees(spec_.members.size()))
             signature_ += static_cast<std::uint64_t>(core_.config.spread_degree) * 0x9e3779b97f4a7c15ULL;
@@ -216,7 +217,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     }
     const Time timeout = desc.timeout > 0 ? desc.timeout : this->timeout();
     if (desc.algorithm == Algorithm::RingLogged) {
-        Status s = core_.dead_end();
+        Status s = dead_end();
         if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
         if (s) ring().post(request, desc, timeout);
         else core_.finish(request, std::move(s));
@@ -239,11 +240,11 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
         run_alone(*op, static_cast<int>(spec_.members.size()), rank_, {}, true);
         op->outcome(rank_, RankSet::only(rank_), core_.view.epoch, &request->outcome);
         op->give();
-        core_.finish(request, core_.dead_end());
+        core_.finish(request, dead_end());
         return request;
     }
-    if (core_.at_dead_end()) {  // nobody will ever vote here again
-        core_.finish(request, core_.dead_end());
+    if (at_dead_end()) {  // nobody will ever vote here again
+        core_.finish(request, dead_end());
         return request;
     }
     op->timeout = timeout;
@@ -265,7 +266,7 @@ void Communicator::bring_in(const OpState& op) {
 
 RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {
     auto request = core_.fresh_request();
-    Status s = core_.dead_end();
+    Status s = dead_end();
     if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
     if (s && (dst < 0 || dst >= static_cast<int>(spec_.members.size())))
         s = Status::error(Code::Invalid, "destination " + std::to_string(dst) + " is not a rank of communicator " + spec_.name);
@@ -283,7 +284,7 @@ RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, st
 
 RequestPtr Communicator::recv(void* data, std::uint64_t bytes, int src, std::int64_t tag) {
     auto request = core_.fresh_request();
-    Status s = core_.dead_end();
+    Status s = dead_end();
     if (s && decision_.revoked) s = Status::error(Code::Revoked, "communicator " + spec_.name + " was revoked");
     if (s && src >= static_cast<int>(spec_.members.size()))
         s = Status::error(Code::Invalid, "source " + std::to_string(src) + " is not a rank of communicator " + spec_.name);
@@ -369,7 +370,7 @@ void Communicator::fail_messages(const Status& status) {
     if (replays()) for_pairs([&](LoggedPairs& pairs) { pairs.fail_all(status); });
 }
 
-void Communicator::on_dead_end() { fail_everything(core_.dead_end()); }
+void Communicator::on_dead_end() { fail_everything(dead_end()); }
 
 void Communicator::close() {
     closed_ = true;

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include "channel/spread.h"
 #include "collectives/op_state.h"
 #include "collectives/plan.h"
 #include "collectives/run.h"
@@ -43,6 +44,10 @@ public:
     void close();
     void ack_failed(int n);
 
+    // Of a frame that is_described: where the description begins.
+    static ByteView description(FrameKind kind, ByteView payload) {
+        return kind == FrameKind::Freeze ? Spread::record_of(payload) : payload;
+    }
     // Inputs.
     void on_frame(int slot, const FrameHeader& header, ByteView payload);
     // A message heard before its sender was removed and before this communicator was made here.
@@ -173,13 +178,25 @@ private:
         RequestPtr request;
     };
 
+    // ways.cc: which way an operation goes
+    std::unique_ptr<Run> make_run(OpState& op, std::vector<SegmentRun> plan, bool repair, bool flat);
+    void let_look(RunEnv& e);
+    bool may_show(bool repair) const;
+    bool is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const;
+    bool reads_memory(const OpState& op, bool near) const;
+    bool stages(const OpState& op, bool near) const;
+    std::uint64_t show_limit(OpKind kind) const;
+    bool fits_tree(OpKind kind, std::uint64_t bytes, std::size_t element) const;
+    bool goes_by_tree(const OpState& op) const;
+    bool all_share_memory() const;
+    bool streams_decide() const;
+
     // operations.cc, checks in communicator.cc
     Status check(const OpDesc& desc) const;
     Shape shape_of(const OpDesc& desc, Grid* grid) const;
     bool is_flat(const OpDesc& desc) const;
     bool prefers_few_messages(const OpDesc& desc, std::uint64_t bytes) const;
     bool may_exchange_in_windows(const OpDesc& d) const;
-    bool fits_tree(OpKind kind, std::uint64_t bytes, std::size_t element) const;
     bool is_called_again(const OpDesc& desc) const;
     void bring_in(const OpState& op);
     void pump();
@@ -189,7 +206,6 @@ private:
     void after_progress();
     bool put_on_record(const OpState& op);  // false: it could not be, and the vote decides
     bool is_settled(std::uint64_t seq) const;
-    bool is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const;
     void finish_current(Status status);
     void keep_result(const OpState& op, const FlatRoom* room);
     bool retains_result() const;
@@ -198,19 +214,18 @@ private:
     RunEnv env();
     const std::vector<int>& living();
     bool all_alive() { return living().size() == spec_.members.size(); }
-    bool may_show(bool repair) const;
     void send_what_is_shown();
     void words_changed() { core_.words_changed |= looks_; }
     void drop_run();  // with what of it, and of all before it, waits for room
     std::uint64_t signature_of(const Shape& shape);
-    bool reads_memory(const OpState& op, bool near) const;
-    bool stages(const OpState& op, bool near) const;
-    std::uint64_t show_limit(OpKind kind) const;
-    bool goes_by_tree(const OpState& op) const;
-    bool all_share_memory() const;
-    bool streams_decide() const;
     std::string name_of(const OpState& op) const;
     Time timeout() const { return spec_.timeout > 0 ? spec_.timeout : core_.config.timeout; }  // of what names none itself
+
+    // dispute.cc: a peer has made it with other members
+    bool is_disputed_by(int slot, const FrameHeader& header, ByteView payload);
+    void dispute(int slot, const CommSpec* theirs);
+    Status dead_end() const { return disputed_ ? core_.dead_end() : disputed_; }
+    bool at_dead_end() const { return core_.at_dead_end() || !disputed_; }
 
     // vote.cc: freeze, vote; decide.cc: decide, apply
     void propose(Code code, std::uint64_t seq);
@@ -380,6 +395,8 @@ private:
 
     Core& core_;
     CommSpec spec_;
+    Status disputed_;  // why it is of no use, or ok
+    RankSet told_;  // slots that know what this rank has made
     bool claimed_;
     bool closed_ = false;
     const std::vector<int> rank_of_slot_;
@@ -408,7 +425,7 @@ private:
     std::vector<int> living_;  // living_set_, as a list
     RankSet living_set_;
     Shape signed_;  // the last operation's, and its signature: the next one is often the same
-    std::uint64_t signature_ = 0;
+    std::uint64_t signature_ = 0, members_hash_ = 0;
     OpDesc called_;  // the last call that check() found right, its buffers left aside; and what it is
     Shape called_shape_;
     Grid called_grid_;

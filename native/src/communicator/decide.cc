@@ -8,7 +8,7 @@
 namespace ftcomm {
 
 void Communicator::try_decide() {
-    if (!frozen_ || cas_busy_ || excluded_ || leader() != rank_ || !core_.dead_end() || (replays() && !present())) return;
+    if (!frozen_ || cas_busy_ || excluded_ || leader() != rank_ || !dead_end() || (replays() && !present())) return;
     const auto want = voters();
     auto missing = want;
     for (const auto& [r, vote] : votes_)
@@ -47,7 +47,7 @@ void Communicator::try_decide() {
 
 void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value, const Bytes& mine) {
     cas_busy_ = false;
-    if (!core_.dead_end()) return;  // voted out meanwhile: everything has failed already
+    if (!dead_end()) return;  // voted out meanwhile: everything has failed already
     if (result == CellClient::Result::Conflict && !core_.rules.m1) result = CellClient::Result::Swapped;
     if (result == CellClient::Result::Lost) {
         core_.authority_lost = true;
@@ -110,7 +110,7 @@ void Communicator::on_excluded() {
 void Communicator::adopt(const Bytes& record) {
     auto d = Decision::decode(record);
     FT_CHECK(d.has_value(), "an undecodable decision for communicator %s", spec_.name.c_str());
-    if (outdated(*d) || !core_.dead_end()) return;  // what others decide after a rank is out is not for it
+    if (outdated(*d) || !dead_end()) return;  // what others decide after a rank is out is not for it
     if (d->admissions > core_.view.admissions) {  // first the admission, then what was decided after it
         core_.host.trace("decide.ahead");
         ahead_ = record;

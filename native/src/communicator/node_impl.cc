@@ -168,10 +168,7 @@ void NodeImpl::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& 
 
 void NodeImpl::dispatch(int slot, const FrameHeader& h, ByteView payload) {
     if (h.comm != 0) {
-        const bool describes = h.kind == FrameKind::Vote || h.kind == FrameKind::Freeze || h.kind == FrameKind::AgreeVote ||
-                               h.kind == FrameKind::RestoreAsk || h.kind == FrameKind::Votes;
-        auto* comm =
-            describes ? find_or_make(h.comm, h.kind == FrameKind::Freeze ? Spread::record_of(payload) : payload) : find(h.comm);
+        auto* comm = is_described(h.kind) ? find_or_make(h.comm, Communicator::description(h.kind, payload)) : find(h.comm);
         if (comm != nullptr) {
             comm->on_frame(slot, h, payload);
         } else {

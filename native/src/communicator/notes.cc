@@ -25,7 +25,7 @@ Status Communicator::note(const std::string& tag) {
     };
     if (!replays()) return refused("notes need the policy replay");
     // Whoever is voted out has been given up on by its operations, and has not returned from the last one.
-    if (auto s = core_.dead_end(); !s || closed_) return s ? refused("it is closed") : s;
+    if (auto s = dead_end(); !s || closed_) return s ? refused("it is closed") : s;
     if (marks_ == 0) return refused("call resume() first");
     if (const auto names = used_elsewhere(); !names.empty())
         return refused("communicators that have no resume point of their own have been used" + names + ". " + kHearsAgain);

@@ -1,36 +1,10 @@
 // A communicator's operations, one after another: start, run, frames, finish.
-#include <algorithm>
-
 #include "base/check.h"
 #include "base/failpoint.h"
-#include "base/reduce.h"
 #include "collectives/results.h"
 #include "communicator/communicator.h"
 
 namespace ftcomm {
-namespace {
-
-// Bytes of an all-reduce. On one host the ring stays in the caches; over several it sends more between them.
-constexpr std::uint64_t kPullFrom = 4u << 20, kGroupsFrom = 2u << 20;
-constexpr std::size_t kFewOnHost = 4;
-constexpr std::uint64_t kMostByRoot = 4u << 20;  // of inputs that the root alone adds up: a ring of all is as fast then
-
-// From where on a collective is read, in bytes of `count`, where what ranks write into links goes past their caches (base/streaming.h): a copy
-// into a link and one out of it, by two processors at once, are faster than the kernel's one, which looks up each page.
-std::uint64_t streamed_limit(const OpDesc& d, OpKind kind, std::size_t ranks, std::uint64_t otherwise) {
-    constexpr std::uint64_t kNever = ~std::uint64_t{0};
-    switch (kind) {
-        case OpKind::AllReduce:
-        case OpKind::ReduceScatter:
-            // A ring rounds a sum at each hop but the last one, and 16 bits may not hold that of which they hold the average.
-            return ranks > 2 && d.op == ReduceOp::Avg && is_narrow_float(d.dtype) ? otherwise : kNever;
-        case OpKind::Broadcast: return ranks == 2 ? kNever : 256u << 10;  // round a ring each byte is copied n - 1 times
-        case OpKind::AllGather: return ranks == 2 ? 128u << 10 : otherwise;
-        default: return otherwise;
-    }
-}
-
-}  // namespace
 
 OpState* Communicator::current() const {
     if (!helpers_.empty()) return helpers_.front().get();
@@ -59,8 +33,8 @@ void Communicator::pump() {
 
 bool Communicator::start(OpState& op) {
     op.started = op.entered = true;
-    if (core_.at_dead_end()) {
-        finish_current(core_.dead_end());
+    if (at_dead_end()) {
+        finish_current(dead_end());
         return false;
     }
     if (const auto* cause = replays() ? failure_of(op.seq) : nullptr) {
@@ -162,83 +136,6 @@ RunEnv Communicator::env() {
     return e;
 }
 
-// Replay: nobody has returned from it, and it runs as it did the first time. (Where everyone puts its own in, a ring would log the result before
-// all have begun it; and of a flat one that is taken for a sign that they have: OpPlanner::may_have_been_returned.)
-bool Communicator::is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const {
-    if (op.shape.runs_as() != OpKind::AllReduce) return !is_settled(op.seq);
-    return std::all_of(plan.begin(), plan.end(), [](const SegmentRun& r) { return r.mode == SegmentMode::Reduce; });
-}
-
-// The same on all ranks of an attempt (C8): from the operation, from the decision, and from what never changes of those in it.
-// `near`: if all can read each other; else inside the hosts.
-bool Communicator::reads_memory(const OpState& op, bool near) const {
-    if (decision_.frames_only) return false;
-    auto limit = core_.read_limit();
-    const auto kind = op.shape.kind;
-    if (kind == OpKind::AllReduce && core_.config.reduce_pull_limit > 0) {
-        limit = core_.config.reduce_pull_limit;
-    } else if (core_.config.pull_limit == 0) {
-        if (kind == OpKind::Reduce) return false;  // the root alone would do all of it
-        if (kind == OpKind::AllReduce) limit = near ? kPullFrom : kGroupsFrom;
-        // Ranks that read each other are on one machine, and agree on whether it streams (Address::check_agrees).
-        if (near && streams_decide()) limit = streamed_limit(op.desc, kind, spec_.members.size(), limit);
-    }
-    return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
-}
-
-// Of ranks that share the processors of one host. Reading saves copies, and spends more than that on system calls and on what the caches have
-// lost in between. C8: as above. Under replay a sum is not to depend on where a replacement comes up, or the next generation of the job: it is
-// the same without windows, but that along a ring narrow floats are rounded by each rank.
-// `near`: all can read each other.
-bool Communicator::stages(const OpState& op, bool near) const {
-    if (decision_.no_windows || !core_.view.crowded || living_.size() < 3 || living_.size() > kMostStaged) return false;
-    if (op.shape.algorithm != Algorithm::Auto) return false;
-    if (reduces(op.shape.kind) && op.shape.op == ReduceOp::PremulSum) return false;
-    if (reduces(op.shape.kind) && replays()) {
-        if (is_narrow_float(op.desc.dtype) && !(near && reads_memory(op, true))) return false;
-        // In groups there is another order, unless nobody can read anybody.
-        if (!near && op.shape.kind == OpKind::AllReduce && reads_memory(op, false)) return false;
-    }
-    if (!op.shape.is_direct() && op.grid.segments() == 0) return false;
-    const bool has_parts = op.shape.kind == OpKind::AllGather || op.shape.kind == OpKind::ReduceScatter || op.shape.is_direct();
-    const auto bytes = op.desc.count * size_of(op.desc.dtype) * (has_parts ? spec_.members.size() : 1);
-    if (bytes < core_.config.stage_limit) return false;
-    if (op.shape.kind == OpKind::Reduce && bytes * living_.size() > kMostByRoot) return false;
-    return std::ranges::all_of(
-        living_, [&](int r) { return r == rank_ || core_.transport.is_near(spec_.members[static_cast<std::size_t>(r)]); });
-}
-
-// Of a flat one: what goes up, sums in float32 at least, and what comes down have to fit a frame.
-bool Communicator::fits_tree(OpKind kind, std::uint64_t bytes, std::size_t element) const {
-    const auto least = reduces(kind) ? bytes / element * sizeof(float) : 0;
-    return std::max<std::uint64_t>(bytes, least) <= core_.sender.max_payload();
-}
-
-bool Communicator::goes_by_tree(const OpState& op) const {
-    if (!fits_tree(op.shape.kind, shared_bytes(op.desc, spec_.members.size()), size_of(op.desc.dtype))) return false;
-    if (core_.config.has_flat_trees(living_.size())) return true;
-    // Of one host: as fast where each has a processor of its own, and faster where they share them. (Under replay the order of a sum is not
-    // to depend on where a replacement comes up.)
-    const bool can = core_.config.flat_trees && living_.size() > kStraightOnHost && !replays();
-    return can && (core_.view.crowded || all_share_memory());
-}
-
-// Of more than that, more share the processors and their caches: to read is faster then, as where nothing is streamed.
-bool Communicator::streams_decide() const { return core_.config.streams() && spec_.members.size() <= kFewOnHost; }
-
-bool Communicator::all_share_memory() const {
-    for (int r : decision_.alive.list())
-        if (r != rank_ && !core_.transport.shares_memory(spec_.members[static_cast<std::size_t>(r)])) return false;
-    return true;
-}
-
-// In a gather all sources write to their rings at once.
-std::uint64_t Communicator::show_limit(OpKind kind) const {
-    if (decision_.frames_only) return ~std::uint64_t{0};
-    if (core_.config.pull_limit > 0) return core_.config.pull_limit;
-    return kind == OpKind::Gather ? 1u << 20 : streams_decide() ? 128u << 10 : core_.read_limit();
-}
-
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
     FT_CHECK(run_ == nullptr, "%s begins while another operation runs", name_of(op).c_str());  // they share their memory
     op.team = decision_.alive;
@@ -265,47 +162,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         put_on_record(op);
         return;
     }
-    auto e = env();
-    const bool near = !flat && all_share_memory();
-    e.crowded = near && core_.view.crowded;
-    const bool staged = !repair && stages(op, near);
-    if (staged && op.shape.is_direct() && whole) {
-        run_ = make_exchange_run(e, op, core_.fresh_ticket());
-        core_.host.trace("run.exchange");
-    } else if (op.shape.is_direct()) {
-        const DirectLimits limits{show_limit(op.shape.kind), core_.config.read_bytes, core_.config.piece_bytes};
-        run_ = make_direct_run(e, op, limits, core_.fresh_ticket());
-        core_.host.trace("run.direct");
-    } else if (flat && goes_by_tree(op)) {
-        run_ = make_flat_tree_run(e, op, core_.config.spread_degree);
-        core_.host.trace("run.tree");
-    } else if (flat) {
-        looks_ = may_show(repair);
-        if (looks_) {
-            if (std::ranges::find(core_.lookers, this) == core_.lookers.end()) core_.lookers.push_back(this);
-            e.posts = &posts_;
-            e.post_limit = core_.config.post_limit;
-            e.shows = core_.all_logs_are_here();
-            if (board_.all_known()) core_.host.trace("run.flat.shown");
-        }
-        run_ = make_flat_run(e, op, std::move(idle_flat_));
-        core_.host.trace("run.flat");
-    } else if (staged && is_whole(plan, living_)) {
-        run_ = make_stage_run(e, op, std::move(plan), core_.fresh_ticket(), near && reads_memory(op, true));
-        core_.host.trace("run.stage");
-    } else if (staged && is_first_hand(plan)) {
-        run_ = make_block_run(e, op, std::move(plan), core_.fresh_ticket());
-        core_.host.trace("run.blocks");
-    } else if (reads_memory(op, true) && near) {
-        run_ = make_pull_run(e, op, std::move(plan), core_.fresh_ticket());
-        core_.host.trace(repair ? "run.pull.repair" : "run.pull");
-    } else if (op.shape.kind == OpKind::AllReduce && reads_memory(op, false) && !near) {
-        run_ = make_groups_run(e, op, std::move(plan), !repair || core_.rules.c3, core_.fresh_ticket());
-        core_.host.trace(repair ? "run.groups.repair" : "run.groups");
-    } else {
-        run_ = make_ring_run(e, op, std::move(plan), !repair || core_.rules.c3);
-        core_.host.trace(repair ? "run.repair" : "run.ring");
-    }
+    run_ = make_run(op, std::move(plan), repair, flat);
     after_flat_ = flat;
     run_->start();
     // What came before we were here; in order.
@@ -327,17 +184,6 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
         run_->on_frame(f.from, f.header, f.payload);
     }
     core_.has_work |= run_ != nullptr && run_->has_work();
-}
-
-// C8: from who takes part and from where they are, which is as it was when all boards became known. Nobody begins what comes after a flat operation
-// before all have begun that, nor after one with a fence: what was shown two operations before is over for all. (Without fault tolerance
-// there are no fences.)
-bool Communicator::may_show(bool repair) const {
-    const auto n = spec_.members.size();
-    if (core_.config.post_limit == 0 || repair || living_.size() < n || n > Posts::kMostRanks || !(kFaultTolerant || after_flat_))
-        return false;
-    return board_.all_known() ||
-           std::ranges::all_of(spec_.members, [&](int slot) { return slot == core_.self() || core_.transport.is_near(slot); });
 }
 
 // The memory is another communicator's soon. Who was late for the last operation has not looked yet; who is past it throws this away.
@@ -503,7 +349,7 @@ void Communicator::finish_current(Status status) {
     core_.finish(op->request, std::move(status));
     op->request = nullptr;  // its owner may want to be the last to hold it
     spare_op_ = std::move(op);
-    if (others_run_it && core_.dead_end()) {  // as in on_collective: a disagreement that came before we did
+    if (others_run_it && dead_end()) {  // as in on_collective: a disagreement that came before we did
         core_.host.trace("mismatch.late");
         freeze();
         send_vote(true);

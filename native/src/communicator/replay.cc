@@ -115,7 +115,7 @@ bool Communicator::log_result(const OpState& op) {
 }
 
 void Communicator::log_failure(const OpState& op, const Status& status) {
-    if (!core_.dead_end()) return;
+    if (!dead_end()) return;
     const auto c = Cause::of(status);
     auto known = c;
     if (const auto name = name_of(op) + ": "; c.message.starts_with(name)) known.message.erase(0, name.size());

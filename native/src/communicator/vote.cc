@@ -82,7 +82,7 @@ void Communicator::revoke() {
 
 // C1: from here on this rank is deaf to the attempt, so that what it votes stays true.
 void Communicator::freeze() {
-    if (frozen_) return;
+    if (frozen_ || !disputed_) return;
     frozen_ = true;
     frozen_ticks_ = 0;
     FT_POINT("vote.freeze");
@@ -139,7 +139,7 @@ Vote Communicator::build_vote() const {
 }
 
 void Communicator::send_vote(bool calls) {
-    if (!frozen_ || !core_.dead_end() || (replays() && (!present() || restore_ != nullptr))) return;
+    if (!frozen_ || !dead_end() || (replays() && (!present() || restore_ != nullptr))) return;
     const auto vote = build_vote();
     votes_[rank_] = vote;
     const int to = leader();
@@ -195,7 +195,7 @@ void Communicator::on_freeze(std::uint32_t attempt) {
 // After a decision or an admission: is there ground for the next decision already? A death, a wish that came too late for the votes,
 // or a peer that was here first and waits for this rank's vote.
 void Communicator::look_again() {
-    if (frozen_ || core_.solo || !core_.dead_end()) return;
+    if (frozen_ || core_.solo || !dead_end()) return;
     bool ground = !(decision_.alive - in_view()).empty() || wishes_now() || asked_ > attempt_;
     for (const auto& [rank, vote] : votes_) ground |= vote.attempt == attempt_ + 1;
     // What failed at once here, in the attempt before, and others run in this one: their frames came before the decision did.
@@ -239,8 +239,9 @@ ByteView behind_spec(ByteView payload, const char* what, int from) {
 }  // namespace
 
 void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
+    if (is_disputed_by(slot, h, payload)) return;
     const int from = rank_of_slot(slot);
-    if (from < 0 || !core_.in_view(slot, incarnations_[static_cast<std::size_t>(from)])) return;
+    if (!core_.in_view(slot, incarnations_[static_cast<std::size_t>(from)])) return;
     if (is_collective(h.kind)) {
         on_collective(from, h, payload);
         return;

@@ -24,7 +24,7 @@ bool Communicator::has_vote_of_this_view(int rank) const {
 }
 
 void Communicator::send_votes_on() {
-    if (!frozen_ || !core_.dead_end() || !votes_by_tree()) return;
+    if (!frozen_ || !dead_end() || !votes_by_tree()) return;
     const auto tree = voters();
     const std::pair now(core_.view.epoch, attempt_ + 1);
     if (tree.lowest() == rank_ || !tree.has(rank_) || votes_sent_ == now) return;
@@ -96,7 +96,7 @@ void Communicator::hurry_votes() {
         votes_waited_ = now;
         vote_ticks_ = 0;
     }
-    if (!frozen_ || !core_.dead_end() || !votes_by_tree()) return;
+    if (!frozen_ || !dead_end() || !votes_by_tree()) return;
     const int to = leader();
     if (to < 0 || to == rank_) return;
     // Whatever has happened to the tree (a rank that lags behind may have sent to one that is out; views may change faster than votes come

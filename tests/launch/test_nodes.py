@@ -1,0 +1,104 @@
+"""Several nodes: each ftrun knows how the others' workers ended, and stays for them where they need it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+from launch.running import Ftrun, Start
+
+from ftcomm.launch import nodes
+
+WAITS = """
+import os
+print(os.getpid(), flush=True)
+open(os.environ["WORK"] + "/go" + os.environ["GROUP_RANK"]).read()
+if os.path.exists(os.environ["WORK"] + "/fail" + os.environ["GROUP_RANK"]): raise SystemExit(3)
+"""
+
+
+@pytest.fixture
+def two(start: Start, tmp_path: Path) -> list[Ftrun]:
+    """Of a worker each; the first has the store. A worker ends when its fifo is opened."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        port = probe.getsockname()[1]
+    common = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0", "--rdzv-backend", "static")
+    for node in range(2):
+        os.mkfifo(tmp_path / f"go{node}")
+    place = ("--master-addr", "127.0.0.1", "--master-port", str(port))
+    ftruns = [start(WAITS, *common, *place, "--node-rank", str(node)) for node in range(2)]
+    for one in ftruns:
+        one.read_lines(1)
+    return ftruns
+
+
+def let_end(folder: Path, node: int) -> None:
+    with open(folder / f"go{node}", "w"):
+        pass
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_job_in_which_one_node_has_failed_is_no_success(two: list[Ftrun], tmp_path: Path, fails: int) -> None:
+    (tmp_path / f"fail{fails}").touch()
+    for node in range(2):
+        let_end(tmp_path, node)
+    ended = [one.finish() for one in two]
+    assert [code for code, _, _ in ended] == [1, 1], ended
+    assert f"this node's workers succeeded, but a worker of node {fails} failed for good" in ended[1 - fails][2]
+    assert "all workers succeeded" not in ended[0][2] + ended[1][2]
+
+
+def test_all_succeed(two: list[Ftrun], tmp_path: Path) -> None:
+    let_end(tmp_path, 0)
+    two[0].hear("waiting for the other nodes")
+    let_end(tmp_path, 1)
+    ended = [one.finish() for one in two]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert all("all workers succeeded" in err for _, _, err in ended)
+
+
+def test_who_has_died_without_a_word_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nodes, "BEAT", 0.1)
+    monkeypatch.setattr(nodes, "GONE", 2.0)
+    two: list[Ftrun] = request.getfixturevalue("two")
+    let_end(tmp_path, 0)
+    two[0].hear("waiting for the other nodes")
+    two[1].send(signal.SIGKILL)
+    code, _, err = two[0].finish()
+    assert code == 1, err
+    assert "a worker of node 1 and its ftrun are gone" in err
+
+
+def test_a_node_that_goes_waits_for_the_others_only_where_the_store_is(two: list[Ftrun], tmp_path: Path) -> None:
+    two[1].send(signal.SIGTERM)
+    code, _, err = two[1].finish()
+    assert code == 143, err
+    assert "waiting for the other nodes" not in err
+    let_end(tmp_path, 0)
+    code, _, err = two[0].finish()
+    assert code == 0, err
+
+
+def test_the_one_with_the_store_stays(two: list[Ftrun], tmp_path: Path) -> None:
+    two[0].send(signal.SIGTERM)
+    two[0].hear("waiting for the other nodes")
+    let_end(tmp_path, 1)
+    code, _, err = two[1].finish()
+    assert code == 0, err
+    code, _, err = two[0].finish()
+    assert code == 143, err
+
+
+def test_ctrl_c_does_not_wait(two: list[Ftrun], tmp_path: Path) -> None:
+    let_end(tmp_path, 1)
+    two[1].hear("waiting for the other nodes")
+    two[1].send(signal.SIGINT)
+    assert two[1].finish()[0] == 130
+    let_end(tmp_path, 0)
+    assert two[0].finish()[0] == 0

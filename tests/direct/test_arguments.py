@@ -88,3 +88,21 @@ def test_ranks_that_disagree(ranks: Ranks, what: str) -> None:
     # Rank 0 may not have entered when it was noticed: then rank 1 is the lowest and rank 2 the one that differs from it.
     assert differing in ((1,), (2,))
     assert "rank 1 called" in message
+
+
+def test_ranks_that_make_a_communicator_with_different_members(ranks: Ranks) -> None:
+    """Nobody gets the sum of some, nobody waits for who does not know of it, and the world goes on."""
+
+    def run(comm: ftcomm.Communicator) -> tuple[str, float]:
+        group = ftcomm.Communicator.create(comm.job, "some", [1, 2] if comm.rank == 2 else [0, 1, 2])
+        for _ in range(2):
+            with pytest.raises(ftcomm.Mismatch, match="every member has to give the same ones") as caught:
+                group.all_reduce(np.ones(2, f4))
+        with pytest.raises(ftcomm.Mismatch):
+            group.shrink()
+        all_of_them = np.ones(1, f4)
+        comm.all_reduce(all_of_them)
+        group.close()
+        return type(caught.value).__name__, float(all_of_them[0])
+
+    assert ranks(3, run) == [("Mismatch", 3.0)] * 3

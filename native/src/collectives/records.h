@@ -111,7 +111,7 @@ struct Failure {
 
 // Attempts after the nth admission begin here, whoever counted how far before (M8): no vote or frame from before it can be taken for one after.
 inline std::uint32_t first_attempt(std::uint64_t admissions) {
-    constexpr std::uint32_t kAttempts = 4096;
+    constexpr std::uint32_t kAttempts = 1u << 16;
     FT_CHECK(admissions < ~std::uint32_t{0} / kAttempts, "admission %llu", static_cast<unsigned long long>(admissions));
     return static_cast<std::uint32_t>(admissions) * kAttempts;
 }

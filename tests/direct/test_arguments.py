@@ -93,16 +93,16 @@ def test_ranks_that_disagree(ranks: Ranks, what: str) -> None:
 def test_ranks_that_make_a_communicator_with_different_members(ranks: Ranks) -> None:
     """Nobody gets the sum of some, nobody waits for who does not know of it, and the world goes on."""
 
-    def run(comm: ftcomm.Communicator) -> tuple[str, float]:
-        group = ftcomm.Communicator.create(comm.job, "some", [1, 2] if comm.rank == 2 else [0, 1, 2])
-        for _ in range(2):
-            with pytest.raises(ftcomm.Mismatch, match="every member has to give the same ones") as caught:
+    def run(comm: ftcomm.Communicator) -> float:
+        with pytest.raises(ftcomm.Mismatch):  # who comes last hears of it at once
+            group = ftcomm.Communicator.create(comm.job, "some", [1, 2] if comm.rank == 2 else [0, 1, 2])
+            with pytest.raises(ftcomm.Mismatch, match="every member has to give the same ones"):
                 group.all_reduce(np.ones(2, f4))
-        with pytest.raises(ftcomm.Mismatch):
-            group.shrink()
+            with pytest.raises(ftcomm.Mismatch):
+                group.shrink()
+            group.all_reduce(np.ones(2, f4))
         all_of_them = np.ones(1, f4)
         comm.all_reduce(all_of_them)
-        group.close()
-        return type(caught.value).__name__, float(all_of_them[0])
+        return float(all_of_them[0])
 
-    assert ranks(3, run) == [("Mismatch", 3.0)] * 3
+    assert ranks(3, run) == [3.0] * 3

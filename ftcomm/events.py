@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -38,7 +39,10 @@ class LineFile:
         except OSError as error:
             if not self._told:
                 self._told = True
-                print(f"ftcomm: {self.path}: {error.strerror}; the run goes on, but events are lost", file=sys.stderr)
+                with contextlib.suppress(OSError):  # it may be on the same disk
+                    print(
+                        f"ftcomm: {self.path}: {error.strerror}; the run goes on, but events are lost", file=sys.stderr
+                    )
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1

@@ -101,14 +101,14 @@ def main(argv: list[str] | None = None) -> int:
         # Of an ftrun whose worker has started this one, the folder is its own.
         inherited = None if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get("FTCOMM_EVENTS")
         folder = RunFolder(args.events or inherited or None)
-    except (ConfigError, ValueError, AssertionError, OSError) as error:
+    except (ConfigError, ValueError, AssertionError, RuntimeError, OSError) as error:
         if pair_log is not None:
             pair_log.remove()
         print(f"ftrun: {error}", file=sys.stderr)
         return 2
     # torch's agent says there that it shuts the workers down on a signal, which is not what happens here.
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
-    if args.log_dir is None:
+    if not args.log_dir:
         args.log_dir = str(folder.path / "logs")  # torch's default is a folder in /tmp that nobody ever removes
     args.run_path = False  # a script is always started in a fresh interpreter
     narrator = Narrator()
@@ -131,12 +131,19 @@ def main(argv: list[str] | None = None) -> int:
         folder.close()
 
 
+_FAILURES = {
+    End.FAILED: "a worker of node {} failed for good",
+    End.GONE: "node {} is gone, and its ftrun with it",
+    End.UNKNOWN: "nothing is known of node {}: the rendezvous store is gone",
+}
+
+
 def _check(args: argparse.Namespace) -> None:
-    """What torchrun finds out in the middle of its start. ValueError, AssertionError or OSError says what is wrong."""
+    """What torchrun finds out in the middle of its start. Its error says what is wrong: it has no class of its own for them."""
     torchrun.config_from_args(argparse.Namespace(**vars(args) | {"log_dir": os.devnull}))
     if args.no_python and shutil.which(args.training_script) is None:
         raise ValueError(f"there is no program {args.training_script!r} (--no-python)")
-    if args.log_dir not in (None, os.devnull):
+    if args.log_dir and args.log_dir != os.devnull:
         os.makedirs(args.log_dir, exist_ok=True)
         with tempfile.TemporaryFile(dir=args.log_dir):
             pass
@@ -163,10 +170,9 @@ def _run(args: argparse.Namespace, setting: Setting) -> int:
     except RendezvousError as error:
         say(f"the nodes did not come together: {error or type(error).__name__} (--rdzv-endpoint {args.rdzv_endpoint})")
         return 1
-    failed = {node: end for node, end in sorted(setting.other_nodes.items()) if end in (End.FAILED, End.GONE)}
+    failed = {node: end for node, end in sorted(setting.other_nodes.items()) if end in _FAILURES}
     for node, end in failed.items():
-        what = "failed for good" if end is End.FAILED else "and its ftrun are gone"
-        say(f"this node's workers succeeded, but a worker of node {node} {what}")
+        say(f"this node's workers succeeded, but {_FAILURES[end].format(node)}")
     if not failed:
         say("all workers succeeded")
     return 1 if failed else 0

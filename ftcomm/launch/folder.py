@@ -172,14 +172,14 @@ class RunFolder:
     def _tail(self, name: str) -> list[Event]:
         start = self._read.get(name, 0)
         try:
-            with open(self.path / name, "r+b" if self._temporary else "rb") as file:
+            with open(self.path / name, "rb") as file:
                 file.seek(start)
                 data = file.read()
-                whole = data.rfind(b"\n") + 1  # the rest of a line is still being written
-                if self._temporary and start // _FREED < (start + whole) // _FREED:  # nobody reads them again
-                    give_back(file.fileno(), start + whole)
         except FileNotFoundError:
             return []
+        whole = data.rfind(b"\n") + 1  # the rest of a line is still being written
+        if self._temporary and start // _FREED < (start + whole) // _FREED:  # nobody reads them again
+            give_back(self.path / name, start + whole)
         self._read[name] = start + whole
         return [event for line in data[:whole].splitlines() if (event := parse_line(line)) is not None]
 
@@ -212,11 +212,12 @@ class RunFolder:
             shutil.rmtree(logs, ignore_errors=True)
 
 
-def give_back(fd: int, size: int) -> None:
+def give_back(path: Path, size: int) -> None:
     """The room of a file's first ``size`` bytes, which read as zeros then. On a file system that can't they stay."""
     libc = ctypes.CDLL(None)
     libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-    libc.fallocate(fd, _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, 0, size)
+    with contextlib.suppress(OSError), open(path, "r+b") as file:  # another user's, for one
+        libc.fallocate(file.fileno(), _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, 0, size)
 
 
 def remove_abandoned(report: Callable[[str], None] | None = None) -> None:

@@ -26,6 +26,7 @@ class End(Enum):
     FAILED = "failed"  # a slot was given up
     LEFT = "left"  # SIGTERM: the machine is taken away
     GONE = "gone"  # not said by itself: its ftrun has died
+    UNKNOWN = "unknown"  # the store has gone before anything was known
 
 
 class Nodes:
@@ -52,12 +53,11 @@ class Nodes:
     def end(self, how: End, stays: bool, signals: Signals) -> tuple[dict[int, End], signal.Signals | None]:
         """Says how this node's workers ended, and, if it stays, waits until all others have said it or were silent for too long.
 
-        Returns how they ended, and the signal that ended the wait. Of whom nothing is known any more as the store is gone
-        there is nothing in it.
+        Returns how they ended, and the signal that came meanwhile. SIGTERM does not end the wait where the store lives here.
         """
         self._stop.set()
         read_fd, write_fd = os.pipe()
-        ends: dict[int, End] = {}
+        ends = {n: End.UNKNOWN for n in range(self._nodes) if stays and n != self._node}
 
         def wait() -> None:
             try:
@@ -72,35 +72,40 @@ class Nodes:
         with selectors.DefaultSelector() as selector:
             selector.register(read_fd, selectors.EVENT_READ)
             selector.register(signals.fd, selectors.EVENT_READ)
+            got: signal.Signals | None = None
             while ready := selector.select(None if stays else 1.0):
                 if any(key.fd == read_fd for key, _ in ready):
                     break
-                if taken := signals.take():
-                    return ends, taken[0]
-        return ends, None
+                for one in signals.take():
+                    if one is not signal.SIGTERM or got is not None or not serves_store():
+                        return ends, got or one
+                    got = one  # as when it comes before: the others need the store
+        return ends, got
 
     def _wait(self, ends: dict[int, End]) -> None:
-        for other in range(self._nodes):
-            if other != self._node:
-                ends[other] = self._end_of(other)
+        begun = time.monotonic()
+        beats: dict[int, tuple[int, float]] = {}  # the last one, and when it was new
+        missing = [n for n in range(self._nodes) if n != self._node]
+        while missing:
+            for other in list(missing):
+                if self._store.check([f"ftrun/end/{other}"]):
+                    ends[other] = End(self._store.get(f"ftrun/end/{other}").decode())
+                    missing.remove(other)
+                    continue
+                beat, now = self._store.add(f"ftrun/beat/{other}", 0), time.monotonic()
+                if other not in beats or beats[other][0] != beat:
+                    beats[other] = (beat, now)
+                elif now - beats[other][1] > GONE:
+                    ends[other] = End.GONE
+                    missing.remove(other)
+            if missing:
+                _pause(begun)
         self._store.set(f"ftrun/knows/{self._node}", "")
-        if serves_store():  # who does goes last
+        if serves_store():  # who does goes last: others may have begun to look for who is gone just now
             there = [f"ftrun/knows/{n}" for n, end in ends.items() if end in (End.SUCCEEDED, End.FAILED)]
             since = time.monotonic()
-            while not self._store.check(there) and time.monotonic() - since < BEAT:
+            while not self._store.check(there) and time.monotonic() - since < GONE + 2 * BEAT:
                 _pause(since)
-
-    def _end_of(self, other: int) -> End:
-        begun = since = time.monotonic()
-        heard = -1
-        while not self._store.check([f"ftrun/end/{other}"]):
-            beat, now = self._store.add(f"ftrun/beat/{other}", 0), time.monotonic()
-            if beat != heard:
-                heard, since = beat, now
-            elif now - since > GONE:
-                return End.GONE
-            _pause(begun)
-        return End(self._store.get(f"ftrun/end/{other}").decode())
 
 
 def _pause(since: float) -> None:
@@ -113,8 +118,18 @@ def _pause(since: float) -> None:
 
 def serves_store() -> bool:
     """Whether a store lives in this process: the rendezvous', or that of the job. Nothing else in ftrun listens."""
-    for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(int(name))) as one:
-            if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                return True
-    return False
+    return any(_listens(int(name)) for name in os.listdir("/proc/self/fd"))
+
+
+def _listens(number: int) -> bool:
+    try:
+        fd = os.dup(number)
+    except OSError:
+        return False
+    try:
+        one = socket.socket(fileno=fd)
+    except OSError:  # no socket
+        os.close(fd)
+        return False
+    with one:
+        return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

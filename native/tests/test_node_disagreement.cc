@@ -79,6 +79,69 @@ FT_TEST(communicator_made_with_other_members_is_of_no_use_to_anybody) {
     }
 }
 
+// The odd one is gone before it has told more than one of the others.
+FT_TEST(whoever_hears_of_other_members_tells_those_who_made_it_like_itself) {
+    Rig rig(4);
+    rig.comm({0, 1, 2, 3}, 9);
+    for (int s : {0, 1, 2}) rig.join_comm(s, {0, 1, 2});
+    rig.join_comm(3, {1, 3});
+    for (int s : {0, 2}) rig.hold(3, s);
+    std::int64_t x[4] = {1, 2, 4, 8};
+    rig.sum(3, x[3]);
+    rig.settle();
+    rig.kill(3);
+    rig.evidence(1, 3, Evidence::Pidfd);
+    rig.settle();
+    for (int s : {0, 1, 2}) {
+        const auto sum = rig.sum(s, x[s]);
+        rig.settle();
+        EXPECT(sum->done && sum->status.code == Code::Mismatch);
+    }
+}
+
+// Who comes in later has not heard of it, whether it gives the members that most have given or not.
+FT_TEST(replacement_hears_that_a_communicator_is_of_no_use) {
+    for (const bool right : {false, true}) {
+        Rig rig(3);
+        rig.comm({0, 1, 2}, 9);
+        for (int s : {0, 1}) rig.join_comm(s, {0, 1, 2});
+        rig.join_comm(2, {1, 2});
+        std::int64_t x = 1, y = 2;
+        rig.sum(1, x);
+        rig.sum(2, y);
+        rig.settle();
+        rig.ask_again(2, 0);
+        rig.join_comm(2, {0, 1, 2}, 9);
+        rig.join_comm(2, right ? std::vector{0, 1, 2} : std::vector{1, 2});
+        for (int s : {0, 1}) rig.node(s).admit(rig.now());
+        rig.settle();
+        REQUIRE(rig.node(0).alive_slots().count() == 3);
+        const auto sum = rig.sum(2, x);
+        rig.settle();
+        EXPECT(sum->done && sum->status.code == Code::Mismatch);
+    }
+}
+
+// Nobody of one is in the other, so no frame tells them apart. Each decides for itself.
+FT_TEST(communicators_of_one_number_without_a_common_member_do_not_decide_for_each_other) {
+    Rig rig(6);
+    rig.comm({0, 1, 2});
+    rig.comm({3, 4, 5});
+    rig.kill(1);
+    rig.evidence(0, 1, Evidence::Pidfd);
+    rig.settle();
+    rig.kill(5);
+    rig.evidence(3, 5, Evidence::Pidfd);
+    rig.settle();
+    std::int64_t x[6] = {1, 2, 4, 8, 16, 32};
+    std::vector<RequestPtr> sums;
+    for (int s : {0, 2, 3, 4}) sums.push_back(rig.sum(s, x[s]));
+    rig.settle();
+    for (const auto& sum : sums) EXPECT(sum->done && sum->status.ok());
+    EXPECT(x[0] == 5 && x[2] == 5);
+    EXPECT(x[3] == 24 && x[4] == 24);
+}
+
 // One has heard of the death when it makes the communicator, the other has not. Each would have gone on alone.
 FT_TEST(communicators_made_before_and_after_hearing_of_a_death_are_told_apart) {
     Rig rig(3);

@@ -19,6 +19,7 @@ from launch.running import Start
         (("--nproc-per-node", "two"), "Unsupported nproc_per_node value: two"),
         (("--nnodes", "a"), "'a'"),
         (("--nnodes", "2:1"), "min_nodes=2, max_nodes=1"),
+        (("--nnodes", "1:2:3"), "1:2:3"),
         (("--tee", "9"), "9 does not match"),
         (("--max-restarts", "-1"), "max_restarts must be >= 0"),
         (("--log-dir", "/proc/none"), "/proc/none"),

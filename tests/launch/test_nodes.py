@@ -72,7 +72,7 @@ def test_who_has_died_without_a_word_is_not_waited_for(
     two[1].send(signal.SIGKILL)
     code, _, err = two[0].finish()
     assert code == 1, err
-    assert "a worker of node 1 and its ftrun are gone" in err
+    assert "node 1 is gone, and its ftrun with it" in err
 
 
 def test_a_node_that_goes_waits_for_the_others_only_where_the_store_is(two: list[Ftrun], tmp_path: Path) -> None:
@@ -93,6 +93,26 @@ def test_the_one_with_the_store_stays(two: list[Ftrun], tmp_path: Path) -> None:
     assert code == 0, err
     code, _, err = two[0].finish()
     assert code == 143, err
+
+
+def test_told_to_go_while_it_waits_it_stays(two: list[Ftrun], tmp_path: Path) -> None:
+    let_end(tmp_path, 0)
+    two[0].hear("waiting for the other nodes")
+    two[0].send(signal.SIGTERM)
+    let_end(tmp_path, 1)
+    code, _, err = two[1].finish()
+    assert code == 0, err
+    assert "all workers succeeded" in err
+    assert two[0].finish()[0] == 143
+
+
+def test_without_the_store_nothing_is_known_of_the_others(two: list[Ftrun], tmp_path: Path) -> None:
+    two[0].send(signal.SIGKILL)
+    two[0].finish()
+    let_end(tmp_path, 1)
+    code, _, err = two[1].finish()
+    assert code == 1, err
+    assert "nothing is known of node 0: the rendezvous store is gone" in err
 
 
 def test_ctrl_c_does_not_wait(two: list[Ftrun], tmp_path: Path) -> None:

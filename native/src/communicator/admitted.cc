@@ -33,7 +33,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     const AdmitEntry anew{spec_.id, first_attempt(nth), 1, 0, false};
     if (entry == nullptr) {
         core_.host.trace("admission.anew");
-        const bool revoked = decision_.revoked;
+        const bool revoked = decision_.revoked && !record_.empty();  // not what an admission before has said
         decision_ = {};
         decision_.revoked = revoked;
         entry = &anew;

@@ -88,6 +88,7 @@ public:
 
     // Queries.
     // Others may need what this rank holds: a vote has not ended, or gives them a result out of its hands.
+    bool disputed() const { return !disputed_; }
     bool owes() const { return frozen_ || !helpers_.empty(); }
     // Nothing is under way that began before the join point.
     bool quiescent() const {
@@ -224,6 +225,7 @@ private:
     // dispute.cc: a peer has made it with other members
     bool is_disputed_by(int slot, const FrameHeader& header, ByteView payload);
     void dispute(int slot, const CommSpec* theirs);
+    void tell_of_dispute(int slot);
     Status dead_end() const { return disputed_ ? core_.dead_end() : disputed_; }
     bool at_dead_end() const { return core_.at_dead_end() || !disputed_; }
 
@@ -396,7 +398,6 @@ private:
     Core& core_;
     CommSpec spec_;
     Status disputed_;  // why it is of no use, or ok
-    RankSet told_;  // slots that know what this rank has made
     bool claimed_;
     bool closed_ = false;
     const std::vector<int> rank_of_slot_;

@@ -319,7 +319,7 @@ bool NodeImpl::satisfied(const std::vector<LeaverAt>& leaver) const {
     if (replays() && !leave_sent_) return false;
     for (const auto& at : leaver) {
         const auto* comm = look_up(at.comm);
-        if (comm != nullptr && (comm->done_seq() < at.done || comm->agree_seq() < at.agreed)) return false;
+        if (comm != nullptr && !comm->disputed() && (comm->done_seq() < at.done || comm->agree_seq() < at.agreed)) return false;
     }
     return true;
 }

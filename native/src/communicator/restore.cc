@@ -11,7 +11,7 @@ namespace ftcomm {
 Communicator::Restore::Restore(Communicator& comm) : comm_(comm), peers_(comm.spec_.members.size()) {}
 
 void Communicator::Restore::on_view() {
-    if (comm_.core_.solo || !comm_.core_.dead_end()) return;
+    if (comm_.core_.solo || !comm_.dead_end()) return;
     for (int r = 0; r < size(); ++r) {
         if (r == comm_.rank_) continue;
         if (comm_.core_.view.same_group(slot(r), slot(comm_.rank_))) {
@@ -40,7 +40,7 @@ void Communicator::Restore::ask(int rank, const RestoreAsk& ask) {
 }
 
 void Communicator::Restore::on_reply(int rank, ByteView body) {
-    if (!comm_.core_.dead_end()) return;
+    if (!comm_.dead_end()) return;
     ByteReader r(body);
     const auto asked = RestoreAsk::decode(r);
     if (asked.records) {
@@ -99,7 +99,7 @@ void Communicator::Restore::next(int rank) {
 // The last of what is done in an input: it ends this object.
 void Communicator::Restore::end() {
     const auto copies = [](const Peer& x) { return x.at < x.copies.size(); };
-    if (!comm_.core_.dead_end() || std::any_of(peers_.begin(), peers_.end(), copies)) return;
+    if (!comm_.dead_end() || std::any_of(peers_.begin(), peers_.end(), copies)) return;
     if (auto s = finish(); !s) refuse(std::move(s));
     else comm_.on_restored();
 }
@@ -288,13 +288,13 @@ void Communicator::on_restored() {
     read_log();
     on_view();
     for (const auto& f : restored->take_frames()) on_frame(spec_.members[static_cast<std::size_t>(f.from)], f.header, f.payload);
-    for (const auto& request : restored->take_waiting()) core_.finish(request, core_.dead_end());
+    for (const auto& request : restored->take_waiting()) core_.finish(request, dead_end());
 }
 
 RequestPtr Communicator::ready() {
     auto request = std::make_shared<Request>();
-    if (restore_ != nullptr && core_.dead_end()) restore_->wait(request);
-    else core_.finish(request, core_.dead_end());
+    if (restore_ != nullptr && dead_end()) restore_->wait(request);
+    else core_.finish(request, dead_end());
     return request;
 }
 

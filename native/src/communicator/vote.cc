@@ -12,7 +12,8 @@ namespace ftcomm {
 
 std::string Communicator::cell_key() const {
     char id[24];
-    std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(spec_.id));
+    // Of the members, too: ranks that give one number to communicators that have nobody in common never hear of each other.
+    std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(spec_.id ^ members_hash_));
     return core_.config.job + "/comm/" + id;
 }
 

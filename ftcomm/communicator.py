@@ -75,7 +75,11 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         policy: str | None = None,
         timeout: float | None = None,
     ) -> Communicator:
-        """Makes a communicator of the job's ranks ``slots`` (default: all). Every member calls it with the same arguments."""
+        """Makes a communicator of the job's ranks ``slots`` (default: all). Every member calls it with the same arguments.
+
+        The name is that of no other communicator of the job. Members that give different ``slots`` all get Mismatch, here or
+        from what they call in it.
+        """
         members = tuple(range(job.world_size) if slots is None else slots)
         policy = policy or job.options.policy
         if job.rank not in members or len(set(members)) != len(members):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import heapq
 import json
 import os
@@ -19,9 +18,12 @@ from typing import Any
 from ftcomm.errors import ConfigError
 from ftcomm.events import LineFile
 from ftcomm.launch import preempt
+from ftcomm.launch.locks import try_lock
 
 Event = dict[str, Any]
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
 _IN_MODIFY = 0x2
 _IN_CREATE = 0x100
 _WORKER_FILE = re.compile(r"^events-(\d+)-(\d+)\.jsonl$")
@@ -91,24 +93,22 @@ class RunFolder:
     """
 
     def __init__(self, path: str | None) -> None:
-        self._temporary = path is None
-        self._held: int | None = None
+        self._held: int | None = None  # a temporary folder, locked
         if path is None:
             remove_abandoned()
             path = tempfile.mkdtemp(prefix=f"ftrun-{os.getpid()}-")
             self._held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            fcntl.flock(self._held, fcntl.LOCK_SH)
+            try_lock(self._held)
         self.path = Path(path).resolve()
         self.path.mkdir(parents=True, exist_ok=True)
         self._read: dict[str, int] = {}  # file name -> how far it has been read
         self._ranks: set[int] = set()
         self._node = 0
         self._own: LineFile | None = None
-        libc = ctypes.CDLL(None, use_errno=True)
-        self.fd = int(libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        self.fd = int(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "inotify is not available: see fs.inotify.max_user_instances")
-        if libc.inotify_add_watch(self.fd, os.fsencode(self.path), _IN_MODIFY | _IN_CREATE) < 0:
+        if _LIBC.inotify_add_watch(self.fd, os.fsencode(self.path), _IN_MODIFY | _IN_CREATE) < 0:
             raise OSError(
                 ctypes.get_errno(), f"the run folder {self.path} can't be watched; give another with --events"
             )
@@ -117,15 +117,9 @@ class RunFolder:
         """Before the workers start: what an earlier run left of these ranks goes. ConfigError: another ftrun is at work here."""
         self._ranks, self._node = set(ranks), node
         own = LineFile(str(self.path / f"ftrun-{node}.jsonl"))
-        try:
-            fcntl.flock(own.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until it is closed, or its process is dead
-        except BlockingIOError:
+        if not try_lock(own.fd):  # until it is closed, or its process is dead
             own.close()
-            raise ConfigError(
-                f"another ftrun writes into the run folder {self.path}; give a different --events"
-            ) from None
-        except OSError:
-            pass  # a file system without locks
+            raise ConfigError(f"another ftrun writes into the run folder {self.path}; give a different --events")
         os.ftruncate(own.fd, 0)
         self._own = own
         preempt.remove_notices(self.path)
@@ -178,14 +172,14 @@ class RunFolder:
         except FileNotFoundError:
             return []
         whole = data.rfind(b"\n") + 1  # the rest of a line is still being written
-        if self._temporary and start // _FREED < (start + whole) // _FREED:  # nobody reads them again
+        if self._held is not None and start // _FREED < (start + whole) // _FREED:  # nobody reads them again
             give_back(self.path / name, start + whole)
         self._read[name] = start + whole
         return [event for line in data[:whole].splitlines() if (event := parse_line(line)) is not None]
 
     def merge(self) -> Path | None:
         """Writes ``events.jsonl``, all events of this node in the order of time; None for a temporary folder."""
-        if self._temporary or self._own is None or not self.path.is_dir():
+        if self._held is not None or self._own is None or not self.path.is_dir():
             return None
         files = [Path(self._own.path)]
         for entry in self.path.iterdir():
@@ -214,10 +208,8 @@ class RunFolder:
 
 def give_back(path: Path, size: int) -> None:
     """The room of a file's first ``size`` bytes, which read as zeros then. On a file system that can't they stay."""
-    libc = ctypes.CDLL(None)
-    libc.fallocate.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     with contextlib.suppress(OSError), open(path, "r+b") as file:  # another user's, for one
-        libc.fallocate(file.fileno(), _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, 0, size)
+        _LIBC.fallocate(file.fileno(), _FALLOC_FL_PUNCH_HOLE | _FALLOC_FL_KEEP_SIZE, 0, size)
 
 
 def remove_abandoned(report: Callable[[str], None] | None = None) -> None:
@@ -239,12 +231,9 @@ def _is_held(folder: Path) -> bool:
     """Where containers share a folder for temporary files, its process may be there, and not be seen from here."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(fd)
     finally:
         os.close(fd)
-    return False
 
 
 def _exists(pid: int) -> bool:

@@ -8,8 +8,6 @@ namespace about it, which may share the folder's file system; pid, start time an
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import json
 import os
 import re
@@ -18,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from ftcomm.launch.locks import try_lock
 
 _MEMORY = Path("/dev/shm")
 _OWNER, _SCRATCH = "owner", ".owner"
@@ -39,8 +39,7 @@ class _Owned:
             # Locked before it gets its name: whoever sees it sees it locked.
             scratch = path / _SCRATCH
             self.fd = os.open(scratch, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try_lock(self.fd)
             self.claim("")
             os.rename(scratch, path / _OWNER)
         except BaseException:
@@ -144,12 +143,7 @@ def _unlocked(folder: Path) -> Iterator[bool]:
         yield True
         return
     try:
-        free = True
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            free = error.errno not in (errno.EAGAIN, errno.EACCES)
-        yield free
+        yield try_lock(fd)
     finally:
         os.close(fd)
 

@@ -8,11 +8,8 @@ from types import FrameType
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
-_IGNORED_STAY = (
-    signal.SIGHUP,
-    signal.SIGINT,
-    signal.SIGQUIT,
-)  # by nohup, and by shells for what runs in the background
+# If they are ignored: by nohup, and by shells for what runs in the background.
+_IGNORED_STAY = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
 
 
 class Signals:

@@ -87,8 +87,8 @@ public:
     LoggedPairs* messages() { return pairs_.get(); }
 
     // Queries.
+    bool disputed() const { return !disputed_; }  // a peer has made it with other members
     // Others may need what this rank holds: a vote has not ended, or gives them a result out of its hands.
-    bool disputed() const { return !disputed_; }
     bool owes() const { return frozen_ || !helpers_.empty(); }
     // Nothing is under way that began before the join point.
     bool quiescent() const {
@@ -226,8 +226,8 @@ private:
     bool is_disputed_by(int slot, const FrameHeader& header, ByteView payload);
     void dispute(int slot, const CommSpec* theirs);
     void tell_of_dispute(int slot);
-    Status dead_end() const { return disputed_ ? core_.dead_end() : disputed_; }
-    bool at_dead_end() const { return core_.at_dead_end() || !disputed_; }
+    Status dead_end() const { return disputed() ? disputed_ : core_.dead_end(); }
+    bool at_dead_end() const { return disputed() || core_.at_dead_end(); }
 
     // vote.cc: freeze, vote; decide.cc: decide, apply
     void propose(Code code, std::uint64_t seq);

@@ -1,6 +1,7 @@
 // Ranks that have made a communicator with different members: a program's mistake, of which none may get a wrong result. Each fails whatever it
-// has in it and tells all whom either list names, and later whoever still sends something, so that nobody waits for an answer. What tells them apart are the descriptions that votes carry,
-// a frame from a rank that is no member here, and, in between, the operations' signatures, which the members are part of.
+// has in it and tells all whom either list names, and later whoever still sends something, so that nobody waits for an answer. What tells them
+// apart are the descriptions that votes carry, a frame from a rank that is no member here, and, in between, the operations' signatures, which
+// the members are part of.
 #include "communicator/communicator.h"
 
 namespace ftcomm {
@@ -23,9 +24,9 @@ bool Communicator::is_disputed_by(int slot, const FrameHeader& h, ByteView paylo
     }
     const bool same = rank_of_slot(slot) >= 0 && (!theirs || theirs->members == spec_.members);
     const bool tells = h.kind == FrameKind::Dispute;
-    if (disputed_ && (!same || tells)) dispute(slot, theirs ? &*theirs : nullptr);
-    else if (!disputed_ && !tells) tell_of_dispute(slot);  // it goes on without having heard: a replacement, for one
-    return !disputed_;
+    if (!disputed() && (!same || tells)) dispute(slot, theirs ? &*theirs : nullptr);
+    else if (disputed() && !tells) tell_of_dispute(slot);  // it goes on without having heard: a replacement, for one
+    return disputed();
 }
 
 void Communicator::dispute(int slot, const CommSpec* theirs) {

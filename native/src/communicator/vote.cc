@@ -83,7 +83,7 @@ void Communicator::revoke() {
 
 // C1: from here on this rank is deaf to the attempt, so that what it votes stays true.
 void Communicator::freeze() {
-    if (frozen_ || !disputed_) return;
+    if (frozen_ || disputed()) return;
     frozen_ = true;
     frozen_ticks_ = 0;
     FT_POINT("vote.freeze");

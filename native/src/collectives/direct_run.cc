@@ -19,6 +19,7 @@ namespace {
 
 constexpr std::uint64_t kNothingExpected = ~std::uint64_t{0};
 constexpr std::uint64_t kOwnPiece = 256u << 10;  // copied at a time: frames get their turn in between
+constexpr std::uint64_t kOwnAtOnce = 16u << 10;
 enum EnterFlags : std::uint8_t { kBrings = 1, kShows = 2 };  // the payload: the data, or Shown
 
 struct Shown {
@@ -45,9 +46,13 @@ public:
             // The predecessor in any case: so that neighbours who call different operations always notice.
             if (pair.sends || pair.receives || i == env_.size() - 1) enter(env_.rank_at(env_.position + i), pair);
         }
-        if (own_.left() <= own_piece_) own_.copy(own_.left());  // while those are under way
+        if (own_.left() <= std::min(kOwnAtOnce, own_piece_) || env_.log != nullptr)
+            own_.copy(own_.left());  // while those are under way
         check_data();
     }
+
+    // Nobody waits for what this rank has for itself: it is copied when there is nothing to read, and last, behind the fence's beginning.
+    void settle() override { own_.copy(own_.left()); }
 
     void on_frame(int from, const FrameHeader& h, ByteView payload) override {
         if (h.kind == FrameKind::Fence) {
@@ -90,7 +95,7 @@ public:
         check_data();
     }
 
-    bool done() const override { return fence_.done(); }
+    bool done() const override { return fence_.done() && own_.left() == 0; }
     const char* phase() const override { return fence_.begun() ? "the completion fence" : "data"; }
 
 private:
@@ -252,10 +257,11 @@ private:
         over_ = true;
     }
 
-    // Whoever begins the fence has all of its result: if another one has returned, a vote calls the operation complete here, too. And it has heard
-    // from all that it receives from: so that nobody is through before it is known that what each has for another is what that one expects.
+    // Whoever begins the fence has all of its result, but for what it has for itself, and has that before the run is given up: if another one has
+    // returned, a vote calls the operation complete here, too. And it has heard from all that it receives from: so that nobody is through before it
+    // is known that what each has for another is what that one expects.
     void check_data() {
-        if (fence_.begun() || own_.left() > 0) return;
+        if (fence_.begun()) return;
         for (const auto& pair : pairs_)
             if (pair.out_done < pair.out_bytes || pair.in_done < pair.in_bytes || (pair.receives && !pair.heard)) return;
         fence_.begin();

@@ -48,6 +48,10 @@ public:
     // until the end.
     bool is_part() const { return shape.runs_as() != shape.kind && request != nullptr; }
     void make_room();  // for what is not made in one step
+    // An all-gather's input to where the results go, if it is not there; up to so many bytes at once. Not before the operations before it are
+    // done: it may be their result. (The label is that of a final from the start: see Run::brings_in.)
+    void bring_in(std::uint64_t most = ~std::uint64_t{0});
+    bool is_in() const { return outside_ == 0; }
     void give();
     void go_directly(std::uint64_t signature_in);  // Shape::directly; nothing has been given yet
 
@@ -80,6 +84,7 @@ private:
     void run_as_whole();
     int rank_ = 0;
     Part part_;
+    std::uint64_t outside_ = 0;  // bytes of it, the last ones, that are still to be brought in
     Bytes room_;
     std::vector<std::uint16_t> labels_;  // 0 empty, 1 input, 2 + index into sets_
     std::vector<RankSet> sets_;

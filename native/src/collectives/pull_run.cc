@@ -43,7 +43,11 @@ public:
           peers_(env_.living.size()),
           share_(env_, op_),
           fence_(env_, op_) {}
+    bool brings_in() const override { return true; }
+    void settle() override { op_.bring_in(); }
     void start() override {
+        const auto own = own_input();
+        if (own == 0) op_.bring_in();  // else others read it where the caller has it
         std::uint32_t s = 0;
         for (const auto& r : plan_) {
             const auto first = s;
@@ -72,7 +76,7 @@ public:
         while (me.next < me.segments.size() && hands_out(me.segments[me.next])) ++me.next;
         me.ready = me.next;
         PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
-        mine.own = own_input();
+        mine.own = own;
         mine.ready = me.ready;
         // reduce_scatter: result(0) is another rank's block; nobody reads results there.
         FT_POINT("pull.enter");
@@ -80,6 +84,7 @@ public:
         const int first = all_are_held() && me.segments.empty() ? env_.size() - 1 : 1;
         for (int i = first; i < env_.size(); ++i)
             env_.sender.send(slot_at(env_.position + i), env_.header(FrameKind::PullEnter, op_), bytes_of(mine));
+        if (env_.log != nullptr) op_.bring_in();  // the fence is for what is in the log
         me.entered = true;
         entered_ = 1;
         check_data();
@@ -114,7 +119,7 @@ public:
         }
     }
 
-    bool has_work() const override { return !over_ && (own_turn() || source() >= 0); }
+    bool has_work() const override { return !over_ && (own_turn() || source() >= 0 || !op_.is_in()); }
 
     void work() override {
         if (over_) return;
@@ -122,11 +127,13 @@ public:
             advance_own();
         } else if (const int at = source(); at >= 0) {
             fetch(at);
+        } else {
+            op_.bring_in(kFetchBytes);
         }
         check_data();
     }
 
-    bool done() const override { return remaining_ == 0 && fence_.done(); }
+    bool done() const override { return remaining_ == 0 && fence_.done() && op_.is_in(); }
     const char* phase() const override {
         const bool waits = !all_have_entered() || (all_are_held() && entered_ == 1 && remaining_ > 0);
         return waits ? "the others to enter" : remaining_ > 0 ? "data" : "the completion fence";

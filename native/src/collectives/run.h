@@ -96,6 +96,10 @@ struct RunEnv {
 class Run {
 public:
     virtual ~Run() = default;
+    // What this rank has for itself (OpState::bring_in) nobody waits for: a run may copy it last, behind what it begins its fence for; and then
+    // has to have done so before it is given up, since others may have returned.
+    virtual bool brings_in() const { return false; }
+    virtual void settle() {}
     virtual void start() = 0;
     virtual void on_frame(int from_rank, const FrameHeader& header, ByteView payload) = 0;
     virtual void on_writable(int slot) { (void)slot; }

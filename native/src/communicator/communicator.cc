@@ -235,7 +235,7 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     auto op = spare_op_ != nullptr ? std::move(spare_op_) : std::make_unique<OpState>();
     op->begin(seq, desc, shape, called_grid_, rank_, signature_of(shape), request);
     if (alone) {
-        bring_in(*op);
+        op->bring_in();
         op->make_room();
         run_alone(*op, static_cast<int>(spec_.members.size()), rank_, {}, true);
         op->outcome(rank_, RankSet::only(rank_), core_.view.epoch, &request->outcome);
@@ -250,18 +250,8 @@ RequestPtr Communicator::collective(const OpDesc& desc) {
     op->timeout = timeout;
     op->deadline = core_.now + timeout;
     open_.push_back(std::move(op));
-    if (open_.size() == 1) bring_in(*open_.front());
     pump();
     return request;
-}
-
-// Its input, where it is not where the others' results go: once those before it are done, whose results it may be.
-void Communicator::bring_in(const OpState& op) {
-    const auto& d = op.desc;
-    if (d.kind != OpKind::AllGather || d.send == nullptr || op.is_part()) return;
-    const auto bytes = d.count * size_of(d.dtype);
-    auto* own = static_cast<std::byte*>(d.recv) + static_cast<std::size_t>(rank_) * bytes;
-    if (bytes > 0 && own != d.send) std::memmove(own, d.send, bytes);
 }
 
 RequestPtr Communicator::send(const void* data, std::uint64_t bytes, int dst, std::int64_t tag) {

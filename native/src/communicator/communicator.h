@@ -199,7 +199,6 @@ private:
     bool prefers_few_messages(const OpDesc& desc, std::uint64_t bytes) const;
     bool may_exchange_in_windows(const OpDesc& d) const;
     bool is_called_again(const OpDesc& desc) const;
-    void bring_in(const OpState& op);
     void pump();
     OpState* current() const;
     bool start(OpState& op);  // false: it is finished already or cannot start

@@ -151,6 +151,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
                       (!repair || (replays() && core_.rules.l7 && is_done_again(op, plan)));
     if (!flat) op.make_room();
     if (living_.size() == 1) {
+        op.bring_in();
         run_alone(op, static_cast<int>(spec_.members.size()), rank_, plan, false);
         if (put_on_record(op)) finish_current({});
         return;
@@ -164,6 +165,7 @@ void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool rep
     }
     run_ = make_run(op, std::move(plan), repair, flat);
     after_flat_ = flat;
+    if (!run_->brings_in()) op.bring_in();
     run_->start();
     // What came before we were here; in order.
     std::vector<Stashed> now;
@@ -340,7 +342,6 @@ void Communicator::finish_current(Status status) {
         core_.event(std::move(e));
     }
     if (closed_) keep_apart();
-    if (!open_.empty()) bring_in(*open_.front());
     if (replays() && !status.ok()) log_failure(*op, status);
     if (!proposals_.empty()) std::erase_if(proposals_, [&](const Proposal& p) { return p.seq != 0 && p.seq <= done_seq_; });
     bool others_run_it = false;

@@ -151,7 +151,6 @@ void Communicator::serve_logged() {
         done_seq_ = op.seq;
         const auto request = op.request;
         open_.pop_front();
-        if (!open_.empty()) bring_in(*open_.front());
         core_.finish(request, std::move(status));
     }
 }

@@ -88,7 +88,10 @@ void Communicator::freeze() {
     frozen_ticks_ = 0;
     FT_POINT("vote.freeze");
     core_.host.trace("freeze");
-    if (core_.rules.c1) drop_run();
+    if (core_.rules.c1) {
+        if (run_ != nullptr) run_->settle();
+        drop_run();
+    }
     NodeEvent e;
     e.kind = NodeEvent::Kind::Frozen;
     e.comm = spec_.id;

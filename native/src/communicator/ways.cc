@@ -22,7 +22,7 @@ std::uint64_t streamed_limit(const OpDesc& d, OpKind kind, std::size_t ranks, st
             // A ring rounds a sum at each hop but the last one, and 16 bits may not hold that of which they hold the average.
             return ranks > 2 && d.op == ReduceOp::Avg && is_narrow_float(d.dtype) ? otherwise : kNever;
         case OpKind::Broadcast: return ranks == 2 ? kNever : 256u << 10;  // round a ring each byte is copied n - 1 times
-        case OpKind::AllGather: return ranks == 2 ? 128u << 10 : otherwise;
+        case OpKind::AllGather: return ranks == 2 ? 64u << 10 : otherwise;
         default: return otherwise;
     }
 }

@@ -106,6 +106,7 @@ inline constexpr const char* kExpected[] = {
     "admission.revoke_again",
     "run.flat",
     "run.flat.shown",
+    "run.flat.many",
     "run.tree",
     "run.ring",
     "run.stage",

@@ -1,5 +1,6 @@
 // Small operations of one host whose ranks show each other what they put in, and send nothing.
 #include <numeric>
+#include <tuple>
 
 #include "tests/node_rig.h"
 #include "tests/unit.h"
@@ -403,6 +404,22 @@ FT_TEST(what_is_longer_than_the_limit_is_sent) {
             posted.rig.settle();
             for (int slot : posted.all) EXPECT(posted.has(slot));
         }
+    }
+}
+
+// More than four that share processors: what all get from one place goes straight, and sums that would all be added up by all along a tree.
+FT_TEST(many_that_share_processors_look_at_what_is_little) {
+    auto setup = with_posts();
+    setup.crowded = true;
+    for (auto [kind, count, straight] : {std::tuple(OpKind::AllReduce, 256, true), std::tuple(OpKind::AllReduce, 257, false),
+                                         std::tuple(OpKind::AllGather, 64, true), std::tuple(OpKind::Barrier, 0, true)}) {
+        Posted posted(6, setup);
+        EXPECT(posted.rig.traced(0, "run.flat.many") && !posted.rig.traced(0, "run.tree"));
+        for (int slot : posted.all) posted.call(slot, kind, static_cast<std::size_t>(count));
+        EXPECT_EQ(posted.under_way() == 0, straight);
+        posted.rig.settle();
+        EXPECT_EQ(posted.rig.traced(0, "run.tree"), !straight);
+        for (int slot : posted.all) EXPECT(posted.has(slot, kind));
     }
 }
 

@@ -15,7 +15,7 @@ Comm = ftcomm.Communicator
 LARGE = 200_000  # elements
 
 
-@pytest.mark.parametrize("limit", ["0", "24", "4096"])
+@pytest.mark.parametrize("limit", ["0", "24", "4096", "16384"])
 @pytest.mark.parametrize("size", [2, 4, 7])
 def test_in_turn_with_what_is_sent(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, size: int, limit: str) -> None:
     monkeypatch.setenv("FTCOMM_POST_LIMIT", limit)

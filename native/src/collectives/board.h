@@ -54,7 +54,7 @@ public:
 
     // Behind the line, for others to see, too (Posts): this rank's, and another's; null: there is none, or nobody knows where. Zeros at
     // first; a process may have used it for another communicator before.
-    static constexpr std::size_t kBehind = 8384;
+    static constexpr std::size_t kBehind = 32960;
     std::byte* own_behind() const { return own_.memory != nullptr ? own_.memory + kBehindAt : nullptr; }
     const std::byte* behind(int rank) const {
         return knows(rank) ? others_[static_cast<std::size_t>(rank)] + kBehindAt : nullptr;

@@ -20,7 +20,7 @@ namespace ftcomm {
 
 class Posts {
 public:
-    static constexpr std::size_t kMost = 4096;  // bytes of an input; of more the copies cost what the messages did
+    static constexpr std::size_t kMost = 16384;  // bytes of an input; of more the copies cost what the messages did
     static constexpr std::size_t kMostRanks = 8;  // each looks at all others
 
     struct Key {  // of an input

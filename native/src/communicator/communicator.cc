@@ -94,7 +94,7 @@ std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks, bool staged)
     switch (kind) {
         case OpKind::Reduce: return staged ? 8192 : ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
         case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
-        case OpKind::AllToAll: return ranks <= 4 ? 16384 : 32768;
+        case OpKind::AllToAll: return ranks <= 4 ? 49152 : 65536;
         case OpKind::AllReduce: return ranks <= 4 ? 32768 : 65536;
         case OpKind::Broadcast: return staged ? 32768 : 65536;  // by windows each byte is copied less often
         default: return 65536;

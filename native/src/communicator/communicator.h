@@ -181,8 +181,10 @@ private:
 
     // ways.cc: which way an operation goes
     std::unique_ptr<Run> make_run(OpState& op, std::vector<SegmentRun> plan, bool repair, bool flat);
-    void let_look(RunEnv& e);
+    void let_look(RunEnv& e, const OpState& op);
     bool may_show(bool repair) const;
+    std::uint64_t post_limit(OpKind kind) const;
+    bool goes_straight(const OpState& op, bool repair) const;
     bool is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const;
     bool reads_memory(const OpState& op, bool near) const;
     bool stages(const OpState& op, bool near) const;

@@ -10,6 +10,7 @@ namespace {
 // Bytes of an all-reduce. On one host the ring stays in the caches; over several it sends more between them.
 constexpr std::uint64_t kPullFrom = 4u << 20, kGroupsFrom = 2u << 20;
 constexpr std::size_t kFewOnHost = 4;
+constexpr std::uint64_t kMostOneWay = 8192, kMostAddedByAll = 2048;  // bytes shown
 constexpr std::uint64_t kMostByRoot = 4u << 20;  // of inputs that the root alone adds up: a ring of all is as fast then
 
 // From where on a collective is read, in bytes of `count`, where what ranks write into links goes past their caches (base/streaming.h): a copy
@@ -93,6 +94,20 @@ bool Communicator::goes_by_tree(const OpState& op) const {
 // Of more than that, more share the processors and their caches: to read is faster then, as where nothing is streamed.
 bool Communicator::streams_decide() const { return core_.config.streams() && spec_.members.size() <= kFewOnHost; }
 
+// One rank alone has something, or gets something: the more of it, the sooner messages are as fast.
+std::uint64_t Communicator::post_limit(OpKind kind) const {
+    const bool one_way = kind == OpKind::Broadcast || kind == OpKind::Reduce;
+    return std::min<std::uint64_t>(core_.config.post_limit, one_way ? kMostOneWay : Posts::kMost);
+}
+
+// More than a few ranks that share processors: to look at what all show takes one switch of each of them, along a tree it takes two.
+bool Communicator::goes_straight(const OpState& op, bool repair) const {
+    if (!core_.view.crowded || core_.config.has_flat_trees(living_.size())) return false;
+    auto most = post_limit(op.shape.kind);
+    if (reduces(op.shape.kind)) most = std::min(most, kMostAddedByAll);
+    return op.desc.count * size_of(op.desc.dtype) <= most && may_show(repair);
+}
+
 bool Communicator::all_share_memory() const {
     for (int r : decision_.alive.list())
         if (r != rank_ && !core_.transport.shares_memory(spec_.members[static_cast<std::size_t>(r)])) return false;
@@ -133,13 +148,16 @@ std::unique_ptr<Run> Communicator::make_run(OpState& op, std::vector<SegmentRun>
         return make_direct_run(e, op, limits, core_.fresh_ticket());
     }
     if (flat && goes_by_tree(op)) {
-        core_.host.trace("run.tree");
-        return make_flat_tree_run(e, op, core_.config.spread_degree);
+        if (!goes_straight(op, repair)) {
+            core_.host.trace("run.tree");
+            return make_flat_tree_run(e, op, core_.config.spread_degree);
+        }
+        core_.host.trace("run.flat.many");
     }
     if (flat) {
         core_.host.trace("run.flat");
         looks_ = may_show(repair);
-        if (looks_) let_look(e);
+        if (looks_) let_look(e, op);
         return make_flat_run(e, op, std::move(idle_flat_));
     }
     if (staged && is_whole(plan, living_)) {
@@ -162,10 +180,10 @@ std::unique_ptr<Run> Communicator::make_run(OpState& op, std::vector<SegmentRun>
     return make_ring_run(e, op, std::move(plan), fence);
 }
 
-void Communicator::let_look(RunEnv& e) {
+void Communicator::let_look(RunEnv& e, const OpState& op) {
     if (std::ranges::find(core_.lookers, this) == core_.lookers.end()) core_.lookers.push_back(this);
     e.posts = &posts_;
-    e.post_limit = core_.config.post_limit;
+    e.post_limit = post_limit(op.shape.kind);
     e.shows = core_.all_logs_are_here();
     if (board_.all_known()) core_.host.trace("run.flat.shown");
 }

@@ -165,6 +165,7 @@ private:
     bool driver_sleeps_ = false;  // or lingers
     bool caller_waits_ = false;  // will_wait() in this input
     Time crowded_until_ = 0;  // the driver's: somebody computes on the processor that it hands on
+    int long_turns_ = 0;  // the driver's: signs of that
     bool progress_sleeps_ = false;
     int passive_ = 0;  // threads that sleep on changes_
     int inside_ = 0;  // threads in wait() or wait_change()

@@ -11,7 +11,7 @@ namespace ftcomm {
 namespace {
 
 constexpr Time kSpin = 500'000;   // ns; a peer's read of 4 MiB, after which it would have to wake who sleeps
-constexpr Time kYield = 200'000;  // as long as the ranks that share a processor take to get each its turn, in most collectives
+constexpr Time kYield = 2'000'000;  // as long as the ranks that share a processor take to get each its turn, in most collectives
 // How long a rank that is expected to come for its mail by itself is not woken for it.
 constexpr Time kHeld = 20'000;
 constexpr Time kTurn = 1'000'000;  // longer than a rank's in a collective; whoever only computes is given 3 ms
@@ -19,6 +19,7 @@ constexpr int kLooks = 4;
 constexpr int kNear = 128;  // looks with the lock, 5 ns each
 constexpr std::uint64_t kLittle = 64u << 10;
 constexpr Time kCrowded = 100'000'000;
+constexpr int kLongTurn = 8;  // waits with short ones that make up for one: it may have been the host's doing, or a tick's
 
 void relax() {
 #if defined(__x86_64__)
@@ -166,13 +167,21 @@ void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time d
     const auto nothing_new = [&] {
         return !has_mail() && !request.done.load(std::memory_order_acquire) && bell.load(std::memory_order_acquire) == rung;
     };
+    bool yielded = false;
     while (nothing_new() && !sockets_ready() && now < end) {
         if (!parts_.own_processor) ::sched_yield();
         else
             for (int i = 0; i < 16 && nothing_new(); ++i) relax();
         const auto before = std::exchange(now, IoLoop::now());
-        if (!parts_.own_processor && now - before > kTurn) crowded_until_ = now + kCrowded;
+        if (parts_.own_processor) continue;
+        yielded = true;
+        if (now - before <= kTurn) continue;
+        long_turns_ = std::min(long_turns_ + kLongTurn, 2 * kLongTurn);
+        if (long_turns_ < 2 * kLongTurn) continue;
+        crowded_until_ = now + kCrowded;
+        long_turns_ = kLongTurn;
     }
+    if (yielded && long_turns_ > 0) --long_turns_;
 }
 
 // The progress thread sleeps on the bell already, or is about to look at everything: either way only `sleeper` has to say

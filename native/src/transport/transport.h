@@ -60,7 +60,7 @@ public:
     static constexpr std::size_t kWindowHead = 4096;
     // What is not longer is there as long as the host's memory, whoever has died: others may not have looked at it yet, as at frames on
     // their way.
-    static constexpr std::size_t kSmallWindow = 16u << 10;
+    static constexpr std::size_t kSmallWindow = 40u << 10;
     struct Window {
         std::byte* memory = nullptr;  // null: there is none
         std::uint64_t place = 0;  // by which others find it

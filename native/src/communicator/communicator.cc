@@ -148,7 +148,7 @@ bool Communicator::may_exchange_in_windows(const OpDesc& d) const {
 bool Communicator::prefers_few_messages(const OpDesc& d, std::uint64_t bytes) const {
     if (!core_.view.crowded || replays()) return false;
     if (spec_.members.size() <= kStraightOnHost) return !reduces(d.kind) || size_of(d.dtype) >= sizeof(float);
-    return core_.config.flat_trees && fits_tree(d.kind, bytes, size_of(d.dtype));
+    return core_.config.flat_trees && (d.kind == OpKind::AllToAll || fits_tree(d.kind, bytes, size_of(d.dtype)));
 }
 
 Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {

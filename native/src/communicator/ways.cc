@@ -10,7 +10,7 @@ namespace {
 // Bytes of an all-reduce. On one host the ring stays in the caches; over several it sends more between them.
 constexpr std::uint64_t kPullFrom = 4u << 20, kGroupsFrom = 2u << 20;
 constexpr std::size_t kFewOnHost = 4;
-constexpr std::uint64_t kMostOneWay = 8192, kMostAddedByAll = 2048;  // bytes shown
+constexpr std::uint64_t kMostForOne = 8192, kMostAddedByAll = 2048;  // bytes shown
 constexpr std::uint64_t kMostByRoot = 4u << 20;  // of inputs that the root alone adds up: a ring of all is as fast then
 
 // From where on a collective is read, in bytes of `count`, where what ranks write into links goes past their caches (base/streaming.h): a copy
@@ -94,10 +94,10 @@ bool Communicator::goes_by_tree(const OpState& op) const {
 // Of more than that, more share the processors and their caches: to read is faster then, as where nothing is streamed.
 bool Communicator::streams_decide() const { return core_.config.streams() && spec_.members.size() <= kFewOnHost; }
 
-// One rank alone has something, or gets something: the more of it, the sooner messages are as fast.
+// Where one rank alone gets something, or has something for one other: the more of it, the sooner messages are as fast.
 std::uint64_t Communicator::post_limit(OpKind kind) const {
-    const bool one_way = kind == OpKind::Broadcast || kind == OpKind::Reduce;
-    return std::min<std::uint64_t>(core_.config.post_limit, one_way ? kMostOneWay : Posts::kMost);
+    const bool for_one = kind == OpKind::Reduce || (kind == OpKind::Broadcast && spec_.members.size() == 2);
+    return std::min<std::uint64_t>(core_.config.post_limit, for_one ? kMostForOne : Posts::kMost);
 }
 
 // More than a few ranks that share processors: to look at what all show takes one switch of each of them, along a tree it takes two.

@@ -101,22 +101,27 @@ FT_TEST(others_return_from_an_exchange_before_a_rank_has_its_own_part) {
 
 // A vote calls an operation complete that somebody has returned from: who was about to copy its own part has it then.
 FT_TEST(own_part_of_an_exchange_is_there_though_it_was_cut_short) {
-    OwnLast o;
-    o.until_others_return();
-    o.rig.kill(2);
-    for (int s : {0, 1}) o.rig.evidence(s, 2, Evidence::Pidfd);
-    o.rig.settle();
-    o.expect_all_there();
+    for (bool all_die : {false, true}) {  // then nobody is left to say that it was complete
+        OwnLast o;
+        o.until_others_return();
+        o.rig.kill(2);
+        if (all_die) o.rig.kill(1);
+        else o.rig.evidence(1, 2, Evidence::Pidfd);
+        for (int gone : {1, 2})
+            if (all_die || gone == 2) o.rig.evidence(0, gone, Evidence::Pidfd);
+        o.rig.settle();
+        o.expect_all_there();
+    }
 }
 
 // The same of an all-gather whose parts are read.
 FT_TEST(own_block_of_an_all_gather_is_there_though_it_was_cut_short) {
     constexpr std::size_t kEach = 10000;  // more than a small one
-    for (bool dies : {false, true}) {
+    for (int deaths : {0, 1, 2}) {
         auto setup = OwnLast::setup();
         setup.pull_limit = 64;
         Rig rig(3, setup);
-        rig.comm(kThree);
+        rig.comm(kThree, Rig::kComm, Policy::Raise);
         std::vector<std::vector<std::int64_t>> in, out(3, std::vector<std::int64_t>(3 * kEach, -1));
         std::vector<RequestPtr> requests;
         for (int s : kThree) {
@@ -137,13 +142,11 @@ FT_TEST(own_block_of_an_all_gather_is_there_though_it_was_cut_short) {
             rig.settle();
         }
         EXPECT(requests[1]->done && requests[2]->done && !requests[0]->done && out[0][0] == -1);
-        if (dies) {
-            rig.kill(2);
-            for (int s : {0, 1}) rig.evidence(s, 2, Evidence::Pidfd);
-            rig.settle();
-        } else {
-            rig.go_on({0});
-        }
+        for (int dead = 2; dead > 2 - deaths; --dead) rig.kill(dead);
+        for (int s = 0; s < 3 - deaths; ++s)
+            for (int dead = 2; dead > 2 - deaths; --dead) rig.evidence(s, dead, Evidence::Pidfd);
+        rig.settle();
+        if (deaths == 0) rig.go_on({0});
         for (const auto& r : requests) EXPECT(r->done && r->status.ok());
         for (const auto& got : out)
             for (std::size_t i = 0; i < got.size(); ++i)

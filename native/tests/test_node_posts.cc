@@ -40,6 +40,7 @@ struct Posted {
         d.count = kind == OpKind::Barrier ? 0 : count;
         d.root = 1;
         d.recv = mine.data();
+        if (kind == OpKind::Reduce) d.send = mine.data();
         return requests[static_cast<std::size_t>(slot)] = rig.node(slot).collective(rig.now(), comm, d);
     }
     RequestPtr add(int slot, std::size_t count = 1) { return call(slot, OpKind::AllReduce, count); }
@@ -403,6 +404,23 @@ FT_TEST(what_is_longer_than_the_limit_is_sent) {
             EXPECT_EQ(posted.under_way() == 0, count * 8 <= limit);
             posted.rig.settle();
             for (int slot : posted.all) EXPECT(posted.has(slot));
+        }
+    }
+}
+
+// A place has room for 16 KiB; of what one alone gets, half of that is shown.
+FT_TEST(what_one_other_gets_is_shown_up_to_less) {
+    auto setup = with_posts();
+    setup.post_limit = 16384;
+    setup.max_payload = 65536;
+    for (auto [kind, most] : {std::tuple(OpKind::AllReduce, 2048), std::tuple(OpKind::AllGather, 2048),
+                              std::tuple(OpKind::Broadcast, 1024), std::tuple(OpKind::Reduce, 1024)}) {
+        Posted posted(2, setup);
+        for (int count : {most, most + 1}) {
+            for (int slot : posted.all) posted.call(slot, kind, static_cast<std::size_t>(count));
+            EXPECT_EQ(posted.under_way() == 0, count == most);
+            posted.rig.settle();
+            for (int slot : posted.all) EXPECT(kind == OpKind::Reduce ? posted.done(slot) : posted.has(slot, kind));
         }
     }
 }

@@ -275,7 +275,7 @@ def test_bad_configuration(change: dict[str, Any], word: str) -> None:
     ("variable", "value"),
     [
         ("FTCOMM_FLAT_LIMIT", "1048577"),
-        ("FTCOMM_POST_LIMIT", "4097"),
+        ("FTCOMM_POST_LIMIT", "16385"),
         ("FTCOMM_PULL_LIMIT", "0"),
         ("FTCOMM_REDUCE_PULL_LIMIT", "-1"),
         ("FTCOMM_REDUCE_PULL_LIMIT", "1M"),

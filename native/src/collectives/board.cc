@@ -41,7 +41,7 @@ bool Board::open(Transport& memory) {
 
 void Board::forget() {
     others_.clear();
-    all_known_ = false;
+    all_known_ = lacks_one_ = false;
     if (own_.memory != nullptr) own()->ticket.store(0, std::memory_order_seq_cst);
 }
 

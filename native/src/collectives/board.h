@@ -46,6 +46,9 @@ public:
     // agree on, and changes with an operation that all have done.
     bool all_known() const { return all_known_; }
     void set_all_known() { all_known_ = true; }
+    // One had no room for its line, as all have heard.
+    bool lacks_one() const { return lacks_one_; }
+    void set_lacks_one() { lacks_one_ = true; }
 
     void post(const Entry& entry);
     void advance(std::uint32_t through);  // the same entry
@@ -71,6 +74,7 @@ private:
     Transport::Window own_;
     std::vector<const std::byte*> others_;  // by rank
     bool all_known_ = false;
+    bool lacks_one_ = false;
 };
 
 }  // namespace ftcomm

@@ -261,7 +261,7 @@ private:
     // returned, a vote calls the operation complete here, too. And it has heard from all that it receives from: so that nobody is through before it
     // is known that what each has for another is what that one expects.
     void check_data() {
-        if (fence_.begun()) return;
+        if (fence_.begun() || own_.left() > kOwnLast) return;
         for (const auto& pair : pairs_)
             if (pair.out_done < pair.out_bytes || pair.in_done < pair.in_bytes || (pair.receives && !pair.heard)) return;
         fence_.begin();

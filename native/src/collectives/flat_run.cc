@@ -191,7 +191,10 @@ private:
     }
     void finish_when_complete() {
         if (done_ || over_ || count_ != env_.size()) return;
-        if (introduces_ && all_told_) env_.board->set_all_known();
+        if (introduces_) {
+            if (all_told_) env_.board->set_all_known();
+            else env_.board->set_lacks_one();
+        }
         if (sums_) add_up();
         else if (op_.is_part()) give_blocks(op_, result());
         done_ = true;

@@ -51,7 +51,7 @@ public:
     // An all-gather's input to where the results go, if it is not there; up to so many bytes at once. Not before the operations before it are
     // done: it may be their result. (The label is that of a final from the start: see Run::brings_in.)
     void bring_in(std::uint64_t most = ~std::uint64_t{0});
-    bool is_in() const { return outside_ == 0; }
+    std::uint64_t outside() const { return outside_; }  // bytes of it that are not there yet
     void give();
     void go_directly(std::uint64_t signature_in);  // Shape::directly; nothing has been given yet
 

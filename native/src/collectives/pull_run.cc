@@ -119,7 +119,7 @@ public:
         }
     }
 
-    bool has_work() const override { return !over_ && (own_turn() || source() >= 0 || !op_.is_in()); }
+    bool has_work() const override { return !over_ && (own_turn() || source() >= 0 || op_.outside() > 0); }
 
     void work() override {
         if (over_) return;
@@ -133,7 +133,7 @@ public:
         check_data();
     }
 
-    bool done() const override { return remaining_ == 0 && fence_.done() && op_.is_in(); }
+    bool done() const override { return remaining_ == 0 && fence_.done() && op_.outside() == 0; }
     const char* phase() const override {
         const bool waits = !all_have_entered() || (all_are_held() && entered_ == 1 && remaining_ > 0);
         return waits ? "the others to enter" : remaining_ > 0 ? "data" : "the completion fence";
@@ -337,7 +337,7 @@ private:
     }
 
     void check_data() {
-        if (remaining_ == 0 && all_have_entered() && !fence_.begun()) fence_.begin();
+        if (remaining_ == 0 && all_have_entered() && op_.outside() <= kOwnLast && !fence_.begun()) fence_.begin();
     }
 
     RunEnv env_;

@@ -96,8 +96,9 @@ struct RunEnv {
 class Run {
 public:
     virtual ~Run() = default;
-    // What this rank has for itself (OpState::bring_in) nobody waits for: a run may copy it last, behind what it begins its fence for; and then
-    // has to have done so before it is given up, since others may have returned.
+    // What this rank has for itself (OpState::bring_in) nobody waits for: a run may copy it last, the last kOwnLast bytes behind the beginning of
+    // its fence; and then has to have done so before it is given up, since others may have returned.
+    static constexpr std::uint64_t kOwnLast = 4u << 20;
     virtual bool brings_in() const { return false; }
     virtual void settle() {}
     virtual void start() = 0;

@@ -90,11 +90,11 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
 }
 
 // Where ranks share processors, what one waits for costs it a switch to another one: few messages are the faster way for longer.
-std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks, bool staged) {
+std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks, bool staged, bool shown) {
     switch (kind) {
         case OpKind::Reduce: return staged ? 8192 : ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
         case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
-        case OpKind::AllToAll: return ranks <= 4 ? 49152 : 65536;
+        case OpKind::AllToAll: return shown ? (ranks <= 4 ? 49152 : 65536) : ranks <= 4 ? 16384 : 32768;
         case OpKind::AllReduce: return ranks <= 4 ? 32768 : 65536;
         case OpKind::Broadcast: return staged ? 32768 : 65536;  // by windows each byte is copied less often
         default: return 65536;
@@ -122,7 +122,9 @@ bool Communicator::is_flat(const OpDesc& d) const {
     const auto bytes = d.kind == OpKind::AllGather || all_to_all ? n * message : message;
     const bool premultiplied = reduces(d.kind) && d.op == ReduceOp::PremulSum;
     const bool staged = !premultiplied && n <= kMostStaged && core_.config.stage_limit <= message;
-    auto limit = n > 2 && prefers_few_messages(d, bytes) ? crowded_flat_limit_of(d.kind, n, staged) : flat_limit_of(d.kind, n);
+    auto limit = n > 2 && prefers_few_messages(d, bytes)
+                     ? crowded_flat_limit_of(d.kind, n, staged, message <= core_.config.post_limit)
+                     : flat_limit_of(d.kind, n);
     // A limit that was tuned is that of an all-reduce.
     if (const auto given = core_.config.flat_limit; given > 0)
         limit = d.kind == OpKind::Reduce || has_parts ? std::min(limit, given) : given;
@@ -148,7 +150,8 @@ bool Communicator::may_exchange_in_windows(const OpDesc& d) const {
 bool Communicator::prefers_few_messages(const OpDesc& d, std::uint64_t bytes) const {
     if (!core_.view.crowded || replays()) return false;
     if (spec_.members.size() <= kStraightOnHost) return !reduces(d.kind) || size_of(d.dtype) >= sizeof(float);
-    return core_.config.flat_trees && (d.kind == OpKind::AllToAll || fits_tree(d.kind, bytes, size_of(d.dtype)));
+    return core_.config.flat_trees &&
+           ((d.kind == OpKind::AllToAll && core_.config.post_limit > 0) || fits_tree(d.kind, bytes, size_of(d.dtype)));
 }
 
 Shape Communicator::shape_of(const OpDesc& d, Grid* grid) const {

@@ -233,7 +233,8 @@ private:
     // vote.cc: freeze, vote; decide.cc: decide, apply
     void propose(Code code, std::uint64_t seq);
     bool wishes_now() const;  // a proposal that the next vote can answer: not one for a queued operation
-    void freeze();
+    void freeze(bool before_vote = true);
+    bool settle_run();
     Vote build_vote() const;
     void send_vote(bool calls = false);  // calls: the leader may not know yet that there is something to vote on
     void on_vote(int rank, Vote vote);

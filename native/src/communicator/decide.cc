@@ -140,7 +140,7 @@ void Communicator::take_agreed(const Decision& d, const Bytes& record) {
 void Communicator::apply(const Decision& d) {
     FT_POINT("decide.apply");
     core_.host.trace("apply");
-    freeze();  // a decision may arrive before the news that made it: this rank's vote was in it all the same
+    freeze(false);  // a decision may arrive before the news that made it: this rank's vote was in it all the same
     const bool agreed = d.agree_seq > decision_.agree_seq;
     attempt_ = d.attempt;
     decision_ = d;

@@ -214,6 +214,13 @@ void Communicator::halt() {
     frozen_ = true;  // nothing starts any more
 }
 
+// What was only left to this rank itself is done. True: the operation is, with that, and those who have returned from it may be gone.
+bool Communicator::settle_run() {
+    if (run_ == nullptr || run_->done()) return false;
+    run_->settle();
+    return run_->done() && !replays();
+}
+
 void Communicator::drop_run() {
     // The result of one that is over, and could not be logged, may lie in the memory of flat runs.
     if (run_ != nullptr && run_->done()) current()->make_room();

@@ -82,14 +82,14 @@ void Communicator::revoke() {
 }
 
 // C1: from here on this rank is deaf to the attempt, so that what it votes stays true.
-void Communicator::freeze() {
+void Communicator::freeze(bool before_vote) {
     if (frozen_ || disputed()) return;
     frozen_ = true;
     frozen_ticks_ = 0;
     FT_POINT("vote.freeze");
     core_.host.trace("freeze");
     if (core_.rules.c1) {
-        if (run_ != nullptr) run_->settle();
+        if (settle_run() && before_vote) finish_current({});
         drop_run();
     }
     NodeEvent e;

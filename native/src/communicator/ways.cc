@@ -102,7 +102,7 @@ std::uint64_t Communicator::post_limit(OpKind kind) const {
 
 // More than a few ranks that share processors: to look at what all show takes one switch of each of them, along a tree it takes two.
 bool Communicator::goes_straight(const OpState& op, bool repair) const {
-    if (!core_.view.crowded || core_.config.has_flat_trees(living_.size())) return false;
+    if (!core_.view.crowded || board_.lacks_one() || core_.config.has_flat_trees(living_.size())) return false;
     auto most = post_limit(op.shape.kind);
     if (reduces(op.shape.kind)) most = std::min(most, kMostAddedByAll);
     return op.desc.count * size_of(op.desc.dtype) <= most && may_show(repair);

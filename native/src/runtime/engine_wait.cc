@@ -20,6 +20,7 @@ constexpr int kNear = 128;  // looks with the lock, 5 ns each
 constexpr std::uint64_t kLittle = 64u << 10;
 constexpr Time kCrowded = 100'000'000;
 constexpr int kLongTurn = 8;  // waits with short ones that make up for one: it may have been the host's doing, or a tick's
+constexpr Time kSwitch = 1'000, kAlone = 200'000;  // a switch to another process takes longer
 
 void relax() {
 #if defined(__x86_64__)
@@ -167,21 +168,28 @@ void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time d
     const auto nothing_new = [&] {
         return !has_mail() && !request.done.load(std::memory_order_acquire) && bell.load(std::memory_order_acquire) == rung;
     };
-    bool yielded = false;
+    bool yielded = false, long_turn = false;
+    Time alone_since = now;
     while (nothing_new() && !sockets_ready() && now < end) {
-        if (!parts_.own_processor) ::sched_yield();
-        else
+        if (parts_.own_processor) {
             for (int i = 0; i < 16 && nothing_new(); ++i) relax();
+            now = IoLoop::now();
+            continue;
+        }
+        ::sched_yield();
         const auto before = std::exchange(now, IoLoop::now());
-        if (parts_.own_processor) continue;
         yielded = true;
+        // Nobody takes it: whoever it waits for is on another processor, or waits for this one where it cannot be handed over (in another cgroup).
+        if (now - before > kSwitch) alone_since = now;
+        else if (now - alone_since > kAlone) break;
         if (now - before <= kTurn) continue;
-        long_turns_ = std::min(long_turns_ + kLongTurn, 2 * kLongTurn);
+        long_turn = true;
+        long_turns_ += kLongTurn;
         if (long_turns_ < 2 * kLongTurn) continue;
         crowded_until_ = now + kCrowded;
-        long_turns_ = kLongTurn;
+        long_turns_ = 2 * kLongTurn - 1;  // after that one more is enough
     }
-    if (yielded && long_turns_ > 0) --long_turns_;
+    if (yielded && !long_turn && long_turns_ > 0) --long_turns_;
 }
 
 // The progress thread sleeps on the bell already, or is about to look at everything: either way only `sleeper` has to say

@@ -10,6 +10,7 @@
 #include "base/copy.h"
 #include "base/failpoint.h"
 #include "collectives/layout.h"
+#include "collectives/own_part.h"
 #include "collectives/run.h"
 #include "collectives/ticket.h"
 
@@ -107,21 +108,6 @@ private:
         std::byte* to = nullptr;
         std::uint64_t in_bytes = 0, in_done = 0;
         Shown shown = {};  // in_bytes, if they are there to be read, and no frame brings them; else none
-    };
-    struct Own {  // this rank's part for itself
-        const std::byte* from = nullptr;
-        std::byte* to = nullptr;
-        std::uint64_t bytes = 0, done = 0;
-
-        std::uint64_t left() const { return bytes - done; }
-        bool meets(const std::byte* other, std::uint64_t length) const {
-            return std::less<>{}(from, other + length) && std::less<>{}(other, from + bytes);
-        }
-        void copy(std::uint64_t most) {
-            const auto n = std::min(left(), most);
-            if (n > 0) std::memmove(to + done, from + done, n);
-            done += n;
-        }
     };
 
     Pair& pair_at(int position) { return pairs_[static_cast<std::size_t>((position + env_.size()) % env_.size())]; }
@@ -273,7 +259,7 @@ private:
     const std::uint64_t own_piece_;
     Ticket ticket_;
     std::vector<Pair> pairs_;  // by position
-    Own own_;
+    OwnPart own_;  // what this rank has for itself
     bool over_ = false;  // a read did not count: this attempt gets nowhere
     Fence fence_;
 };

@@ -1,6 +1,5 @@
 #include "collectives/op_state.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "base/check.h"
@@ -33,9 +32,13 @@ void OpState::begin(std::uint64_t seq_in, const OpDesc& desc_in, const Shape& sh
     part_ = {};
     if (!room_.empty()) room_ = Bytes();
     if (desc.kind != shape.runs_as()) run_as_whole();
-    outside_ = 0;
-    if (shape.kind == OpKind::AllGather && desc.send != nullptr && request != nullptr)  // of a helper all of it is kept
-        outside_ = desc.count * size_of(desc.dtype);
+    own_ = {};
+    if (shape.kind == OpKind::AllGather && desc.send != nullptr && request != nullptr) {  // of a helper all of it is kept
+        const auto bytes = desc.count * size_of(desc.dtype);
+        own_ = {static_cast<const std::byte*>(desc.send),
+                static_cast<std::byte*>(desc.recv) + static_cast<std::size_t>(rank) * bytes, bytes};
+        if (own_.from == own_.to) own_.done = bytes;
+    }
     labels_.clear();
     sets_.clear();
     if constexpr (!kFaultTolerant) return;
@@ -74,16 +77,6 @@ void OpState::make_room() {
         copy_bytes(room_.data() + static_cast<std::size_t>(rank_) * block, from, block);
     }
     desc.recv = room_.data();
-}
-
-void OpState::bring_in(std::uint64_t most) {
-    if (outside_ == 0) return;
-    const auto bytes = desc.count * size_of(desc.dtype), done = bytes - outside_;
-    auto* own = static_cast<std::byte*>(desc.recv) + static_cast<std::size_t>(rank_) * bytes;
-    if (own == desc.send) most = outside_;
-    const auto n = std::min(most, outside_);
-    if (own != desc.send) std::memmove(own + done, static_cast<const std::byte*>(desc.send) + done, n);
-    outside_ -= n;
 }
 
 void OpState::go_directly(std::uint64_t signature_in) {

@@ -8,6 +8,7 @@
 
 #include "base/fault_tolerance.h"
 #include "collectives/grid.h"
+#include "collectives/own_part.h"
 #include "collectives/records.h"
 #include "communicator/request.h"
 
@@ -50,8 +51,8 @@ public:
     void make_room();  // for what is not made in one step
     // An all-gather's input to where the results go, if it is not there; up to so many bytes at once. Not before the operations before it are
     // done: it may be their result. (The label is that of a final from the start: see Run::brings_in.)
-    void bring_in(std::uint64_t most = ~std::uint64_t{0});
-    std::uint64_t outside() const { return outside_; }  // bytes of it that are not there yet
+    void bring_in(std::uint64_t most = ~std::uint64_t{0}) { own_.copy(most); }
+    const OwnPart& own() const { return own_; }
     void give();
     void go_directly(std::uint64_t signature_in);  // Shape::directly; nothing has been given yet
 
@@ -84,7 +85,7 @@ private:
     void run_as_whole();
     int rank_ = 0;
     Part part_;
-    std::uint64_t outside_ = 0;  // bytes of it, the last ones, that are still to be brought in
+    OwnPart own_;  // of an all-gather
     Bytes room_;
     std::vector<std::uint16_t> labels_;  // 0 empty, 1 input, 2 + index into sets_
     std::vector<RankSet> sets_;

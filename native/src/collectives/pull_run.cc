@@ -119,7 +119,7 @@ public:
         }
     }
 
-    bool has_work() const override { return !over_ && (own_turn() || source() >= 0 || op_.outside() > 0); }
+    bool has_work() const override { return !over_ && (own_turn() || source() >= 0 || op_.own().left() > 0); }
 
     void work() override {
         if (over_) return;
@@ -133,7 +133,7 @@ public:
         check_data();
     }
 
-    bool done() const override { return remaining_ == 0 && fence_.done() && op_.outside() == 0; }
+    bool done() const override { return remaining_ == 0 && fence_.done() && op_.own().left() == 0; }
     const char* phase() const override {
         const bool waits = !all_have_entered() || (all_are_held() && entered_ == 1 && remaining_ > 0);
         return waits ? "the others to enter" : remaining_ > 0 ? "data" : "the completion fence";
@@ -161,10 +161,9 @@ private:
     std::uint64_t own_input() const {
         const auto& d = op_.desc;
         if (op_.shape.kind != OpKind::AllGather || op_.request == nullptr || d.send == nullptr) return 0;
-        const auto bytes = d.count * size_of(d.dtype);
-        const auto from = address(d.send), to = address(d.recv);
-        if (from < to + op_.grid.blocks * bytes && to < from + bytes) return 0;
-        return from - static_cast<std::uint64_t>(env_.rank) * bytes;
+        const auto& own = op_.own();
+        if (own.meets(static_cast<const std::byte*>(d.recv), op_.grid.blocks * own.bytes)) return 0;
+        return address(own.from) - static_cast<std::uint64_t>(env_.rank) * own.bytes;
     }
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
     const Peer& self() const { return peers_[static_cast<std::size_t>(env_.position)]; }
@@ -337,7 +336,7 @@ private:
     }
 
     void check_data() {
-        if (remaining_ == 0 && all_have_entered() && op_.outside() <= kOwnLast && !fence_.begun()) fence_.begin();
+        if (remaining_ == 0 && all_have_entered() && op_.own().left() <= kOwnLast && !fence_.begun()) fence_.begin();
     }
 
     RunEnv env_;

@@ -97,7 +97,7 @@ bool Communicator::streams_decide() const { return core_.config.streams() && spe
 // Where one rank alone gets something, or has something for one other: the more of it, the sooner messages are as fast.
 std::uint64_t Communicator::post_limit(OpKind kind) const {
     const bool for_one = kind == OpKind::Reduce || (kind == OpKind::Broadcast && spec_.members.size() == 2);
-    return std::min<std::uint64_t>(core_.config.post_limit, for_one ? kMostForOne : Posts::kMost);
+    return for_one ? std::min(core_.config.post_limit, kMostForOne) : core_.config.post_limit;
 }
 
 // More than a few ranks that share processors: to look at what all show takes one switch of each of them, along a tree it takes two.

@@ -14,6 +14,7 @@
 
 #include "communicator/node.h"
 #include "runtime/burst.h"
+#include "runtime/turns.h"
 #include "runtime/dispatcher.h"
 #include "runtime/shm_authority.h"
 #include "runtime/watch.h"
@@ -130,7 +131,7 @@ private:
     bool has_idle_work() const { return node_ != nullptr && node_->has_idle_work(); }  // locked
     bool sleep_as(shm::Sleeper who);  // locked. False: there is mail, or work
     Wait drive(const RequestPtr& request, Time deadline);  // locked at entry and exit, as the driver
-    bool may_linger(Time now) const { return parts_.own_processor || now >= crowded_until_; }  // the driver
+    bool may_linger(Time now) const { return parts_.own_processor || !turns_.are_long(now); }  // the driver
     bool looks_on();  // locked, as the driver: there is mail
     void linger(const Request& request, std::uint32_t rung, Time now, Time deadline);  // not locked, as the driver
     void take_cell_replies();  // locked
@@ -164,8 +165,7 @@ private:
     bool driving_ = false;  // a user thread polls
     bool driver_sleeps_ = false;  // or lingers
     bool caller_waits_ = false;  // will_wait() in this input
-    Time crowded_until_ = 0;  // the driver's: somebody computes on the processor that it hands on
-    int long_turns_ = 0;  // the driver's: signs of that
+    Turns turns_;  // the driver's
     bool progress_sleeps_ = false;
     int passive_ = 0;  // threads that sleep on changes_
     int inside_ = 0;  // threads in wait() or wait_change()

@@ -14,13 +14,9 @@ constexpr Time kSpin = 500'000;   // ns; a peer's read of 4 MiB, after which it 
 constexpr Time kYield = 2'000'000;  // as long as the ranks that share a processor take to get each its turn, in most collectives
 // How long a rank that is expected to come for its mail by itself is not woken for it.
 constexpr Time kHeld = 20'000;
-constexpr Time kTurn = 1'000'000;  // longer than a rank's in a collective; whoever only computes is given 3 ms
 constexpr int kLooks = 4;
 constexpr int kNear = 128;  // looks with the lock, 5 ns each
 constexpr std::uint64_t kLittle = 64u << 10;
-constexpr Time kCrowded = 100'000'000;
-constexpr int kLongTurn = 8;  // waits with short ones that make up for one: it may have been the host's doing, or a tick's
-constexpr Time kSwitch = 1'000, kAlone = 200'000;  // a switch to another process takes longer
 
 void relax() {
 #if defined(__x86_64__)
@@ -168,8 +164,7 @@ void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time d
     const auto nothing_new = [&] {
         return !has_mail() && !request.done.load(std::memory_order_acquire) && bell.load(std::memory_order_acquire) == rung;
     };
-    bool yielded = false, long_turn = false;
-    Time alone_since = now;
+    turns_.begin_wait(now);
     while (nothing_new() && !sockets_ready() && now < end) {
         if (parts_.own_processor) {
             for (int i = 0; i < 16 && nothing_new(); ++i) relax();
@@ -178,18 +173,9 @@ void Engine::linger(const Request& request, std::uint32_t rung, Time now, Time d
         }
         ::sched_yield();
         const auto before = std::exchange(now, IoLoop::now());
-        yielded = true;
-        // Nobody takes it: whoever it waits for is on another processor, or waits for this one where it cannot be handed over (in another cgroup).
-        if (now - before > kSwitch) alone_since = now;
-        else if (now - alone_since > kAlone) break;
-        if (now - before <= kTurn) continue;
-        long_turn = true;
-        long_turns_ += kLongTurn;
-        if (long_turns_ < 2 * kLongTurn) continue;
-        crowded_until_ = now + kCrowded;
-        long_turns_ = 2 * kLongTurn - 1;  // after that one more is enough
+        if (!turns_.took(before, now)) break;
     }
-    if (yielded && !long_turn && long_turns_ > 0) --long_turns_;
+    turns_.end_wait();
 }
 
 // The progress thread sleeps on the bell already, or is about to look at everything: either way only `sleeper` has to say

@@ -45,6 +45,7 @@ void run(std::uint64_t seed, int operations) {
     config.limit = 12 * kSmall;
     if (seed % 2 == 0) config.spill_path = folder.path + "/spill";
     if (seed % 3 == 0) config.keep_free_ns = 0;
+    if (seed % 4 < 2) config.grown_bytes = 4 * kSmall;
     auto readers_dir = open_log(config);
     auto dir = open_log(config);
     auto writer = open_writer(*dir);

@@ -2,9 +2,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +15,7 @@
 #include <cstring>
 
 #include "base/bytes.h"
+#include "pairlog/layout.h"
 
 namespace ftcomm::pairlog {
 
@@ -97,11 +100,25 @@ bool read_file(int at, const std::string& name, std::string* out) {
     }
 }
 
-Status reserve(int fd, std::uint64_t bytes, const std::string& shown) {
+namespace {
+
+// Beyond RLIMIT_FSIZE the kernel would raise SIGXFSZ, so the limit is looked at first.
+Status check_size(std::uint64_t bytes, const std::string& shown) {
     rlimit limit{};
-    // Beyond RLIMIT_FSIZE the kernel would raise SIGXFSZ, so the limit is looked at first.
     if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
         return Status::error(Code::LogFull, "the file size limit (ulimit -f) is below the " + size_text(bytes) + " of " + shown);
+    return {};
+}
+
+}  // namespace
+
+Status set_size(int fd, std::uint64_t bytes, const std::string& shown) {
+    if (auto status = check_size(bytes, shown); !status) return status;
+    return ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? Status{} : system_error("setting the size of " + shown);
+}
+
+Status reserve(int fd, std::uint64_t bytes, const std::string& shown) {
+    if (auto status = check_size(bytes, shown); !status) return status;
     int error = 0;
     do error = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
     while (error == EINTR);
@@ -117,6 +134,27 @@ Mapping::~Mapping() {
     if (base != nullptr) ::munmap(base, size);
 }
 
+namespace {
+
+// A large one begins with a huge page, as those of a file can't be mapped as such otherwise.
+void* map_shared(int fd, std::uint64_t size, int protection) {
+    if (size < kHugePage) return ::mmap(nullptr, size, protection, MAP_SHARED, fd, 0);
+    void* room = ::mmap(nullptr, size + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED) return MAP_FAILED;
+    const auto before = -reinterpret_cast<std::uintptr_t>(room) & (kHugePage - 1);
+    auto* begin = static_cast<std::byte*>(room);
+    void* p = ::mmap(begin + before, size, protection, MAP_SHARED | MAP_FIXED, fd, 0);
+    const int error = errno;
+    if (before > 0) ::munmap(begin, before);
+    const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+    const auto after = p == MAP_FAILED ? before : before + aligned(size, page);
+    if (after < size + kHugePage) ::munmap(begin + after, size + kHugePage - after);
+    errno = error;
+    return p;
+}
+
+}  // namespace
+
 Status map_file(int fd, Access access, const std::string& shown, std::shared_ptr<Mapping>* out) {
     struct stat info{};
     if (::fstat(fd, &info) != 0) return system_error("looking at " + shown);
@@ -125,7 +163,7 @@ Status map_file(int fd, Access access, const std::string& shown, std::shared_ptr
     mapping->inode = info.st_ino;
     if (info.st_size > 0) {
         const auto size = static_cast<std::uint64_t>(info.st_size);
-        void* p = ::mmap(nullptr, size, PROT_READ | (access == Access::Write ? PROT_WRITE : 0), MAP_SHARED, fd, 0);
+        void* p = map_shared(fd, size, PROT_READ | (access == Access::Write ? PROT_WRITE : 0));
         if (p == MAP_FAILED) return system_error("mapping " + shown);
         ::madvise(p, size, MADV_DONTFORK);  // a forked child is not the writer
         ::madvise(p, size, MADV_DONTDUMP);
@@ -145,6 +183,18 @@ void fault_in(const Mapping& mapping, Access access) {
         const unsigned char value = *byte;
         if (access == Access::Write) *byte = value;
     }
+}
+
+bool take_huge_pages(int fd, const Mapping& mapping) {
+    constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
+    const auto whole = mapping.size / kHugePage * kHugePage;
+    if (whole == 0) return true;
+    struct statfs system{};
+    if (::fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC) return false;
+    // Of a huge page of which nothing is there none is made.
+    for (std::uint64_t at = 0; at < whole; at += kHugePage)
+        if (::fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at), kPage) != 0) return false;
+    return ::madvise(mapping.base, whole, kCollapse) == 0;
 }
 
 void IdleMappings::put(std::shared_ptr<Mapping> mapping) {

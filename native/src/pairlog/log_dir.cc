@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <utility>
 
+#include "base/check.h"
 #include "base/clock.h"
 #include "pairlog/identity.h"
 #include "pairlog/layout.h"
@@ -106,6 +107,22 @@ Status LogDir::take(std::uint64_t bytes, bool notes, FreeSegment* out) {
     resident_ += bytes;
     note_peak();
     return {};
+}
+
+bool LogDir::take_if_there_is_room(std::uint64_t bytes, FreeSegment* out) {
+    if (!pool_.take(bytes, out)) {
+        if (resident_ - pool_.bytes() + bytes + config_.segment_bytes > config_.limit) return false;
+        while (resident_ + bytes > config_.limit) {
+            const auto dropped = pool_.drop_one();
+            FT_CHECK(dropped > 0, "no free segment is left, and %llu bytes are not in use",
+                     static_cast<unsigned long long>(config_.limit - resident_));
+            resident_ -= dropped;
+        }
+        if (!pool_.make(bytes, out)) return false;
+        resident_ += bytes;
+    }
+    note_peak();
+    return true;
 }
 
 void LogDir::give_back(FreeSegment segment) { pool_.put(std::move(segment)); }

@@ -26,6 +26,7 @@ struct LogConfig {
     std::uint64_t spill_limit = 0;       // 0: none
     Durability durability = Durability::Process;
     std::uint64_t segment_bytes = 8u << 20;
+    std::uint64_t grown_bytes = 0;  // of the segments of streams that log much: 0: as many, too
     std::int64_t keep_free_ns = 30'000'000'000;  // free segments stay while so much was in use in the last one or two of these
     std::string boot_id{};  // empty: the host's
 };
@@ -61,6 +62,7 @@ private:
     // Free, or new after making room. notes: for what a rank notes itself (results, marks); messages leave room for one such segment, as
     // the checkpoint that gives them room again has to be noted.
     Status take(std::uint64_t bytes, bool notes, FreeSegment* out);
+    bool take_if_there_is_room(std::uint64_t bytes, FreeSegment* out);  // without dropping anything but what is free
     Status keep_back(std::uint64_t bytes);
     void give_back(FreeSegment segment);  // from a stream to the pool
     void trim();

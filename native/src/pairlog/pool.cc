@@ -80,14 +80,17 @@ void Pool::adopt(int log, std::uint64_t limit) {
 }
 
 bool Pool::take(std::uint64_t bytes, FreeSegment* out) {
-    for (std::size_t i = free_.size(); i-- > 0;) {
-        if (free_[i].file->size != bytes) continue;
-        *out = std::move(free_[i]);
-        free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
-        bytes_ -= bytes;
-        return true;
+    const auto none = free_.size();
+    auto best = none;  // the smallest, and of those the one used last
+    for (std::size_t i = none; i-- > 0;) {
+        const auto size = free_[i].file->size;
+        if (size >= bytes && size <= 2 * bytes && (best == none || size < free_[best].file->size)) best = i;
     }
-    return false;
+    if (best == none) return false;
+    *out = std::move(free_[best]);
+    free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(best));
+    bytes_ -= out->file->size;
+    return true;
 }
 
 Status Pool::make(std::uint64_t bytes, FreeSegment* out) {
@@ -98,8 +101,12 @@ Status Pool::make(std::uint64_t bytes, FreeSegment* out) {
         if (errno == ENOSPC || errno == EDQUOT) status.code = Code::LogFull;
         return status;
     }
-    auto status = reserve(fd.get(), bytes, shown);
+    auto status = set_size(fd.get(), bytes, shown);
     if (status) status = map_file(fd.get(), Access::Write, shown, &out->file);
+    if (status) {
+        huge_ = huge_ && take_huge_pages(fd.get(), *out->file);
+        status = reserve(fd.get(), bytes, shown);
+    }
     if (!status) {
         ::unlinkat(folder_.get(), name.c_str(), 0);
         return status;

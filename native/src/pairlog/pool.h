@@ -22,7 +22,7 @@ public:
     Status open(int log, const std::string& path, std::uint64_t limit);
     ~Pool();
 
-    bool take(std::uint64_t bytes, FreeSegment* out);
+    bool take(std::uint64_t bytes, FreeSegment* out);  // of so many bytes, or up to twice as many
     Status make(std::uint64_t bytes, FreeSegment* out);   // a new one, not in the pool yet; LogFull: the file system is full
     void put(FreeSegment segment);
     std::uint64_t drop_one();                             // frees the one unused for longest; its bytes, 0: there is none
@@ -41,6 +41,7 @@ private:
     std::vector<FreeSegment> free_;   // the one that was used last is the last
     std::uint64_t bytes_ = 0;
     std::uint64_t made_ = 0;
+    bool huge_ = true;  // there may be huge pages
 };
 
 }  // namespace ftcomm::pairlog

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 
@@ -156,6 +157,16 @@ Status StreamWriter::find(std::uint64_t seq, RecordInfo* info, ByteView* payload
     return segment.read(key_, seq, verify, info, payload);
 }
 
+// Each new segment is as large as all before it: there are few of them, and at most about half of what the stream has lies idle. 0: such a
+// record would leave much of it empty.
+std::uint64_t StreamWriter::grown_for(std::uint64_t length) const {
+    std::uint64_t held = 0;
+    for (const auto& segment : segments_)
+        if (!segment->spilled) held += segment->file_size;
+    const auto grown = std::bit_floor(std::min(held, dir_.config_.grown_bytes));
+    return grown > dir_.config_.segment_bytes && length <= grown / 2 - kPage ? grown : 0;
+}
+
 // A new segment for a record of that length. Only when it is there does anything change.
 Status StreamWriter::roll(std::uint64_t length) {
     std::lock_guard lock(dir_.mutex_);
@@ -163,16 +174,17 @@ Status StreamWriter::roll(std::uint64_t length) {
         if (auto status = collect_now(); !status) return status;
     if (length > kLongest || length > dir_.config_.limit)
         return dir_.full(length, "a record can't be larger").within("the log " + text_of(key_));
-    const auto bytes = segment_size_for(length, dir_.config_.segment_bytes);
     FreeSegment free;
-    if (auto status = dir_.take(bytes, key_.dst >= dir_.config().world_size, &free); !status)
-        return std::move(status).within("the log " + text_of(key_));
+    const auto grown = grown_for(length), bytes = segment_size_for(length, dir_.config_.segment_bytes);
+    if (grown <= bytes || !dir_.take_if_there_is_room(grown, &free))
+        if (auto status = dir_.take(bytes, key_.dst >= dir_.config().world_size, &free); !status)
+            return std::move(status).within("the log " + text_of(key_));
     SegmentHeader header{.comm = key_.comm,
                          .src = key_.src,
                          .dst = key_.dst,
                          .ordinal = next_ordinal_,
                          .first_seq = last_ + 1,
-                         .size = bytes,
+                         .size = free.file->size,
                          .nonce = os_random64(),
                          .boot = dir_.boot()};
     header.crc = crc_of(header);

@@ -82,6 +82,7 @@ private:
     void drop_segments_after(std::size_t count);
     // writer.cc
     Status place(const RecordInfo& info);
+    std::uint64_t grown_for(std::uint64_t length) const;
     Status roll(std::uint64_t length);
     Status collect_now();
     Status release_front();

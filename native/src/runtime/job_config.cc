@@ -94,7 +94,9 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
         c.log.spill_limit = from.log_spill_limit;
         c.log.durability =
             from.log_durability == 1 ? pairlog::LogConfig::Durability::Host : pairlog::LogConfig::Durability::Process;
+        // Of what there may be at once a small part each, as every stream has one that it goes on with.
         c.log.segment_bytes = 1u << 20;
+        c.log.grown_bytes = std::min<std::uint64_t>(16u << 20, c.log.limit / 64);
         c.log_remove = from.log_remove != 0;
         c.log_late = from.log_late != 0;
         if (auto s = LogGroups::parse(text(from.log_scope), c.world_size, &c.log_groups); !s) return s;

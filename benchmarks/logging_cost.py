@@ -1,6 +1,7 @@
 """What logging costs when nothing fails: the policy replay against raise, all-reduce and messages, interleaved in one job each.
 
     python benchmarks/logging_cost.py [--ranks 4] [--rounds 9] [--transport shm] [--only send] [--sizes 1048576 ...] [--json FILE]
+    python benchmarks/logging_cost.py --hosts --ranks 2 --only send     each rank pretends to be on a host of its own
 
 Both jobs run in the same processes. For each size, rounds of the two take turns, each time in an order drawn by lot; a round is a
 fixed number of calls; reported are the medians over rounds on rank 0 and their ratio (replay / raise). The log is in its
@@ -10,7 +11,8 @@ not 1.00 the ratios beside it mean no more. With an all-reduce also the same as 
 (`algorithm="ring-logged"`), in rounds of its own, as it logs 2(n-1) times as much: over raise, and over the ring without a
 log (`algorithm="ring"`, what Grover and Rajagopal compare with). Messages: rank 0 sends to rank 1, which answers each
 batch with one byte; the buffers are as large as what is logged in a round, so that both policies stream through the same
-amount of memory.
+amount of memory. Ranks of one host find a record in the sender's log, whatever the transport; those of different hosts (--hosts:
+over tcp) are sent it, and keep a half of the log each.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +105,8 @@ def rank_main(args: argparse.Namespace) -> None:
     for policy in POLICIES:
         log = args.log if policy == "replay" else "all"
         options = ftcomm.Options(policy=policy, transport=args.transport, log_dir=f"{folder}/log", log=log)
+        if args.hosts:
+            options = replace(options, transport="auto", host=f"host-{rank}", log_dir=f"{folder}/log-{rank}")
         comms[policy] = ftcomm.init(rank, args.ranks, f"file://{folder}/{policy}", options, job=f"cost-{policy}")
     comms["replay"].resume()
     rows = []
@@ -139,6 +144,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--transport", default="shm", choices=["shm", "tcp"])
+    parser.add_argument("--hosts", action="store_true", help="each rank pretends to be on a host of its own")
     parser.add_argument("--log", default="all", help="which messages are logged: all, inter-host, or groups as 0,1/2,3")
     parser.add_argument("--only", choices=["all_reduce", "send"])
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes; instead of the usual ones")

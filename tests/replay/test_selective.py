@@ -239,7 +239,7 @@ def test_kill_of_each(
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_fifty_kills(keep: Keep, transport: str) -> None:
     def long_ring(comm: Any, context: Context) -> list[str]:
-        return programs.ring(comm, context, steps=12_000, count=500)
+        return programs.ring(comm, context, steps=60_000, count=500)
 
     wanted = keep(4, long_ring, transport=transport).values(120)
     job = keep(4, long_ring, transport=transport, log=PAIRS)

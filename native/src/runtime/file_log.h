@@ -60,6 +60,8 @@ public:
     std::uint64_t spilled() const { return dir_->spilled(); }
 
 private:
+    static constexpr std::size_t kLongResult = 4u << 10;  // as kLongMessage, of what hardly anybody reads but who runs again
+
     explicit FileLog(const FileLogConfig& config) : config_(config) {}
     bool own(const LogKey& key) { return key.src == config_.slot || (key.dst == config_.slot && !readable(key.src)); }
     Status own_writer(const LogKey& key, pairlog::StreamWriter** out);  // to append to the stream

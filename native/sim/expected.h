@@ -44,7 +44,6 @@ inline constexpr const char* kExpected[] = {
     "result logged as it becomes final",
     "a record in the making cannot be read",
     "message shown while it is logged",
-    "message.early_piece",
     "inject damaged checkpoint",
     "inject resume from a checkpoint",
     "inject resume further back",

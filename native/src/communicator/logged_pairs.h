@@ -188,8 +188,7 @@ private:
     bool was_sent(int dst) { return peer(dst).sent < log_.last(to(dst)); }
     void send_again(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag);
     bool may_send(const RequestPtr& request);
-    // The payload, if it is at hand still: where the log has it, it may be far from the caches.
-    void is_sent(int dst, bool held, ByteView payload);
+    void is_sent(int dst, bool held);
     // Of a large message that is shown while it is logged: a frame each, 64 at most. One of less than five is there before its receiver is
     // awake.
     std::uint64_t stretch(std::uint64_t bytes) const { return std::max(4 * core_.config.eager_limit + 64, bytes / 64 + 1); }
@@ -197,12 +196,9 @@ private:
     Status log(const RequestPtr& request, ByteView payload, int dst, std::int64_t tag, bool* held);
     Status compare(const LogRecord& record, ByteView data, std::int64_t tag, int dst) const;
     Status no_content(int dst) const;
-    void mark(int rank, ByteView payload = {});
+    void mark(int rank);
     void want(int rank);
-    bool stream(int rank, int pieces, ByteView newest = {});
-    std::uint32_t next_piece(int rank, std::uint64_t bytes) const;
-    bool send_piece(int rank, const LogRecord& record);
-    Status log_streamed(ByteView payload, int dst, std::int64_t tag);
+    bool stream(int rank, int pieces);
     void begin_message(int rank, const FrameHeader& header);
     void on_piece(int rank, const FrameHeader& header, ByteView payload);
     void on_shown(int rank, const FrameHeader& header);

@@ -32,7 +32,7 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
         core_.finish(request, std::move(status));
         return;
     }
-    is_sent(dst, held, payload);
+    is_sent(dst, held);
     if (!held) core_.finish(request, {});
 }
 
@@ -49,7 +49,7 @@ void LoggedPairs::send_made(const RequestPtr& request, std::uint64_t bytes, int 
     if (!may_send(request)) return;
     log_.set_position(next_position(dst));
     auto status = log_.append_made(to(dst), tag, 0, bytes, make);
-    if (status) is_sent(dst, false, {});
+    if (status) is_sent(dst, false);
     core_.finish(request, std::move(status));
 }
 
@@ -75,7 +75,7 @@ bool LoggedPairs::may_send(const RequestPtr& request) {
     return true;
 }
 
-void LoggedPairs::is_sent(int dst, bool held, ByteView payload) {
+void LoggedPairs::is_sent(int dst, bool held) {
     ++peer(dst).sent;
     FT_POINT("channel.send.logged");
     if (dst == rank_) {
@@ -85,7 +85,7 @@ void LoggedPairs::is_sent(int dst, bool held, ByteView payload) {
         // The caller is not kept while a large message goes out, but goes on computing.
         peer(dst).later |= held;
         core_.has_work |= held;
-        mark(dst, payload);
+        mark(dst);
     }
 }
 
@@ -104,9 +104,7 @@ Status LoggedPairs::log(const RequestPtr& request, ByteView payload, int dst, st
     const bool here = log_.readable(slot_of(dst));
     if (here && payload.size() > 4 * stretch(0) && reachable(dst) && channel_ == Channel::Messages)
         return log_shown(payload, dst, tag);
-    if (!log_.is_late() || here)
-        return here || payload.size() <= 2 * stretch(0) || !reachable(dst) ? log_.append(to(dst), tag, 0, std::span(&payload, 1))
-                                                                           : log_streamed(payload, dst, tag);
+    if (!log_.is_late() || here) return log_.append(to(dst), tag, 0, std::span(&payload, 1));
     if (channel_ != Channel::Messages || payload.size() <= core_.config.eager_limit) {  // a ring goes on with its buffer at once
         auto copy = log_.scratch(payload.size());
         copy.assign(payload.begin(), payload.end());
@@ -171,7 +169,7 @@ Status LoggedPairs::compare(const LogRecord& record, ByteView data, std::int64_t
 }
 
 // One frame tells the receiver how far the stream goes; to another host the records themselves go, when asked for.
-void LoggedPairs::mark(int rank, ByteView payload) {
+void LoggedPairs::mark(int rank) {
     if (!reachable(rank) || is_direct(rank)) return;
     if (log_.readable(slot_of(rank))) {
         auto h = header(FrameKind::LogMark);
@@ -179,7 +177,7 @@ void LoggedPairs::mark(int rank, ByteView payload) {
         if (h.seq > 0) core_.sender.send(slot_of(rank), h);
         FT_POINT("channel.send.marked");
     } else if (!peer(rank).later) {
-        stream(rank, kAllPieces, payload);
+        stream(rank, kAllPieces);
     }
     peer(rank).told = incarnation(rank);
 }

@@ -106,7 +106,7 @@ def rank_main(args: argparse.Namespace) -> None:
         log = args.log if policy == "replay" else "all"
         options = ftcomm.Options(policy=policy, transport=args.transport, log_dir=f"{folder}/log", log=log)
         if args.hosts:
-            options = replace(options, transport="auto", host=f"host-{rank}", log_dir=f"{folder}/log-{rank}")
+            options = replace(options, transport="auto", host=f"host-{rank}")
         comms[policy] = ftcomm.init(rank, args.ranks, f"file://{folder}/{policy}", options, job=f"cost-{policy}")
     comms["replay"].resume()
     rows = []

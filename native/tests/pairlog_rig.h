@@ -2,12 +2,14 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "base/failpoint.h"
@@ -42,6 +44,17 @@ struct Folder {
     std::string stream(const StreamKey& key = kKey) const { return path + "/log/" + name_of(key); }
     std::string segment(std::uint64_t ordinal) const { return stream() + "/" + segment_name(ordinal); }
 };
+
+// By inode, those of so many bytes and more: segments, not what is beside them.
+inline std::set<ino_t> files_in(const std::string& folder, std::uint64_t least) {
+    std::set<ino_t> files;
+    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder)) {
+        struct stat info{};
+        if (stat(entry.path().c_str(), &info) == 0 && static_cast<std::uint64_t>(info.st_size) >= least)
+            files.insert(info.st_ino);
+    }
+    return files;
+}
 
 // The same bytes for the same number and length.
 inline Bytes content(std::uint64_t seq, std::size_t length, std::uint64_t salt = 0) {

@@ -2,8 +2,6 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
-#include <set>
-
 #include "tests/pairlog_rig.h"
 
 namespace ftcomm::pairlog {
@@ -12,15 +10,6 @@ namespace {
 std::uint64_t file_size(const std::string& path) {
     struct stat info{};
     return stat(path.c_str(), &info) == 0 ? static_cast<std::uint64_t>(info.st_size) : 0;
-}
-
-std::set<ino_t> files_of(const std::string& folder) {
-    std::set<ino_t> files;
-    struct stat info{};
-    for (const auto& entry : std::filesystem::recursive_directory_iterator(folder))
-        if (stat(entry.path().c_str(), &info) == 0 && static_cast<std::uint64_t>(info.st_size) >= kSmall)
-            files.insert(info.st_ino);
-    return files;
 }
 
 }  // namespace
@@ -50,10 +39,10 @@ FT_TEST(pairlog_segments_grow_with_their_stream) {
     // The same memory again, in the same sizes.
     REQUIRE(writer->collect(~std::uint64_t{0}).ok());
     const auto resident = dir->resident();
-    const auto before = files_of(folder.path);
+    const auto before = files_in(folder.path, kSmall);
     EXPECT_EQ(dir->free_bytes(), resident);
     fill();
-    EXPECT(files_of(folder.path) == before);
+    EXPECT(files_in(folder.path, kSmall) == before);
     EXPECT_EQ(dir->resident(), resident);
     EXPECT(holds_all(*writer));
     // And by a process that goes on with it.

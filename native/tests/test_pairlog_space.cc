@@ -135,10 +135,7 @@ FT_TEST(pairlog_steady_state_takes_no_fresh_page) {
             reader->refresh();
             REQUIRE(reader->find(reader->last_seq(), &found, &view).ok());
         }
-        for (const auto& entry : std::filesystem::directory_iterator(folder.stream())) {
-            struct stat what{};
-            if (stat(entry.path().c_str(), &what) == 0 && what.st_size >= (1 << 20)) files.insert(what.st_ino);
-        }
+        files.merge(files_in(folder.stream(), 1u << 20));
         reader->acknowledge(reader->last_seq());
         REQUIRE(writer->collect(writer->last_seq()).ok());
     };

@@ -102,40 +102,6 @@ bool read_file(int at, const std::string& name, std::string* out) {
 
 namespace {
 
-// Beyond RLIMIT_FSIZE the kernel would raise SIGXFSZ, so the limit is looked at first.
-Status check_size(std::uint64_t bytes, const std::string& shown) {
-    rlimit limit{};
-    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
-        return Status::error(Code::LogFull, "the file size limit (ulimit -f) is below the " + size_text(bytes) + " of " + shown);
-    return {};
-}
-
-}  // namespace
-
-Status set_size(int fd, std::uint64_t bytes, const std::string& shown) {
-    if (auto status = check_size(bytes, shown); !status) return status;
-    return ::ftruncate(fd, static_cast<off_t>(bytes)) == 0 ? Status{} : system_error("setting the size of " + shown);
-}
-
-Status reserve(int fd, std::uint64_t bytes, const std::string& shown) {
-    if (auto status = check_size(bytes, shown); !status) return status;
-    int error = 0;
-    do error = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-    while (error == EINTR);
-    if (error == EOPNOTSUPP) error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));  // glibc's: writes into each block
-    if (error == 0) return {};
-    errno = error;
-    auto status = system_error("taking " + size_text(bytes) + " for " + shown);
-    if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM) status.code = Code::LogFull;
-    return status;
-}
-
-Mapping::~Mapping() {
-    if (base != nullptr) ::munmap(base, size);
-}
-
-namespace {
-
 // A large one begins with a huge page, as those of a file can't be mapped as such otherwise.
 void* map_shared(int fd, std::uint64_t size, int protection) {
     if (size < kHugePage) return ::mmap(nullptr, size, protection, MAP_SHARED, fd, 0);
@@ -153,7 +119,46 @@ void* map_shared(int fd, std::uint64_t size, int protection) {
     return p;
 }
 
+// Of a file that has no blocks yet. What is without them afterwards is left to who asked.
+bool take_huge_pages(int fd, std::uint64_t bytes) {
+    constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
+    const auto whole = bytes / kHugePage * kHugePage;
+    if (whole == 0) return true;
+    struct statfs system{};
+    if (::fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC) return false;
+    if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0) return false;
+    // Of a huge page of which nothing is there none is made.
+    for (std::uint64_t at = 0; at < whole; at += kHugePage)
+        if (::fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at), kPage) != 0) return false;
+    void* p = map_shared(fd, whole, PROT_READ | PROT_WRITE);
+    if (p == MAP_FAILED) return false;
+    const bool taken = ::madvise(p, whole, kCollapse) == 0;
+    ::munmap(p, whole);
+    return taken;
+}
+
 }  // namespace
+
+Status reserve(int fd, std::uint64_t bytes, const std::string& shown, bool* huge) {
+    rlimit limit{};
+    // Beyond RLIMIT_FSIZE the kernel would raise SIGXFSZ, so the limit is looked at first.
+    if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY && limit.rlim_cur < bytes)
+        return Status::error(Code::LogFull, "the file size limit (ulimit -f) is below the " + size_text(bytes) + " of " + shown);
+    if (huge != nullptr && *huge) *huge = take_huge_pages(fd, bytes);
+    int error = 0;
+    do error = ::fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    while (error == EINTR);
+    if (error == EOPNOTSUPP) error = ::posix_fallocate(fd, 0, static_cast<off_t>(bytes));  // glibc's: writes into each block
+    if (error == 0) return {};
+    errno = error;
+    auto status = system_error("taking " + size_text(bytes) + " for " + shown);
+    if (error == ENOSPC || error == EDQUOT || error == EFBIG || error == ENOMEM) status.code = Code::LogFull;
+    return status;
+}
+
+Mapping::~Mapping() {
+    if (base != nullptr) ::munmap(base, size);
+}
 
 Status map_file(int fd, Access access, const std::string& shown, std::shared_ptr<Mapping>* out) {
     struct stat info{};
@@ -183,18 +188,6 @@ void fault_in(const Mapping& mapping, Access access) {
         const unsigned char value = *byte;
         if (access == Access::Write) *byte = value;
     }
-}
-
-bool take_huge_pages(int fd, const Mapping& mapping) {
-    constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
-    const auto whole = mapping.size / kHugePage * kHugePage;
-    if (whole == 0) return true;
-    struct statfs system{};
-    if (::fstatfs(fd, &system) != 0 || system.f_type != TMPFS_MAGIC) return false;
-    // Of a huge page of which nothing is there none is made.
-    for (std::uint64_t at = 0; at < whole; at += kHugePage)
-        if (::fallocate(fd, FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at), kPage) != 0) return false;
-    return ::madvise(mapping.base, whole, kCollapse) == 0;
 }
 
 void IdleMappings::put(std::shared_ptr<Mapping> mapping) {

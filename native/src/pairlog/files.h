@@ -40,8 +40,10 @@ Status write_all(int fd, const void* data, std::size_t size);
 bool read_file(int at, const std::string& name, std::string* out);
 
 // Takes the blocks of a new file now: a write into its mapping can't fail for want of space later. LogFull if there are none.
-Status reserve(int fd, std::uint64_t bytes, const std::string& shown);
-Status set_size(int fd, std::uint64_t bytes, const std::string& shown);  // without its blocks
+// `huge`: whole huge pages in one piece each, if the file is in memory and the kernel does that: a tenth of the time of small ones, and
+// fewer misses in the TLB later. False afterwards: there was none to be had, which may have taken long; do not ask again.
+Status reserve(int fd, std::uint64_t bytes, const std::string& shown, bool* huge = nullptr);
+inline constexpr std::uint64_t kHugePage = 2u << 20;  // and where a mapping of as much begins
 
 // A file in memory, unmapped with the last user.
 struct Mapping {
@@ -57,11 +59,6 @@ struct Mapping {
 enum class Access { Read, Write };
 Status map_file(int fd, Access access, const std::string& shown, std::shared_ptr<Mapping>* out);
 void fault_in(const Mapping& mapping, Access access);  // all pages at once; a hint
-// Of a new file in memory that has no blocks yet: whole huge pages of it get them in one piece, where the kernel does that. What is
-// without them afterwards is left to reserve. A tenth of the time of small pages, and fewer misses in the TLB later. False: there was none
-// to be had, which may have taken long; do not ask again.
-inline constexpr std::uint64_t kHugePage = 2u << 20;
-bool take_huge_pages(int fd, const Mapping& mapping);
 
 // Mappings of a reader's segments that were recycled: they come again, in whichever stream of their writer, and are known by their inodes,
 // which are not given to other files as long as they are mapped. Their memory is not theirs: who drops such a file empties it.

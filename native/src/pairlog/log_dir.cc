@@ -92,16 +92,15 @@ Status LogDir::take(std::uint64_t bytes, bool notes, FreeSegment* out) {
     }
     if (bytes > config_.limit) return full(bytes, "");
     while (resident_ + bytes > config_.limit) {
-        if (const auto dropped = pool_.drop_one(); dropped > 0) resident_ -= dropped;
-        else if (const auto status = spill_one(); !status)
-            return status.code == Code::LogFull ? full(bytes, status.message) : status;
+        if (drop_free()) continue;
+        if (const auto status = spill_one(); !status) return status.code == Code::LogFull ? full(bytes, status.message) : status;
     }
     for (;;) {
         auto status = pool_.make(bytes, out);
         if (status) break;
         if (status.code != Code::LogFull) return status;
-        if (const auto dropped = pool_.drop_one(); dropped > 0) resident_ -= dropped;
-        else if (const auto spilled = spill_one(); !spilled)
+        if (drop_free()) continue;
+        if (const auto spilled = spill_one(); !spilled)
             return full(bytes, status.message + (spilled.message.empty() ? "" : "; " + spilled.message));
     }
     resident_ += bytes;
@@ -113,10 +112,9 @@ bool LogDir::take_if_there_is_room(std::uint64_t bytes, FreeSegment* out) {
     if (!pool_.take(bytes, out)) {
         if (resident_ - pool_.bytes() + bytes + config_.segment_bytes > config_.limit) return false;
         while (resident_ + bytes > config_.limit) {
-            const auto dropped = pool_.drop_one();
-            FT_CHECK(dropped > 0, "no free segment is left, and %llu bytes are not in use",
+            const bool dropped = drop_free();
+            FT_CHECK(dropped, "no free segment is left, and %llu bytes are not in use",
                      static_cast<unsigned long long>(config_.limit - resident_));
-            resident_ -= dropped;
         }
         if (!pool_.make(bytes, out)) return false;
         resident_ += bytes;
@@ -125,17 +123,19 @@ bool LogDir::take_if_there_is_room(std::uint64_t bytes, FreeSegment* out) {
     return true;
 }
 
+bool LogDir::drop_free() {
+    const auto dropped = pool_.drop_one();
+    resident_ -= dropped;
+    return dropped > 0;
+}
+
 void LogDir::give_back(FreeSegment segment) { pool_.put(std::move(segment)); }
 
 // As much may be free as is missing to what was in use at once lately: the next steps will want it again.
 void LogDir::trim() {
     note_peak();
     const std::uint64_t keep = std::max(peak_, peak_before_);
-    while (resident_ > keep) {
-        const auto dropped = pool_.drop_one();
-        if (dropped == 0) return;
-        resident_ -= dropped;
-    }
+    while (resident_ > keep && drop_free()) {}
 }
 
 void LogDir::note_peak() {

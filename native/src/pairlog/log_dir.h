@@ -63,6 +63,7 @@ private:
     // the checkpoint that gives them room again has to be noted.
     Status take(std::uint64_t bytes, bool notes, FreeSegment* out);
     bool take_if_there_is_room(std::uint64_t bytes, FreeSegment* out);  // without dropping anything but what is free
+    bool drop_free();  // the segment that is free for longest. False: there is none
     Status keep_back(std::uint64_t bytes);
     void give_back(FreeSegment segment);  // from a stream to the pool
     void trim();

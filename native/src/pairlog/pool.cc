@@ -101,12 +101,8 @@ Status Pool::make(std::uint64_t bytes, FreeSegment* out) {
         if (errno == ENOSPC || errno == EDQUOT) status.code = Code::LogFull;
         return status;
     }
-    auto status = set_size(fd.get(), bytes, shown);
+    auto status = reserve(fd.get(), bytes, shown, &huge_);
     if (status) status = map_file(fd.get(), Access::Write, shown, &out->file);
-    if (status) {
-        huge_ = huge_ && take_huge_pages(fd.get(), *out->file);
-        status = reserve(fd.get(), bytes, shown);
-    }
     if (!status) {
         ::unlinkat(folder_.get(), name.c_str(), 0);
         return status;

@@ -176,7 +176,7 @@ Status StreamWriter::roll(std::uint64_t length) {
         return dir_.full(length, "a record can't be larger").within("the log " + text_of(key_));
     FreeSegment free;
     const auto grown = grown_for(length), bytes = segment_size_for(length, dir_.config_.segment_bytes);
-    if (grown <= bytes || !dir_.take_if_there_is_room(grown, &free))
+    if (grown == 0 || !dir_.take_if_there_is_room(grown, &free))
         if (auto status = dir_.take(bytes, key_.dst >= dir_.config().world_size, &free); !status)
             return std::move(status).within("the log " + text_of(key_));
     SegmentHeader header{.comm = key_.comm,

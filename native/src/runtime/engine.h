@@ -14,9 +14,9 @@
 
 #include "communicator/node.h"
 #include "runtime/burst.h"
-#include "runtime/turns.h"
 #include "runtime/dispatcher.h"
 #include "runtime/shm_authority.h"
+#include "runtime/turns.h"
 #include "runtime/watch.h"
 #include "transport/shm/shm_transport.h"
 #include "transport/tcp/tcp_transport.h"

@@ -5,6 +5,7 @@
 #include <deque>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 
 #include "base/crc32c.h"
@@ -90,6 +91,21 @@ public:
         open.insert(open.end(), piece.begin(), piece.end());
         return Log::append_piece(key, tag, aux, bytes, at, piece, crc);
     }
+    std::byte* piece_room(const LogKey& key, std::uint64_t at, std::uint64_t bytes) override {
+        const auto open = files_.open.find(key);
+        if (open == files_.open.end() || open->second.size() != at) return nullptr;
+        auto& room = rooms_[key];
+        room.resize(bytes);
+        return room.data();
+    }
+    Held hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) override {
+        LogRecord record;
+        const auto open = files_.open.find(key);
+        if (seq > last(key) && open != files_.open.end()) record.payload = open->second;
+        else if (!peek(key, seq, &record)) return {};
+        if (at + bytes > record.payload.size()) return {};
+        return {record.payload.subspan(at, bytes), std::make_shared<int>()};
+    }
     Status commit_pieces(const LogKey& key) override {
         files_.open.erase(key);
         return Log::commit_pieces(key);
@@ -136,6 +152,7 @@ private:
     bool own(const LogKey& key) const { return key.src == self_ || !readable_(key.src); }
 
     LogPosition position_;
+    std::map<LogKey, Bytes> rooms_;  // of pieces that are coming
     LogFiles& files_;
     const int self_;
     std::function<bool(int)> readable_;

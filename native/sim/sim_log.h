@@ -17,6 +17,12 @@ public:
     Status append(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::span<const ByteView> parts) override;
     Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                         ByteView piece, std::uint32_t* crc) override;
+    std::byte* piece_room(const LogKey& key, std::uint64_t at, std::uint64_t bytes) override {
+        return memory_.piece_room(key, at, bytes);
+    }
+    Held hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) override {
+        return memory_.hold(key, seq, at, bytes);
+    }
     Status commit_pieces(const LogKey& key) override;
     void abandon_pieces(const LogKey& key) override;
     Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,

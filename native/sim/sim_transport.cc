@@ -47,6 +47,18 @@ void SimTransport::commit(int slot, const FrameHeader& header) {
     world_.links().send(*t.link, frame, self_.hold_until);
 }
 
+bool SimTransport::send_from(int slot, const FrameHeader& header, const Held& payload) {
+    const auto& bytes = payload.bytes;
+    FT_CHECK(payload.by != nullptr && bytes.size() == header.length && bytes.size() % kWholeBytes == 0,
+             "what is sent is not held");
+    auto* room = reserve(slot, header.length);
+    if (room == nullptr) return false;
+    std::memcpy(room, bytes.data(), bytes.size());
+    commit(slot, header);
+    world_.counters().add("sent from where it lies");
+    return true;
+}
+
 void SimTransport::attach(int slot, std::uint32_t incarnation) {
     if (slot == self_.slot) return;
     Target& t = target(slot);
@@ -170,6 +182,7 @@ Frame* Links::take(std::uint32_t length) {
         frame->data = std::make_unique_for_overwrite<std::byte[]>(room);
         frame->capacity = room;
     }
+    frame->place = nullptr;
     // What the node does not write must not depend on an earlier use of the memory.
     std::memset(frame->data.get(), 0xcd, std::min<std::uint32_t>(length, 256));
     return frame;
@@ -221,6 +234,13 @@ void Links::deliver(int id) {
         return;
     }
     Frame* frame = link.frames.front();
+    // Half of it, and the rest later, whatever has become of its place.
+    if (frame->place == nullptr && frame->header.length > 0 &&
+        (frame->place = world_.place(link.from, *to, frame->header)) != nullptr) {
+        std::memcpy(frame->place, frame->data.get(), frame->header.length / 2);
+        schedule(link, world_.now() + (frame->header.seq % 2 == 0 ? delay() : 0));
+        return;
+    }
     link.frames.pop_front();
     link.bytes -= frame->header.length;
     if (!link.frames.empty()) schedule(link, std::max(world_.now(), link.frames.front()->at));

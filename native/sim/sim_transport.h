@@ -21,6 +21,7 @@ struct Frame {
     std::unique_ptr<std::byte[]> data;
     std::uint32_t capacity = 0;
     Time at = 0;
+    std::byte* place = nullptr;  // where a part of it has been put
 };
 
 // From one incarnation to another. Its head frame has one Deliver event at a time.
@@ -42,6 +43,8 @@ public:
     SimTransport(World& world, Instance& self) : world_(world), self_(self) {}
     std::byte* reserve(int slot, std::uint32_t length) override;
     void commit(int slot, const FrameHeader& header) override;
+    bool sends_from(int slot, std::size_t bytes) override { return bytes % kWholeBytes == 0 && !is_near(slot); }
+    bool send_from(int slot, const FrameHeader& header, const Held& payload) override;
     void attach(int slot, std::uint32_t incarnation) override;
     void detach(int slot) override;
     void drain(int slot) override;

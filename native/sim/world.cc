@@ -229,13 +229,27 @@ void World::tick(Instance& who) {
     check_stall();
 }
 
+std::byte* World::place(int from, const Instance& to, const FrameHeader& header) const {
+    const Instance& sender = *instances_[static_cast<std::size_t>(from)];
+    return to.node->place(sender.slot, sender.incarnation, header);
+}
+
 void World::deliver(int from, Instance& to, Frame& frame, bool nested) {
     const Instance& sender = instance(from);
     const std::uint32_t incarnation = sender.incarnation;
     if (newest(sender.slot) != &sender) counters_.add("inject frame of a replaced incarnation");
     trace_.frame(now(), "recv", sender.slot, incarnation, to.slot, to.incarnation, frame.header);
     const auto hand_over = [&](Node& node, Time at) {
-        node.on_frame(at, sender.slot, incarnation, frame.header, ByteView(frame.data.get(), frame.header.length));
+        ByteView payload(frame.data.get(), frame.header.length);
+        if (auto* const to_place = frame.place != nullptr ? node.place(sender.slot, incarnation, frame.header) : nullptr) {
+            const auto come = to_place == frame.place ? payload.size() / 2 : 0;  // else it is sent again
+            counters_.add(come > 0 ? "put into its place" : "put into another place");
+            std::memcpy(to_place + come, payload.data() + come, payload.size() - come);
+            payload = {to_place, payload.size()};
+        } else if (frame.place != nullptr) {
+            counters_.add("its place is gone");
+        }
+        node.on_frame(at, sender.slot, incarnation, frame.header, payload);
     };
     if (nested) hand_over(*to.node, now());
     else input(to, hand_over);

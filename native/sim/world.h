@@ -104,6 +104,7 @@ public:
         after_input(who);
     }
     void deliver(int from, Instance& to, Frame& frame, bool nested = false);
+    std::byte* place(int from, const Instance& to, const FrameHeader& header) const;  // of the frame's payload, now
     bool same_host(int a, int b) const {
         return scenario_.hosts[static_cast<std::size_t>(a)] == scenario_.hosts[static_cast<std::size_t>(b)];
     }

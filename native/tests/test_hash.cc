@@ -126,6 +126,17 @@ FT_TEST(crc32c_folded_by_any_width_is_portable) {
     }
 }
 
+FT_TEST(crc32c_of_two_parts_is_joined) {
+    Random random(5);
+    Bytes data(200'000);
+    for (auto& b : data) b = static_cast<std::byte>(random());
+    for (int i = 0; i < 200; ++i) {
+        const auto size = i < 100 ? random.below(100) : random.below(data.size() + 1), cut = random.below(size + 1);
+        const auto first = crc32c(data.data(), cut), second = crc32c(data.data() + cut, size - cut);
+        EXPECT_EQ(crc32c_join(first, second, size - cut), crc32c(data.data(), size));
+    }
+}
+
 FT_TEST(crc32c_fast_is_portable) {
     Random random(5);
     Bytes data(20000);

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <cstring>
+#include <memory>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "base/random.h"
 #include "tests/unit.h"
 #include "transport/tcp/session.h"
@@ -66,10 +69,14 @@ public:
     std::uint64_t frames() const { return a_.posted + b_.posted; }
     std::uint64_t broken() const { return a_.session.stats().broken + b_.session.stats().broken; }
     std::uint64_t duplicates() const { return a_.session.stats().duplicates + b_.session.stats().duplicates; }
-    std::uint64_t refused = 0, writable = 0;
+    std::uint64_t refused = 0, writable = 0, outside = 0, placed = 0;
 
 private:
     void post(Side& s) {
+        if (random_.below(4) == 0) {
+            post_from(s);
+            return;
+        }
         const auto length = static_cast<std::uint32_t>(random_.below(random_.below(4) == 0 ? s.session.max_payload() + 1 : 64));
         auto* at = s.session.reserve(length);
         if (at == nullptr) {
@@ -84,6 +91,29 @@ private:
         header.length = used;
         header.seq = s.posted;
         s.session.commit(header);
+        if (random_.below(50) == 0) s.session.corrupt_last();
+    }
+
+    // What lies outside changes when nobody holds it any more.
+    void post_from(Side& s) {
+        const auto length = static_cast<std::uint32_t>(16 * (1 + random_.below(s.session.max_payload() / 16)));
+        auto* memory = new Bytes(content(s.posted + 1, length));
+        const std::shared_ptr<Bytes> held(memory, [](Bytes* m) {
+            std::fill(m->begin(), m->end(), std::byte{0xee});
+            delete m;
+        });
+        FrameHeader header;
+        header.length = length;
+        header.seq = s.posted + 1;
+        std::optional<std::uint32_t> sum;
+        if (random_.below(2) == 0) sum = crc32c(memory->data(), length) ^ static_cast<std::uint32_t>(random_.below(20) == 0);
+        if (!s.session.send_from(header, {*held, held, sum})) {
+            ++refused;
+            return;
+        }
+        ++s.posted;
+        ++outside;
+        EXPECT(held.use_count() > 1);
         if (random_.below(50) == 0) s.session.corrupt_last();
     }
 
@@ -113,7 +143,21 @@ private:
         s.in.arrived.insert(s.in.arrived.end(), s.in.flying.begin(), end);
         s.in.flying.erase(s.in.flying.begin(), end);
         for (;;) {
-            const auto step = s.session.parse(s.in.arrived);
+            auto step = s.session.parse(s.in.arrived);
+            Bytes place;
+            if (step.kind == Session::Step::Kind::More && step.is_next && step.header.length % 16 == 0 &&
+                s.in.arrived.size() + s.in.flying.size() >= step.needed && random_.below(2) == 0) {
+                // The rest of it is read to another place, with what has come.
+                const auto rest = s.in.flying.begin() + static_cast<std::ptrdiff_t>(step.needed - s.in.arrived.size());
+                place.assign(s.in.arrived.begin() + sizeof(WireHeader), s.in.arrived.end());
+                place.insert(place.end(), s.in.flying.begin(), rest);
+                s.in.flying.erase(s.in.flying.begin(), rest);
+                s.in.arrived.resize(sizeof(WireHeader));
+                if (random_.below(50) == 0) place.back() ^= std::byte{1};
+                step = s.session.parse(s.in.arrived, place);
+                EXPECT(step.kind != Session::Step::Kind::More);
+                ++placed;
+            }
             if (step.kind == Session::Step::Kind::More) break;
             if (step.kind == Session::Step::Kind::Broken) {
                 cut();
@@ -179,6 +223,7 @@ private:
 
 FT_TEST(tcp_session_exactly_once_in_order) {
     std::uint64_t frames = 0, resent = 0, broken = 0, duplicates = 0, refused = 0, writable = 0;
+    std::uint64_t outside = 0, placed = 0;
     for (std::uint64_t seed = 1; seed <= 400; ++seed) {
         Harness h(seed);
         h.run(1500);
@@ -188,6 +233,8 @@ FT_TEST(tcp_session_exactly_once_in_order) {
         duplicates += h.duplicates();
         refused += h.refused;
         writable += h.writable;
+        outside += h.outside;
+        placed += h.placed;
     }
     // The harness reached what it is for.
     EXPECT(frames > 10000);
@@ -196,6 +243,8 @@ FT_TEST(tcp_session_exactly_once_in_order) {
     EXPECT(duplicates > 10);
     EXPECT(refused > 100);
     EXPECT(writable > 100);
+    EXPECT(outside > 1000);
+    EXPECT(placed > 100);
 }
 
 FT_TEST(tcp_session_refuses_nonsense) {

@@ -100,6 +100,55 @@ FT_TEST(tcp_transport_faults_are_repaired) {
     }
 }
 
+namespace {
+
+constexpr std::uint32_t kPlaced = 100'000;  // whole kWholeBytes, and a third of what is read at once
+
+// 400 frames from rank 0 to rank 1, every other one long; what the faults have broken is sent again.
+void sends_long_ones(bool forgets, const char* faults, int faulty) {
+    Job job(2);
+    auto &sender = *job.ranks[0], &receiver = *job.ranks[1];
+    sender.from_outside = receiver.places = true;
+    receiver.forgets = forgets;
+    job.start();
+    for (auto& r : job.ranks) EXPECT(r->wait([&] { return r->linked == 1; }));
+    REQUIRE(fault::configure(faults, faulty, 0).ok());
+    for (int i = 0; i < 200; ++i) {
+        sender.send(1, 1, kPlaced);
+        sender.send(1, 1, 1000);
+    }
+    const bool mended = forgets || faults[0] != 0;
+    EXPECT(receiver.wait([&] {
+        return receiver.received[{0, 0}] == 400 &&
+               (!mended || receiver.tcp.stats_json().find("\"reconnects\":0") == std::string::npos);
+    }));
+    REQUIRE(fault::configure("", faulty, 0).ok());
+    {
+        std::lock_guard guard(receiver.engine);
+        EXPECT(!receiver.wrong);
+        EXPECT(receiver.in_place > 0);
+    }
+    // Nothing is held any longer than it has to be.
+    {
+        std::lock_guard guard(sender.engine);
+        sender.tcp.flush();
+    }
+    EXPECT(sender.wait([&] { return sender.tcp.all_acknowledged(); }));
+    std::lock_guard guard(sender.engine);
+    EXPECT(sender.released >= 200);
+}
+
+}  // namespace
+
+FT_TEST(tcp_transport_sends_from_where_it_lies) { sends_long_ones(false, "", 0); }
+FT_TEST(tcp_transport_mends_what_it_sends_from_there) {
+    sends_long_ones(false, "rank=0,at=tcp.send:7,do=corrupt", 0);
+    sends_long_ones(false, "rank=0,at=tcp.send:31,do=cut:1", 0);
+    sends_long_ones(false, "rank=1,at=tcp.receive:9,do=corrupt", 1);
+    sends_long_ones(false, "rank=1,at=tcp.receive:31,do=cut:0", 1);
+}
+FT_TEST(tcp_transport_mends_what_has_lost_its_place) { sends_long_ones(true, "", 0); }
+
 FT_TEST(tcp_transport_refused_is_a_suspicion) {
     Job job(3);
     job.start();

@@ -187,6 +187,35 @@ std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed) {
     return crc32c_portable(data, size, seed);
 }
 
+namespace {
+
+// Polynomials modulo the generator, reflected: bit 31 is x^0.
+constexpr std::uint32_t multiplied(std::uint32_t a, std::uint32_t b) {
+    std::uint32_t product = 0;
+    for (std::uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
+        if ((a & bit) != 0) product ^= b;
+        b = (b & 1u) != 0 ? (b >> 1) ^ kPolynomial : b >> 1;
+    }
+    return product;
+}
+
+// kBytes[k]: x to the number of bits in 2^k bytes.
+constexpr auto kBytes = [] {
+    std::array<std::uint32_t, 64> powers{};
+    powers[0] = 1u << 23;
+    for (std::size_t k = 1; k < powers.size(); ++k) powers[k] = multiplied(powers[k - 1], powers[k - 1]);
+    return powers;
+}();
+
+}  // namespace
+
+// The register after the first part goes through as many zero bytes as the second has (as zlib's crc32_combine).
+std::uint32_t crc32c_join(std::uint32_t first, std::uint32_t second, std::size_t second_size) {
+    for (std::size_t k = 0; second_size != 0; ++k, second_size >>= 1)
+        if ((second_size & 1u) != 0) first = multiplied(kBytes[k], first);
+    return first ^ second;
+}
+
 std::string crc_text(std::uint32_t crc) {
     char text[12];
     std::snprintf(text, sizeof text, "%08x", crc);

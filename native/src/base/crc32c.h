@@ -12,6 +12,9 @@ namespace ftcomm {
 // `seed` is the checksum of what came before: crc32c(b, n, crc32c(a, m)) is the checksum of a then b.
 std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t seed = 0);
 
+// Of two parts that follow each other, from the checksum of each: a few instructions for every bit of the length of the second.
+std::uint32_t crc32c_join(std::uint32_t first, std::uint32_t second, std::size_t second_size);
+
 // The same of `from`, copied to `to` on the way: a copy waits for memory, so that the checksum costs next to nothing. It is the checksum of
 // what was copied, whatever becomes of the source. Into memory: past the caches, as by copy_past_cache.
 std::uint32_t crc32c_copy(void* to, const void* from, std::size_t size, std::uint32_t seed = 0, Into into = Into::Caches);

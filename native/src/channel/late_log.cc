@@ -153,15 +153,21 @@ Status LateLog::sync() {
     return {};
 }
 
-void LateLog::append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView copy,
+void LateLog::append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView piece,
                           std::optional<std::uint32_t>* crc) {
     const auto* record = late(key, seq);
     if (record == nullptr || !failed_.ok() || record != &late_[key].front() || record->written < at ||
-        record->written >= at + copy.size())
+        record->written >= at + piece.size())
         return;
-    const bool last = at + copy.size() == record->payload.size();
+    const bool last = at + piece.size() == record->payload.size();
     std::uint32_t sum = 0;
-    if (write(key, copy.subspan(record->written - at), &sum) && last) *crc = sum;
+    if (write(key, piece.subspan(record->written - at), &sum) && last) *crc = sum;
+}
+
+Held LateLog::hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) {
+    const auto* record = late(key, seq);
+    const bool there = record == nullptr || (record == &late_[key].front() && at + bytes <= record->written);
+    return there ? log_->hold(key, seq, at, bytes) : Held{};
 }
 
 // What is written in part is written again from its beginning.

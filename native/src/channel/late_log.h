@@ -2,8 +2,7 @@
 // something, or in the background; at the latest at the second tick after, and before a flush() returns. (SWIFT 5.1, for a log in memory.)
 // Who looks in the log finds it from the start. Where the log has to survive the host, all that was waiting is synced together (group commit).
 //
-// A large message that is on its way to another host is logged piece by piece from what went out: that is in the cache, the caller's buffer
-// is not.
+// A large message to another host is logged piece by piece as it goes out: each is read once for both.
 //
 // Only what goes through append_later and append_held may be late, and only in streams that no other process reads in the log.
 #pragma once
@@ -34,6 +33,9 @@ public:
                         ByteView piece, std::uint32_t* crc) override {
         return log_->append_piece(key, tag, aux, bytes, at, piece, crc);
     }
+    std::byte* piece_room(const LogKey& key, std::uint64_t at, std::uint64_t bytes) override {
+        return log_->piece_room(key, at, bytes);
+    }
     Status commit_pieces(const LogKey& key) override { return log_->commit_pieces(key); }
     void abandon_pieces(const LogKey& key) override { log_->abandon_pieces(key); }
     Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
@@ -56,8 +58,9 @@ public:
     Status append_later(const LogKey& key, std::int64_t tag, std::uint64_t aux, Bytes& payload) override;
     Status append_held(const LogKey& key, std::int64_t tag, std::uint64_t aux, ByteView payload,
                        std::function<void()> release) override;
-    void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView copy,
+    void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView piece,
                      std::optional<std::uint32_t>* crc) override;
+    Held hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) override;
     void release_all() override;
     Status flush() override;
 

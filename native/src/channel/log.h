@@ -14,6 +14,7 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "base/status.h"
+#include "channel/held.h"
 
 namespace ftcomm {
 
@@ -102,6 +103,12 @@ public:
     // else is appended to the stream.
     virtual Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                                 ByteView piece, std::uint32_t* crc);
+    // Where so many bytes of the record that is open may be put before append_piece gets them from there as its piece, if nothing else
+    // comes between; null: nowhere in particular.
+    virtual std::byte* piece_room(const LogKey& key, std::uint64_t at, std::uint64_t bytes) {
+        (void)key, (void)at, (void)bytes;
+        return nullptr;
+    }
     virtual Status commit_pieces(const LogKey& key);  // of a result: synced, as by append
     // What came of it never was.
     virtual void abandon_pieces(const LogKey& key) { pieces_.erase(key); }
@@ -139,11 +146,17 @@ public:
         if (s) release();
         return s;
     }
-    // A piece of a record that is late goes out now; `copy` is what went out. While that is in the cache it is logged, if all before it is.
+    // A piece of a record that is late goes out now. It is logged before or after, while it is in the cache, if all before it is.
     // crc: of the whole record, if it is in the log with this.
-    virtual void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView copy,
+    virtual void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView piece,
                              std::optional<std::uint32_t>* crc) {
-        (void)key, (void)seq, (void)at, (void)copy, (void)crc;
+        (void)key, (void)seq, (void)at, (void)piece, (void)crc;
+    }
+    // Bytes [at, at + bytes) of a record of this rank, where they lie in the log; the rest of it need not be there yet. They are kept though the
+    // record be collected meanwhile. Without `by`: copy them.
+    virtual Held hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) {
+        (void)key, (void)seq, (void)at, (void)bytes;
+        return {};
     }
     virtual void release_all() {}  // now: what is not written yet is copied
     virtual Status flush() { return {}; }

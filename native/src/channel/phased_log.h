@@ -63,6 +63,9 @@ public:
                         ByteView piece, std::uint32_t* crc) override {
         return log_.append_piece(split_ ? second(key) : key, tag, aux, bytes, at, piece, crc);
     }
+    std::byte* piece_room(const LogKey& key, std::uint64_t at, std::uint64_t bytes) override {
+        return log_.piece_room(split_ ? second(key) : key, at, bytes);
+    }
     Status commit_pieces(const LogKey& key) override { return log_.commit_pieces(split_ ? second(key) : key); }
     void abandon_pieces(const LogKey& key) override { log_.abandon_pieces(split_ ? second(key) : key); }
     Status read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::span<std::byte> to,
@@ -83,10 +86,13 @@ public:
                        std::function<void()> release) override {
         return log_.append_held(split_ ? second(key) : key, tag, aux, payload, std::move(release));
     }
-    void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView copy,
+    void append_sent(const LogKey& key, std::uint64_t seq, std::uint64_t at, ByteView piece,
                      std::optional<std::uint32_t>* crc) override {
-        if (part_of(key, seq) == 1) log_.append_sent(second(key), seq - base(key), at, copy, crc);
-        else log_.append_sent(key, seq, at, copy, crc);
+        if (part_of(key, seq) == 1) log_.append_sent(second(key), seq - base(key), at, piece, crc);
+        else log_.append_sent(key, seq, at, piece, crc);
+    }
+    Held hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) override {
+        return part_of(key, seq) == 1 ? log_.hold(second(key), seq - base(key), at, bytes) : log_.hold(key, seq, at, bytes);
     }
     void release_all() override { log_.release_all(); }
     bool is_late() const override { return log_.is_late(); }

@@ -19,6 +19,11 @@ void Sender::fill(int slot, std::byte* room, const void* from, std::size_t bytes
     if (bytes > 0) copy(room, from, bytes, streams(slot, bytes) ? Into::Memory : Into::Caches);
 }
 
+bool Sender::send_from(int slot, FrameHeader header, const Held& payload) {
+    header.length = static_cast<std::uint32_t>(payload.bytes.size());
+    return clear(slot) && transport_.send_from(slot, header, payload);
+}
+
 void Sender::queue(int slot, const FrameHeader& header, Bytes payload) {
     Queued q;
     q.header = header;

@@ -29,6 +29,9 @@ public:
     void fill(int slot, std::byte* room, const void* from, std::size_t bytes) const;
     bool streams(int slot, std::size_t bytes) const { return bytes >= stream_limit_ && transport_.is_near(slot); }
     void commit(int slot, const FrameHeader& header) { transport_.commit(slot, header); }
+    // As Transport's.
+    bool sends_from(int slot, std::size_t bytes) const { return transport_.sends_from(slot, bytes); }
+    bool send_from(int slot, FrameHeader header, const Held& payload);
     void queue(int slot, const FrameHeader& header, Bytes payload);
     // Memory to build a payload in, for `queue`: used again and again, because fresh pages cost more than the sum that goes in.
     Bytes scratch(std::uint32_t length);

@@ -50,6 +50,7 @@ public:
     }
     // Inputs.
     void on_frame(int slot, const FrameHeader& header, ByteView payload);
+    std::byte* place(int slot, const FrameHeader& header);  // Node::place
     // A message heard before its sender was removed and before this communicator was made here.
     void on_last_words(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
     void after_last_words();

@@ -55,6 +55,7 @@ public:
     // data null: only received() has it. tag: kAnyTag, in the ring, for whatever comes next.
     void recv(const RequestPtr& request, void* data, std::uint64_t bytes, int src, std::int64_t tag, Time deadline);
     void on_frame(int from, const FrameHeader& header, ByteView payload);
+    std::byte* place(int from, const FrameHeader& header);  // Node::place, of a LogPiece
     void on_writable(int slot);
     bool work();  // a piece of what goes out in no caller's time; true: there is more
     void on_tick(Time now);
@@ -199,6 +200,10 @@ private:
     void mark(int rank);
     void want(int rank);
     bool stream(int rank, int pieces);
+    std::uint32_t next_piece(int rank, std::uint64_t bytes) const;
+    bool send_piece(int rank, LogRecord record);
+    bool find_to_send(const LogKey& key, LogRecord* record);
+    Status log_streamed(ByteView payload, int dst, std::int64_t tag);
     void begin_message(int rank, const FrameHeader& header);
     void on_piece(int rank, const FrameHeader& header, ByteView payload);
     void on_shown(int rank, const FrameHeader& header);

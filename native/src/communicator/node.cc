@@ -85,6 +85,10 @@ RequestPtr failed(NodeImpl& impl, Code code, const std::string& text) {
 void Node::on_frame(Time now, int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) {
     hear(*impl_, now, [&] { impl_->on_frame(slot, incarnation, header, payload); });
 }
+std::byte* Node::place(int slot, std::uint32_t incarnation, const FrameHeader& header) const {
+    return impl_->place(slot, incarnation,
+                        header);  // also when halted: a connection that breaks now takes with it what is on its way out
+}
 void Node::on_writable(Time now, int slot) {
     hear(*impl_, now, [&] {
         impl_->core.sender.on_writable(slot);

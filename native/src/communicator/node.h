@@ -137,6 +137,8 @@ public:
 
     // Inputs. `now` never goes back.
     void on_frame(Time now, int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
+    // Where the payload of the next frame from there may be put, as of now, before it comes with on_frame; null: it has no place.
+    std::byte* place(int slot, std::uint32_t incarnation, const FrameHeader& header) const;
     void on_writable(Time now, int slot);
     void on_evidence(Time now, int slot, std::uint32_t incarnation, Evidence evidence);
     // Something showed that the peer runs (a tick counter moved, a ping arrived). Frames imply it.

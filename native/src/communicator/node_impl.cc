@@ -166,6 +166,13 @@ void NodeImpl::on_frame(int slot, std::uint32_t incarnation, const FrameHeader& 
     dispatch(slot, h, payload);
 }
 
+// Of those that on_frame would give to an operation.
+std::byte* NodeImpl::place(int slot, std::uint32_t incarnation, const FrameHeader& h) {
+    if (slot < 0 || slot >= core.config.world_size || core.stale || core.solo || !core.in_view(slot, incarnation)) return nullptr;
+    auto* comm = h.kind == FrameKind::LogPiece ? find(h.comm) : nullptr;
+    return comm != nullptr ? comm->place(slot, h) : nullptr;
+}
+
 void NodeImpl::dispatch(int slot, const FrameHeader& h, ByteView payload) {
     if (h.comm != 0) {
         auto* comm = is_described(h.kind) ? find_or_make(h.comm, Communicator::description(h.kind, payload)) : find(h.comm);

@@ -17,6 +17,7 @@ public:
 
     // node_impl.cc
     void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload);
+    std::byte* place(int slot, std::uint32_t incarnation, const FrameHeader& header);
     void dispatch(int slot, const FrameHeader& header, ByteView payload);
     Status create_comm(const CommSpec& spec, bool claimed);  // claimed: by the user's call, not a peer's vote
     const Communicator* look_up(CommId id) const;

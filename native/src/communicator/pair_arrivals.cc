@@ -38,6 +38,15 @@ void LoggedPairs::begin_message(int rank, const FrameHeader& h) {
     p.into_data = it->data;
 }
 
+// All but the first piece: straight into the log, where on_piece finds it.
+std::byte* LoggedPairs::place(int rank, const FrameHeader& h) {
+    const auto& p = peer(rank);
+    if (h.seq != p.open || h.seq != p.seen + 1 || (h.flags & kFirstPiece) != 0 || !broken_ || h.step >> 1 < log_age(rank) ||
+        (h.step & 1) != log_.part_of(from(rank), h.seq) || p.arrived + h.length > h.aux2)
+        return nullptr;
+    return log_.piece_room(from(rank), p.arrived, h.length);
+}
+
 void LoggedPairs::on_piece(int rank, const FrameHeader& h, ByteView payload) {
     auto& p = peer(rank);
     if (h.seq != p.seen + 1 || !broken_) return;  // L1: of what is here already

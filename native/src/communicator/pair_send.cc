@@ -104,7 +104,10 @@ Status LoggedPairs::log(const RequestPtr& request, ByteView payload, int dst, st
     const bool here = log_.readable(slot_of(dst));
     if (here && payload.size() > 4 * stretch(0) && reachable(dst) && channel_ == Channel::Messages)
         return log_shown(payload, dst, tag);
-    if (!log_.is_late() || here) return log_.append(to(dst), tag, 0, std::span(&payload, 1));
+    if (!log_.is_late() || here)
+        return here || payload.size() <= 4 * core_.config.eager_limit || !reachable(dst)
+                   ? log_.append(to(dst), tag, 0, std::span(&payload, 1))
+                   : log_streamed(payload, dst, tag);
     if (channel_ != Channel::Messages || payload.size() <= core_.config.eager_limit) {  // a ring goes on with its buffer at once
         auto copy = log_.scratch(payload.size());
         copy.assign(payload.begin(), payload.end());

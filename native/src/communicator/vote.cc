@@ -242,6 +242,14 @@ ByteView behind_spec(ByteView payload, const char* what, int from) {
 
 }  // namespace
 
+std::byte* Communicator::place(int slot, const FrameHeader& h) {
+    const int from = rank_of_slot(slot);
+    if (from < 0 || disputed() || !core_.in_view(slot, incarnations_[static_cast<std::size_t>(from)]) || decision_.revoked ||
+        !replays() || restore_ != nullptr || h.segment != static_cast<std::uint32_t>(LoggedPairs::Channel::Messages))
+        return nullptr;
+    return pairs_->place(from, h);
+}
+
 void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
     if (is_disputed_by(slot, h, payload)) return;
     const int from = rank_of_slot(slot);

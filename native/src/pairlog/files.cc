@@ -157,7 +157,9 @@ Status reserve(int fd, std::uint64_t bytes, const std::string& shown, bool* huge
 }
 
 Mapping::~Mapping() {
-    if (base != nullptr) ::munmap(base, size);
+    if (base == nullptr) return;
+    if (dropped) (void)::madvise(base, size, MADV_REMOVE);
+    ::munmap(base, size);
 }
 
 Status map_file(int fd, Access access, const std::string& shown, std::shared_ptr<Mapping>* out) {

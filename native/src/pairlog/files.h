@@ -51,6 +51,7 @@ struct Mapping {
     std::uint64_t size = 0;
     std::uint64_t device = 0;
     std::uint64_t inode = 0;
+    bool dropped = false;  // its pages go with it, whoever else maps the file
     Mapping() = default;
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;

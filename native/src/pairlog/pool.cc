@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstdio>
 #include <utility>
@@ -14,6 +15,9 @@ namespace ftcomm::pairlog {
 namespace {
 
 constexpr const char* kLock = "lock";
+
+// Something of what was in it is still on its way.
+bool is_held(const FreeSegment& segment) { return segment.file.use_count() > 1; }
 
 // Readers may still map it: without the hole its memory would be theirs for as long as they do.
 void drop(int folder, const std::string& name, std::uint64_t size) {
@@ -84,6 +88,7 @@ bool Pool::take(std::uint64_t bytes, FreeSegment* out) {
     auto best = none;  // the smallest, and of those the one used last
     for (std::size_t i = none; i-- > 0;) {
         const auto size = free_[i].file->size;
+        if (is_held(free_[i])) continue;
         if (size >= bytes && size <= 2 * bytes && (best == none || size < free_[best].file->size)) best = i;
     }
     if (best == none) return false;
@@ -119,11 +124,18 @@ void Pool::put(FreeSegment segment) {
 
 std::uint64_t Pool::drop_one() {
     if (free_.empty()) return 0;
-    const FreeSegment segment = std::move(free_.front());
-    free_.erase(free_.begin());
+    auto oldest = std::find_if_not(free_.begin(), free_.end(), is_held);
+    if (oldest == free_.end()) oldest = free_.begin();
+    const FreeSegment segment = std::move(*oldest);
+    free_.erase(oldest);
     const std::uint64_t size = segment.file->size;
     bytes_ -= size;
-    drop(folder_.get(), segment.name, size);
+    if (is_held(segment)) {  // the hole comes when that is over
+        segment.file->dropped = true;
+        ::unlinkat(folder_.get(), segment.name.c_str(), 0);
+    } else {
+        drop(folder_.get(), segment.name, size);
+    }
     return size;
 }
 

@@ -22,10 +22,11 @@ public:
     Status open(int log, const std::string& path, std::uint64_t limit);
     ~Pool();
 
-    bool take(std::uint64_t bytes, FreeSegment* out);  // of so many bytes, or up to twice as many
+    // One of so many bytes, or up to twice as many, that nobody holds (StreamWriter::hold).
+    bool take(std::uint64_t bytes, FreeSegment* out);
     Status make(std::uint64_t bytes, FreeSegment* out);   // a new one, not in the pool yet; LogFull: the file system is full
     void put(FreeSegment segment);
-    std::uint64_t drop_one();                             // frees the one unused for longest; its bytes, 0: there is none
+    std::uint64_t drop_one();                             // the one unused for longest, of those not held; its bytes, 0: none
     std::string new_name();
     int folder() const { return folder_.get(); }
     std::uint64_t bytes() const { return bytes_; }

@@ -21,6 +21,7 @@ constexpr auto kRelease = std::memory_order_release;
 constexpr std::uint64_t kLongest = 128ull << 30;   // a segment notes places in 32 bits
 constexpr std::uint64_t kFetched = 1u << 10;
 constexpr std::uint64_t kChunk = 128u << 10;   // a reader copies one while the next one is written
+constexpr std::uint64_t kSummedApart = kChunk;  // it may go to another host by itself (hold)
 
 }  // namespace
 
@@ -42,6 +43,7 @@ Status StreamWriter::place(const RecordInfo& info) {
     info_.seq = last_ + 1;
     info_.crc = 0;
     published_ = 0;
+    newest_part_ = {};
     const Segment& segment = *segments_.back();
     payload_ = segment.at(segment.end()) + sizeof(RecordHeader);
     // A reader that sees any of this sees the generation of the last abandon as well.
@@ -80,9 +82,19 @@ void StreamWriter::put(ByteView part, Into into) {
     FT_CHECK(payload_ != nullptr && part.size() <= info_.length - published_,
              "%zu bytes are put into a log record of %llu, after %llu", part.size(),
              static_cast<unsigned long long>(info_.length), static_cast<unsigned long long>(published_));
+    if (part.data() == payload_ + published_) {
+        publish(published_ + part.size());
+        return;
+    }
     while (!part.empty()) {
         const auto n = std::min<std::size_t>(kChunk, part.size());
-        info_.crc = crc32c_copy(payload_ + published_, part.data(), n, info_.crc, into);
+        if (n < kSummedApart) {
+            info_.crc = crc32c_copy(payload_ + published_, part.data(), n, info_.crc, into);
+        } else {
+            const auto sum = crc32c_copy(payload_ + published_, part.data(), n, 0, into);
+            info_.crc = crc32c_join(info_.crc, sum, n);
+            newest_part_ = {info_.seq, published_, n, sum};
+        }
         index_->published.store(published_ += n, kRelease);
         part = part.subspan(n);
     }
@@ -143,7 +155,7 @@ Status StreamWriter::append_whole(const RecordInfo& info, std::span<const ByteVi
     return commit();
 }
 
-Status StreamWriter::find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify) {
+Status StreamWriter::find_segment(std::uint64_t seq, Segment** out) {
     if (seq <= collected_ || seq > last_)
         return Status::error(Code::Invalid, "the log " + text_of(key_) + " has records " + std::to_string(first_seq()) + " to " +
                                                 std::to_string(last_) + ", not " + std::to_string(seq));
@@ -154,7 +166,31 @@ Status StreamWriter::find(std::uint64_t seq, RecordInfo* info, ByteView* payload
     if (segment.file() == nullptr)
         if (auto status = map_spilled(&segment); !status) return status;
     if (!segment.scan(seq)) return damaged(key_, segment.next_seq(), "its header does not match its checksum");
-    return segment.read(key_, seq, verify, info, payload);
+    *out = &segment;
+    return {};
+}
+
+Status StreamWriter::find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify) {
+    Segment* segment = nullptr;
+    if (auto status = find_segment(seq, &segment); !status) return status;
+    return segment->read(key_, seq, verify, info, payload);
+}
+
+std::shared_ptr<const void> StreamWriter::hold(std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, ByteView* out,
+                                               std::optional<std::uint32_t>* sum) {
+    if (newest_part_.seq == seq && newest_part_.at == at && newest_part_.bytes == bytes) *sum = newest_part_.sum;
+    if (payload_ != nullptr && seq == info_.seq) {
+        if (at + bytes > published_) return nullptr;
+        *out = {payload_ + at, bytes};
+        return segments_.back()->file();
+    }
+    Segment* segment = nullptr;
+    RecordInfo info;
+    ByteView payload;
+    if (!find_segment(seq, &segment) || !segment->read(key_, seq, false, &info, &payload) || at + bytes > payload.size())
+        return nullptr;
+    *out = payload.subspan(at, bytes);
+    return segment->file();
 }
 
 // Each new segment is as large as all before it: there are few of them, and at most about half of what the stream has lies idle. 0: such a

@@ -37,8 +37,12 @@ public:
     // The first `bytes` of the payload are there and final: readers may copy them. Call it every 100 KiB or so, while they are
     // in the cache: the checksum is computed here, unless it is known.
     void publish(std::uint64_t bytes, std::optional<std::uint32_t> sum = {});
-    // Writes what comes next of the payload, and publishes it. Into memory: nobody will read it soon.
+    // Writes what comes next of the payload, and publishes it. Into memory: nobody will read it soon. It may be there already (room).
     void put(ByteView part, Into into = Into::Caches);
+    // Where bytes [at, at + bytes) of the open record's payload go, if they are the next ones; else null.
+    std::byte* room(std::uint64_t at, std::uint64_t bytes) const {
+        return payload_ != nullptr && at == published_ && bytes <= info_.length - at ? payload_ + at : nullptr;
+    }
     // The payload is there: the record is part of the stream from here on. Publishes the rest.
     Status commit();
     bool is_open() const { return payload_ != nullptr; }          // a record is begun
@@ -57,6 +61,11 @@ public:
     // A committed record. The view holds until the next append, begin, collect or prepare on this LogDir, by whichever stream.
     // Invalid: it is not there (yet, or any more). LogCorrupt: its header, or with `verify` its payload, is damaged.
     Status find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify = true);
+
+    // Bytes of a record's payload, which may be the open one's if they are published. As long as what is returned is kept nothing is written over
+    // them, though the record be collected. Null: they are not there. sum: their own checksum, if it is known.
+    std::shared_ptr<const void> hold(std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, ByteView* out,
+                                     std::optional<std::uint32_t>* sum);
 
     // Records up to `through` are not needed any more. Where the stream has a consumer, only what it has acknowledged goes
     // now, the rest with a later call or when more room is needed. Memory comes back in whole segments.
@@ -82,6 +91,7 @@ private:
     void drop_segments_after(std::size_t count);
     // writer.cc
     Status place(const RecordInfo& info);
+    Status find_segment(std::uint64_t seq, Segment** out);
     std::uint64_t grown_for(std::uint64_t length) const;
     Status roll(std::uint64_t length);
     Status collect_now();
@@ -103,6 +113,10 @@ private:
     RecordInfo info_;
     std::byte* payload_ = nullptr;                    // of the open record; null: none
     std::uint64_t published_ = 0;
+    struct {
+        std::uint64_t seq = 0, at = 0, bytes = 0;
+        std::uint32_t sum = 0;
+    } newest_part_;                                   // that put() has summed apart
     std::mutex flushing_;                             // one flush at a time
     std::uint64_t synced_ordinal_ = 0;                // guarded by it: segments before this one are on stable storage
 };

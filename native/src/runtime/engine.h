@@ -99,6 +99,9 @@ public:
     void completed(const RequestPtr& request) override;
     // ShmEvents and TcpEvents: same meaning on both wires
     void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) override;
+    std::byte* place(int slot, std::uint32_t incarnation, const FrameHeader& header) override {
+        return node_ != nullptr ? node_->place(slot, incarnation, header) : nullptr;
+    }
     void on_writable(int slot) override;
     void on_broken(int slot, std::uint32_t incarnation) override;
     void on_heard(int slot, std::uint32_t incarnation) override;

@@ -35,6 +35,8 @@ public:
     Status append_made(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, const Make& make) override;
     Status append_piece(const LogKey& key, std::int64_t tag, std::uint64_t aux, std::uint64_t bytes, std::uint64_t at,
                         ByteView piece, std::uint32_t* crc) override;
+    std::byte* piece_room(const LogKey& key, std::uint64_t at, std::uint64_t bytes) override;
+    Held hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) override;
     Status commit_pieces(const LogKey& key) override;
     void abandon_pieces(const LogKey& key) override;
     Status view_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, View* out) override;

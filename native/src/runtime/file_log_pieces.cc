@@ -30,6 +30,17 @@ Status FileLog::append_piece(const LogKey& key, std::int64_t tag, std::uint64_t 
     return {};
 }
 
+std::byte* FileLog::piece_room(const LogKey& key, std::uint64_t at, std::uint64_t bytes) {
+    auto* w = own(key) ? used_writer(key) : nullptr;
+    return w != nullptr ? w->room(at, bytes) : nullptr;
+}
+
+Held FileLog::hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) {
+    Held held;
+    if (auto* w = own(key) ? used_writer(key) : nullptr) held.by = w->hold(seq, at, bytes, &held.bytes, &held.sum);
+    return held;
+}
+
 // What has arrived is acted on at once. What goes out in pieces was late anyway, and is synced with all that was late with it.
 Status FileLog::commit_pieces(const LogKey& key) {
     auto* w = writer(key);

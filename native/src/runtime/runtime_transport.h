@@ -23,6 +23,13 @@ public:
         return wire != nullptr ? wire->reserve(slot, length) : nullptr;
     }
     void commit(int slot, const FrameHeader& header) override { of(slot)->commit(slot, header); }
+    bool sends_from(int slot, std::size_t bytes) override {
+        auto* wire = of(slot);
+        return wire != nullptr && wire->sends_from(slot, bytes);
+    }
+    bool send_from(int slot, const FrameHeader& header, const Held& payload) override {
+        return of(slot)->send_from(slot, header, payload);
+    }
     void attach(int slot, std::uint32_t incarnation) override {
         // A rank registers before it sends its first frame, so an unknown one is on another host.
         bool local = shm_ != nullptr && (tcp_ == nullptr || segment_->find_instance(slot, incarnation) != nullptr);

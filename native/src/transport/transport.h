@@ -7,6 +7,7 @@
 #include <span>
 
 #include "channel/frame.h"
+#include "channel/held.h"
 
 namespace ftcomm {
 
@@ -15,17 +16,29 @@ namespace ftcomm {
 // Contract:
 // - Frames from one peer incarnation reach Node::on_frame in order, once, whole; a link that breaks and heals loses
 //   nothing (tcp: the session layer resumes). A link that stays broken is silence; it is never reported as a death here.
-// - `commit` copies or publishes at once: after it the caller may reuse all memory.
+// - `commit` copies or publishes at once: after it the caller may reuse all memory. What was handed to `send_from` is read until the peer has it.
 // - Frames to a peer that is not connected yet are buffered or refused (`reserve` returns nullptr), never lost.
 class Transport {
 public:
     virtual ~Transport() = default;
+
+    static constexpr std::uint32_t kWholeBytes = 16;  // what is sent from elsewhere is a multiple of that
 
     // Space for the payload of the next frame to `slot` (16-byte aligned), or nullptr when there is none now; then
     // Node::on_writable(slot) follows when there is. length may be 0 (a non-null pointer comes back).
     virtual std::byte* reserve(int slot, std::uint32_t length) = 0;
     // Sends the reserved frame; header.length is at most what was reserved.
     virtual void commit(int slot, const FrameHeader& header) = 0;
+
+    // Instead of both, where a payload of so many bytes goes to the slot from where it lies. False: as of reserve.
+    virtual bool sends_from(int slot, std::size_t bytes) {
+        (void)slot, (void)bytes;
+        return false;
+    }
+    virtual bool send_from(int slot, const FrameHeader& header, const Held& payload) {
+        (void)slot, (void)header, (void)payload;
+        return false;
+    }
 
     // From now on `slot` is this incarnation: sends go to it. Frames of any incarnation keep coming up; the node filters.
     virtual void attach(int slot, std::uint32_t incarnation) = 0;

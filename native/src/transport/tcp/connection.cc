@@ -13,6 +13,7 @@ namespace {
 
 constexpr std::size_t kFirstBuffer = 4096;     // enough for a handshake: strangers get no more
 constexpr std::size_t kSessionBuffer = 512u << 10;
+constexpr std::size_t kBehindPlaced = 1u << 10;
 
 }  // namespace
 
@@ -67,11 +68,22 @@ void Connection::make_room(std::size_t frame_size) {
     }
 }
 
+void Connection::place(std::size_t header_size, const FrameHeader& header, std::byte* to) {
+    placed_ = to;
+    placed_header_ = header;
+    placed_bytes_ = end_ - begin_ - header_size;
+    std::memcpy(to, buffer_.get() + begin_ + header_size, placed_bytes_);
+    end_ -= placed_bytes_;
+}
+
 IoResult Connection::read_some() {
+    const auto left = placed_ != nullptr ? placed_header_.length - placed_bytes_ : 0;
     for (;;) {
-        const auto n = ::recv(fd_, buffer_.get() + end_, capacity_ - end_, MSG_DONTWAIT);
+        const auto n = left > 0 ? read_placed(left) : ::recv(fd_, buffer_.get() + end_, capacity_ - end_, MSG_DONTWAIT);
         if (n > 0) {
-            end_ += static_cast<std::size_t>(n);
+            const auto there = std::min(static_cast<std::size_t>(n), left);
+            placed_bytes_ += there;
+            end_ += static_cast<std::size_t>(n) - there;
             return IoResult::Ok;
         }
         if (n < 0 && errno == EINTR) continue;
@@ -79,6 +91,15 @@ IoResult Connection::read_some() {
         error_ = n == 0 ? 0 : errno;
         return IoResult::End;
     }
+}
+
+// And only a little more: it may have the header of another one that has a place.
+ssize_t Connection::read_placed(std::size_t left) {
+    iovec parts[2] = {{placed_ + placed_bytes_, left}, {buffer_.get() + end_, std::min(capacity_ - end_, kBehindPlaced)}};
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = 2;
+    return ::recvmsg(fd_, &message, MSG_DONTWAIT);
 }
 
 IoResult Connection::write(const iovec* parts, int n, std::size_t* written) {

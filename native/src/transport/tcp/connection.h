@@ -10,6 +10,7 @@
 #include <optional>
 
 #include "base/bytes.h"
+#include "channel/frame.h"
 #include "runtime/io_loop.h"
 #include "transport/tcp/addresses.h"
 #include "transport/tcp/handshake.h"
@@ -63,6 +64,16 @@ public:
     void consume(std::size_t bytes) { begin_ += bytes; }
     void make_room(std::size_t frame_size);  // so that one frame of this size fits in one piece
 
+    // The frame at the front, which is not whole, has a header of so many bytes: its payload goes there from now on, what has come of it at
+    // once, the rest as it is read. What follows the header in the buffer then is the next frame.
+    void place(std::size_t header_size, const FrameHeader& header, std::byte* to);
+    std::byte* place() const { return placed_; }  // null: it has none
+    const FrameHeader& placed_header() const { return placed_header_; }
+    ByteView placed() const {  // if it is whole
+        return placed_ != nullptr && placed_bytes_ == placed_header_.length ? ByteView(placed_, placed_bytes_) : ByteView();
+    }
+    void unplace() { placed_ = nullptr; }
+
     IoResult write(const iovec* parts, int n, std::size_t* written);
 
     // Handshake bytes; they go before everything else.
@@ -73,7 +84,7 @@ public:
 
     // For its owner.
     std::optional<Handshake> handshake;  // until it is established
-    std::shared_ptr<Link> link;          // dialer: from the start; acceptor: once established
+    std::shared_ptr<Link> link;  // dialer: from the start; acceptor: once established
     bool dialed = false, connecting = false, confirmed = false;
     std::size_t address_index = 0;
     Address remote;
@@ -81,6 +92,8 @@ public:
     IoLoop::TimerId deadline = 0;
 
 private:
+    ssize_t read_placed(std::size_t left);
+
     int fd_;
     IoLoop& loop_;
     FdTable& table_;
@@ -89,6 +102,9 @@ private:
     int error_ = 0;
     std::unique_ptr<std::byte[]> buffer_;
     std::size_t capacity_ = 0, begin_ = 0, end_ = 0;
+    std::byte* placed_ = nullptr;
+    std::size_t placed_bytes_ = 0;  // that have come
+    FrameHeader placed_header_;
     Bytes pending_;
 };
 

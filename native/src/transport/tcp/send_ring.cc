@@ -35,14 +35,23 @@ void SendRing::commit(std::size_t size) {
     reserved_ = nullptr;
 }
 
+void SendRing::commit(std::size_t size, const Held& outside) {
+    commit(size);
+    auto& frame = frames_.back();
+    frame.outside = outside;
+    frame.sealed = false;
+    outside_ += outside.bytes.size();
+}
+
 void SendRing::release_to(std::uint64_t number) {
     while (!frames_.empty() && first_ <= number) {
+        outside_ -= frames_.front().outside.bytes.size();
         frames_.pop_front();
         ++first_;
     }
 }
 
-const SendRing::Frame& SendRing::at(std::uint64_t number) const {
+SendRing::Frame& SendRing::at(std::uint64_t number) {
     FT_CHECK(number >= first_ && number <= last(), "frame %llu is not kept", static_cast<unsigned long long>(number));
     return frames_[number - first_];
 }

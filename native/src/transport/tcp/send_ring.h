@@ -6,13 +6,18 @@
 #include <deque>
 #include <memory>
 
+#include "channel/held.h"
+
 namespace ftcomm::tcp {
 
 class SendRing {
 public:
     struct Frame {
         std::byte* data;
-        std::size_t size;
+        std::size_t size;  // in the ring
+        Held outside{};  // follows it
+        bool sealed = true;  // the header is complete
+        std::size_t whole() const { return size + outside.bytes.size(); }
     };
 
     explicit SendRing(std::size_t capacity) : capacity_(capacity) {}
@@ -21,13 +26,16 @@ public:
     std::byte* reserve(std::size_t size);
     // The reserved frame becomes number last() + 1; size is at most what was reserved.
     void commit(std::size_t size);
+    void commit(std::size_t size, const Held& outside);
     void release_to(std::uint64_t number);  // frames up to and including `number` are not needed any more
 
     std::uint64_t first() const { return first_; }                       // lowest frame kept
     std::uint64_t last() const { return first_ + frames_.size() - 1; }   // first() - 1: none kept
     bool empty() const { return frames_.empty(); }
-    const Frame& at(std::uint64_t number) const;
+    Frame& at(std::uint64_t number);
     std::size_t capacity() const { return capacity_; }
+    // No more is held than the ring holds.
+    bool has_room_outside(std::size_t bytes) const { return outside_ + bytes <= capacity_; }
 
 private:
     std::size_t capacity_;
@@ -36,6 +44,7 @@ private:
     std::uint64_t first_ = 1;
     std::byte* reserved_ = nullptr;
     std::size_t reserved_size_ = 0;
+    std::size_t outside_ = 0;
 };
 
 }  // namespace ftcomm::tcp

@@ -10,6 +10,12 @@ namespace ftcomm::tcp {
 namespace {
 
 constexpr std::size_t kHeader = sizeof(WireHeader);
+constexpr std::size_t kSealedAtOnce = 256u << 10;  // more would be out of the cache again before it is written
+
+// What lies outside is not the session's to change: its header says another checksum.
+void flip(const SendRing::Frame& frame) {
+    if (frame.outside.bytes.empty()) frame.data[frame.size > kHeader ? kHeader : kHeader - 1] ^= std::byte{0x40};
+}
 
 std::uint32_t header_crc(WireHeader header) {
     header.header_crc = 0;
@@ -64,6 +70,37 @@ void Session::commit(const FrameHeader& frame) {
     }
 }
 
+// Its header is written when it goes out: if its checksum is not known it is summed then, while it is in the cache anyway.
+bool Session::send_from(const FrameHeader& frame, const Held& payload) {
+    FT_CHECK(frame.length == payload.bytes.size() && frame.length <= max_payload() && frame.length % 16 == 0,
+             "frame of %u bytes from outside", frame.length);
+    if (!ring_.has_room_outside(frame.length) || reserve(0) == nullptr) {
+        refused_outside_ = std::max(refused_outside_, frame.length);
+        refused_ = true;
+        return false;
+    }
+    WireHeader header;
+    header.seq = ring_.last() + 1;
+    header.frame = frame;
+    std::memcpy(reserved_, &header, kHeader);
+    reserved_ = nullptr;
+    ring_.commit(kHeader, payload);
+    return true;
+}
+
+void Session::seal_outside(std::uint64_t number, SendRing::Frame& frame) {
+    WireHeader header;
+    std::memcpy(&header, frame.data, kHeader);
+    header.header_crc = 0;
+    header.ack = received_;
+    header.payload_crc = frame.outside.sum ? *frame.outside.sum : crc32c(frame.outside.bytes.data(), frame.outside.bytes.size());
+    if (number == corrupted_) header.payload_crc ^= 0x40u;
+    seal(frame.data, header);
+    frame.sealed = true;
+    ack_sent_ = received_;
+    unacknowledged_bytes_ = 0;
+}
+
 void Session::want_ack(bool at_once) {
     control_wanted_ = true;
     control_at_once_ = control_at_once_ || at_once;
@@ -72,8 +109,7 @@ void Session::want_ack(bool at_once) {
 void Session::corrupt_last() {
     if (ring_.empty() || corrupted_ != 0) return;
     corrupted_ = ring_.last();
-    const auto& frame = ring_.at(corrupted_);
-    frame.data[frame.size > kHeader ? kHeader : kHeader - 1] ^= std::byte{0x40};
+    flip(ring_.at(corrupted_));
 }
 
 bool Session::connected(std::uint64_t peer_received) {
@@ -96,11 +132,13 @@ void Session::disconnected() {
     control_active_ = false;
     control_offset_ = 0;
     cursor_offset_ = 0;
-    if (corrupted_ >= ring_.first() && corrupted_ <= ring_.last()) {
-        const auto& frame = ring_.at(corrupted_);
-        frame.data[frame.size > kHeader ? kHeader : kHeader - 1] ^= std::byte{0x40};
-    }
+    if (corrupted_ >= ring_.first() && corrupted_ <= ring_.last()) flip(ring_.at(corrupted_));
     corrupted_ = 0;
+    for (auto number = ring_.first(); number <= ring_.last(); ++number) {
+        auto& frame = ring_.at(number);
+        if (!frame.outside.bytes.empty()) frame.sealed = false;
+        frame.outside.sum.reset();  // it may have been that
+    }
     release();
 }
 
@@ -123,17 +161,24 @@ int Session::gather(iovec* out, int max) {
         unacknowledged_bytes_ = 0;
     }
     if (control_active_) out[n++] = {control_ + control_offset_, kHeader - control_offset_};
+    const auto add = [&](const std::byte* data, std::size_t size) {
+        if (n > 0 && static_cast<std::byte*>(out[n - 1].iov_base) + out[n - 1].iov_len == data) out[n - 1].iov_len += size;
+        else if (n == max) return false;
+        else out[n++] = {const_cast<std::byte*>(data), size};
+        return true;
+    };
     std::size_t skip = cursor_offset_;
+    std::size_t sealed = 0;
     for (auto number = cursor_; number <= ring_.last(); ++number) {
-        const auto& frame = ring_.at(number);
-        std::byte* const data = frame.data + skip;
-        if (n > 0 && static_cast<std::byte*>(out[n - 1].iov_base) + out[n - 1].iov_len == data) {
-            out[n - 1].iov_len += frame.size - skip;
-        } else if (n == max) {
-            break;
-        } else {
-            out[n++] = {data, frame.size - skip};
+        auto& frame = ring_.at(number);
+        if (!frame.sealed) {
+            if (sealed >= kSealedAtOnce || n == max) break;
+            seal_outside(number, frame);
+            sealed += frame.outside.bytes.size();
         }
+        if (skip < frame.size && !add(frame.data + skip, frame.size - skip)) break;
+        const auto outside = frame.outside.bytes.subspan(std::max(skip, frame.size) - frame.size);
+        if (!outside.empty() && !add(outside.data(), outside.size())) break;
         skip = 0;
     }
     return n;
@@ -148,10 +193,10 @@ void Session::wrote(std::size_t bytes) {
     }
     while (bytes > 0) {
         const auto& frame = ring_.at(cursor_);
-        const auto part = std::min(bytes, frame.size - cursor_offset_);
+        const auto part = std::min(bytes, frame.whole() - cursor_offset_);
         cursor_offset_ += part;
         bytes -= part;
-        if (cursor_offset_ < frame.size) break;
+        if (cursor_offset_ < frame.whole()) break;
         ++stats_.sent;
         if (cursor_ <= highest_sent_) ++stats_.resent;
         highest_sent_ = std::max(highest_sent_, cursor_);
@@ -170,9 +215,9 @@ void Session::release() {
 bool Session::take_writable() {
     if (!refused_) return false;
     reserved_ = nullptr;
-    if (ring_.reserve(wire_size(refused_length_)) == nullptr) return false;
+    if (!ring_.has_room_outside(refused_outside_) || ring_.reserve(wire_size(refused_length_)) == nullptr) return false;
     refused_ = false;
-    refused_length_ = 0;
+    refused_length_ = refused_outside_ = 0;
     return true;
 }
 
@@ -184,7 +229,7 @@ Session::Step Session::broken(const char* reason) {
     return step;
 }
 
-Session::Step Session::parse(ByteView data) {
+Session::Step Session::parse(ByteView data, ByteView placed) {
     Step step;
     step.needed = kHeader;
     if (data.size() < kHeader) return step;
@@ -195,11 +240,18 @@ Session::Step Session::parse(ByteView data) {
     if (header.frame.length > kMaxFramePayload) return broken("a frame is longer than allowed");
     if (header.ack > highest_sent_ && header.ack > acked_) return broken("an acknowledgement of frames never sent");
     const std::size_t size = header.seq == 0 ? kHeader : wire_size(header.frame.length);
+    const std::size_t here = placed.empty() ? size : kHeader;
     step.needed = size;
-    if (data.size() < size) return step;
-
-    if (crc32c(data.data() + kHeader, size - kHeader) != header.payload_crc) { return broken("a payload has a wrong checksum"); }
-    const auto payload = data.subspan(kHeader, header.seq == 0 ? 0 : header.frame.length);
+    if (data.size() < here) {
+        step.is_next = header.seq == received_ + 1;
+        step.header = header.frame;
+        return step;
+    }
+    FT_CHECK(placed.empty() || (header.seq == received_ + 1 && kHeader + placed.size() == size),
+             "a payload of %zu bytes was placed for a frame of %zu", placed.size(), size);
+    const auto summed = placed.empty() ? data.subspan(kHeader, size - kHeader) : placed;
+    if (crc32c(summed.data(), summed.size()) != header.payload_crc) return broken("a payload has a wrong checksum");
+    const auto payload = summed.first(header.seq == 0 ? 0 : header.frame.length);
     if (header.seq > received_ + 1) return broken("frames are missing");
 
     if (header.ack > acked_) {
@@ -207,7 +259,7 @@ Session::Step Session::parse(ByteView data) {
         release();
     }
     if ((header.flags & kAckNow) != 0) want_ack(false);
-    step.consumed = size;
+    step.consumed = here;
     if (header.seq == 0 || header.seq <= received_) {
         if (header.seq != 0) ++stats_.duplicates;
         step.kind = Step::Kind::Nothing;

@@ -22,6 +22,8 @@ public:
     // Sending. reserve may be called without a connection: frames wait in the ring.
     std::byte* reserve(std::uint32_t length);
     void commit(const FrameHeader& header);
+    // Instead of both, as Transport::send_from.
+    bool send_from(const FrameHeader& header, const Held& payload);
     void want_ack(bool at_once);        // a frameless header goes out soon; at_once: the peer shall answer
     void corrupt_last();                // fault injection: damages the last committed frame until disconnected()
 
@@ -35,16 +37,17 @@ public:
     void wrote(std::size_t bytes);
     bool wants_write() const;
 
-    // Input: looks at the first frame in `data`.
+    // Input: looks at the first frame in `data`. placed: its payload, which is not there, but whole here.
     struct Step {
         enum class Kind : std::uint8_t { More, Frame, Nothing, Broken } kind = Kind::More;
         std::size_t consumed = 0;   // Frame, Nothing (control, duplicate)
         std::size_t needed = 0;     // More: the whole frame has this size
-        FrameHeader header{};       // Frame
-        ByteView payload{};         // Frame: inside `data`
+        bool is_next = false;       // More: its header is there, and it is the next one
+        FrameHeader header{};       // Frame, and More if is_next
+        ByteView payload{};         // Frame: inside `data`, or `placed`
         const char* reason = "";    // Broken
     };
-    Step parse(ByteView data);
+    Step parse(ByteView data, ByteView placed = {});
 
     std::uint64_t received() const { return received_; }
     std::uint64_t acknowledged() const { return acked_; }
@@ -61,12 +64,13 @@ public:
 
 private:
     void seal(std::byte* at, WireHeader& header) const;
+    void seal_outside(std::uint64_t number, SendRing::Frame& frame);
     void release();
     Step broken(const char* reason);
 
     SendRing ring_;
     std::byte* reserved_ = nullptr;
-    std::uint32_t reserved_length_ = 0, refused_length_ = 0;
+    std::uint32_t reserved_length_ = 0, refused_length_ = 0, refused_outside_ = 0;
     bool refused_ = false;
 
     bool connected_ = false;

@@ -99,6 +99,12 @@ public:
     Taken take_arrived(const tcp::ConnectionPtr& c, const char** why);
     bool take_frames(const tcp::ConnectionPtr& c);
     void drain(const tcp::LinkPtr& link);
+    // For the frame at the front; whether what arrives may go on to where it went so far.
+    bool find_place(const tcp::Link& link, tcp::Connection& c, const FrameHeader& header);
+    bool is_in_place(const tcp::Link& link, const tcp::Connection& c);
+    // tcp_transport.cc
+    void committed(const tcp::LinkPtr& link);  // a frame
+
     void flush(const tcp::LinkPtr& link);  // never calls up: errors are left to the loop
     void ask(const tcp::LinkPtr& link);    // the peer, if it is there, answers at once
     void broken(const tcp::LinkPtr& link, const std::string& why);

@@ -14,8 +14,10 @@ namespace {
 
 constexpr int kReadsPerEvent = 8;  // then other descriptors get their turn
 constexpr int kReadsPerDrain =
-    256;  // of up to 512 KiB: more than a socket holds; a peer that still sends is not listened to for ever
+    256;  // of up to 512 KiB, or a frame that has a place: more than a socket holds; a peer that still sends is not listened to for ever
 constexpr int kParts = 16;
+constexpr std::uint32_t kWorthPlacing = 32u << 10;
+constexpr const char* kPlaceGone = "what a frame was for is over, of which a part has arrived";
 
 // A whole data frame at the front of `data`: its size, else 0. Only for fault injection, which runs before the checks.
 std::size_t whole_frame(ByteView data) {
@@ -112,6 +114,7 @@ void TcpImpl::on_established(const ConnectionPtr& c, std::uint32_t events) {
     if ((events & ~std::uint32_t{EPOLLOUT}) == 0) return flush(link);
     bool heard = false;
     for (int i = 0; i < kReadsPerEvent; ++i) {
+        if (!is_in_place(*link, *c)) return broken(link, kPlaceGone);
         const auto r = c->read_some();
         if (r == IoResult::Again) break;
         if (r == IoResult::End) return broken(link, ended(*c));
@@ -130,15 +133,25 @@ TcpImpl::Taken TcpImpl::take_arrived(const ConnectionPtr& c, const char** why) {
     const auto link = c->link;
     auto& session = link->session;
     for (;;) {
+        if (!is_in_place(*link, *c)) {
+            *why = kPlaceGone;
+            return Taken::Broken;
+        }
         if (fault::armed.load(std::memory_order_relaxed)) {
-            if (whole_frame(c->data()) != 0) {
+            if (!c->placed().empty() || (c->place() == nullptr && whole_frame(c->data()) != 0)) {
                 const auto verdict = FT_POINT("tcp.receive");
-                if (verdict.action == fault::Action::Corrupt) c->mutable_data()[whole_frame(c->data()) - 1] ^= std::byte{1};
+                if (verdict.action == fault::Action::Corrupt) {
+                    auto* last = c->place() != nullptr ? c->place() + c->placed().size() - 1
+                                                       : c->mutable_data() + whole_frame(c->data()) - 1;
+                    *last ^= std::byte{1};
+                }
                 if (verdict.action == fault::Action::Cut) cut(verdict.argument);
             }
         }
-        const auto step = session.parse(c->data());
+        if (c->place() != nullptr && c->placed().empty()) return Taken::All;
+        const auto step = session.parse(c->data(), c->placed());
         if (step.kind == Session::Step::Kind::More) {
+            if (step.is_next && find_place(*link, *c, step.header)) continue;
             c->make_room(step.needed);
             return Taken::All;
         }
@@ -152,8 +165,25 @@ TcpImpl::Taken TcpImpl::take_arrived(const ConnectionPtr& c, const char** why) {
             link->delivering = false;
             if (link->current != c) return Taken::Detached;  // by what it called
         }
+        c->unplace();
         c->consume(step.consumed);
     }
+}
+
+// A long payload that is still to come need not come by the buffer.
+bool TcpImpl::find_place(const Link& link, Connection& c, const FrameHeader& header) {
+    if (header.length < kWorthPlacing || header.length % Transport::kWholeBytes != 0) return false;
+    auto* to = events_.place(link.slot, link.incarnation, header);
+    if (to == nullptr) return false;
+    c.place(sizeof(WireHeader), header, to);
+    c.make_room(2 * sizeof(WireHeader));
+    return true;
+}
+
+// Asked before anything is written there, or read: whatever came between may have given the memory to somebody else, so that what has come of the
+// frame cannot even be taken back. It is sent again; one that was removed meanwhile is not heard further (as if it had died a little earlier).
+bool TcpImpl::is_in_place(const Link& link, const Connection& c) {
+    return c.place() == nullptr || events_.place(link.slot, link.incarnation, c.placed_header()) == c.place();
 }
 
 // What the kernel holds of a peer that is gone, or goes. Called from inside the node: nothing else may go up, and what is wrong with

@@ -79,12 +79,27 @@ void TcpTransport::commit(int slot, const FrameHeader& header) {
     const auto link = impl_->current(slot);
     FT_CHECK(link != nullptr, "commit to slot %d without a reserve", slot);
     link->session.commit(header);
-    impl_->was_idle_ = false;
+    impl_->committed(link);
+}
+
+bool TcpTransport::send_from(int slot, const FrameHeader& header, const Held& payload) {
+    const auto link = impl_->current(slot);
+    if (link == nullptr) {
+        impl_->waiting_for_attach_.insert(slot);
+        return false;
+    }
+    if (!link->session.send_from(header, payload)) return false;
+    impl_->committed(link);
+    return true;
+}
+
+void TcpImpl::committed(const LinkPtr& link) {
+    was_idle_ = false;
     const auto verdict = FT_POINT("tcp.send");
     if (verdict.action == fault::Action::Corrupt) link->session.corrupt_last();
     // A socket that was full stays full until the loop says otherwise.
-    if (link->current != nullptr && !link->current->waits_to_write()) impl_->flush(link);
-    if (verdict.action == fault::Action::Cut) impl_->cut(verdict.argument);
+    if (link->current != nullptr && !link->current->waits_to_write()) flush(link);
+    if (verdict.action == fault::Action::Cut) cut(verdict.argument);
 }
 
 std::string TcpTransport::stats_json() const {

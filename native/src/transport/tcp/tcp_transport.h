@@ -21,6 +21,12 @@ class TcpEvents {
 public:
     virtual ~TcpEvents() = default;
     virtual void on_frame(int slot, std::uint32_t incarnation, const FrameHeader& header, ByteView payload) = 0;
+    // Where the payload of the next frame shall go, which has begun to arrive; null: nowhere in particular. Asked again and again until it is
+    // whole: when the answer changes it is sent again. Then it goes up by on_frame, from there.
+    virtual std::byte* place(int slot, std::uint32_t incarnation, const FrameHeader& header) {
+        (void)slot, (void)incarnation, (void)header;
+        return nullptr;
+    }
     virtual void on_writable(int slot) = 0;
     virtual void on_heard(int slot, std::uint32_t incarnation) = 0;   // anything arrived, at most once per read
     // Evidence::Reset only: the peer's addresses refuse and nothing has been heard since. Once per silence.
@@ -77,6 +83,8 @@ public:
     // Transport. A slot that is not tcp's: reserve returns nullptr, attach and detach only note the incarnation.
     std::byte* reserve(int slot, std::uint32_t length) override;
     void commit(int slot, const FrameHeader& header) override;
+    bool sends_from(int, std::size_t bytes) override { return bytes >= kWorthHolding && bytes % kWholeBytes == 0; }
+    bool send_from(int slot, const FrameHeader& header, const Held& payload) override;
     void attach(int slot, std::uint32_t incarnation) override;
     void detach(int slot) override;
     void drain(int slot) override;
@@ -90,6 +98,7 @@ public:
     void close_in_child();             // after fork: closes descriptors; no lock, no free, nothing may follow
 
 private:
+    static constexpr std::size_t kWorthHolding = 4u << 10;
     std::unique_ptr<TcpImpl> impl_;
 };
 

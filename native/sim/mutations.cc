@@ -36,7 +36,7 @@ constexpr Rule kRules[] = {
     {"M12", "suspect per host"},
     {"M13", "join at a join point"},
     {"M14", "the winner of a view tells all", 6350},
-    {"M16", "a record is passed on in its sender's view", 5650},
+    {"M16", "a record is passed on in its sender's view", 4170},
     {"M17", "a vote along a tree counts in its view", 11500},
     {"L1", "replay skips sending, never logging"},
     {"L2", "a restart voids its checkpoint vote"},

@@ -241,7 +241,7 @@ void World::deliver(int from, Instance& to, Frame& frame, bool nested) {
     trace_.frame(now(), "recv", sender.slot, incarnation, to.slot, to.incarnation, frame.header);
     const auto hand_over = [&](Node& node, Time at) {
         ByteView payload(frame.data.get(), frame.header.length);
-        if (auto* const to_place = frame.place != nullptr ? node.place(sender.slot, incarnation, frame.header) : nullptr) {
+        if (auto* const to_place = frame.place != nullptr ? place(from, to, frame.header) : nullptr) {
             const auto come = to_place == frame.place ? payload.size() / 2 : 0;  // else it is sent again
             counters_.add(come > 0 ? "put into its place" : "put into another place");
             std::memcpy(to_place + come, payload.data() + come, payload.size() - come);

@@ -58,61 +58,62 @@ FT_TEST(pairlog_segments_grow_with_their_stream) {
 // What is held stays as it is, though its record has been collected and the segment is free; then it is used again.
 FT_TEST(pairlog_held_memory_is_not_written_over) {
     Folder folder;
-    auto config = folder.config();
-    auto dir = open_log(config);
+    auto dir = open_log(folder.config());
     auto writer = open_writer(*dir);
     REQUIRE(add(*writer, 10000).ok());
-    ByteView bytes;
-    std::optional<std::uint32_t> sum;
-    EXPECT(writer->hold(1, 5000, 5001, &bytes, &sum) == nullptr);
-    EXPECT(writer->hold(2, 0, 1, &bytes, &sum) == nullptr);
-    auto held = writer->hold(1, 16, 9000, &bytes, &sum);
-    REQUIRE(held != nullptr);
-    const auto first = files_in(folder.path, kSmall);
-    const auto is_there = [&] {
-        const auto wanted = content(1, 10000);
-        return same(bytes, ByteView(wanted).subspan(16, 9000));
-    };
+    EXPECT(writer->hold(1, 5000, 5001).by == nullptr);
+    EXPECT(writer->hold(2, 0, 1).by == nullptr);
+    auto held = writer->hold(1, 16, 9000);
+    REQUIRE(held.by != nullptr);
+    const auto wanted = content(1, 10000);
+    const auto is_there = [&] { return same(held.bytes, ByteView(wanted).subspan(16, 9000)); };
     EXPECT(is_there());
     REQUIRE(writer->collect(1).ok());
     for (int i = 0; i < 40; ++i) REQUIRE(add(*writer, 10000).ok());
     EXPECT(is_there());
     EXPECT(holds_all(*writer));
-    // Dropped, it goes when it is let go, though a reader still maps it.
-    {
-        auto other = open_log([&] {
-            auto small = config;
-            small.path = folder.path + "/other";
-            small.limit = 4 * kSmall;
-            return small;
-        }());
-        auto full = open_writer(*other);
-        auto reader = open_reader(*other, Role::Observer);
-        REQUIRE(add(*full, 10000).ok());
-        reader->refresh();
-        EXPECT(holds(*reader, 1));
-        auto last = full->hold(1, 0, 10000, &bytes, &sum);
-        const auto wanted = content(1, 10000);
-        REQUIRE(full->collect(1).ok());
-        while (add(*full, 10000)) {}
-        EXPECT(same(bytes, wanted));
-    }
-    held.reset();
+    held = {};
     REQUIRE(writer->collect(writer->last_seq()).ok());
     const auto resident = dir->resident();
     for (int i = 0; i < 40; ++i) REQUIRE(add(*writer, 10000).ok());
     EXPECT_EQ(dir->resident(), resident);
-    // Of an open record what is published.
+}
+
+// One that is dropped goes when it is let go, though a reader still maps it.
+FT_TEST(pairlog_held_memory_is_given_back) {
+    Folder folder;
+    auto config = folder.config();
+    config.limit = 4 * kSmall;
+    auto dir = open_log(config);
+    auto writer = open_writer(*dir);
+    auto reader = open_reader(*dir, Role::Observer);
+    REQUIRE(add(*writer, 10000).ok());
+    reader->refresh();
+    RecordInfo info;
+    ByteView seen;
+    REQUIRE(reader->find(1, &info, &seen).ok());
+    auto held = writer->hold(1, 0, 10000);
+    REQUIRE(writer->collect(1).ok());
+    while (add(*writer, 10000)) {}
+    EXPECT(same(held.bytes, content(1, 10000)) && same(seen, held.bytes));
+    held = {};
+    EXPECT(same(seen, Bytes(10000)));
+}
+
+FT_TEST(pairlog_open_records_are_held_and_written_in_place) {
+    Folder folder;
+    auto dir = open_log(folder.config());
+    auto writer = open_writer(*dir);
     std::byte* to = nullptr;
     RecordInfo info;
     info.length = 3000;
     REQUIRE(writer->begin(info, &to).ok());
-    const auto whole = content(writer->last_seq() + 1, 3000);
+    const auto whole = content(1, 3000);
     EXPECT(writer->room(16, 10) == nullptr && writer->room(0, 3001) == nullptr);
     writer->put(ByteView(whole).first(1000));
-    held = writer->hold(writer->last_seq() + 1, 0, 1000, &bytes, &sum);
-    EXPECT(held != nullptr && same(bytes, ByteView(whole).first(1000)));
-    EXPECT(writer->hold(writer->last_seq() + 1, 0, 1001, &bytes, &sum) == nullptr);
+    const auto held = writer->hold(1, 0, 1000);
+    EXPECT(held.by != nullptr && same(held.bytes, ByteView(whole).first(1000)));
+    EXPECT(writer->hold(1, 0, 1001).by == nullptr);
     // What is put where it goes is summed there.
     auto* room = writer->room(1000, 2000);
     REQUIRE(room != nullptr);
@@ -120,27 +121,33 @@ FT_TEST(pairlog_held_memory_is_not_written_over) {
     writer->put({room, 2000});
     REQUIRE(writer->commit().ok());
     RecordInfo found;
-    REQUIRE(writer->find(writer->last_seq(), &found, &bytes).ok());
+    ByteView bytes;
+    REQUIRE(writer->find(1, &found, &bytes).ok());
     EXPECT(same(bytes, whole));
-    // Of a long part the checksum, as long as nothing else has been put.
-    const auto two = content(1, 256u << 10);
-    info.length = two.size();
-    REQUIRE(writer->begin(info, &to).ok());
-    const auto seq = writer->last_seq() + 1;
+}
+
+FT_TEST(pairlog_newest_part_is_held_with_its_checksum) {
+    Folder folder;
+    auto dir = open_log(folder.config());
+    auto writer = open_writer(*dir);
     const std::uint64_t part = 128u << 10;
-    EXPECT(!sum);
-    for (std::uint64_t at = 0; at < two.size(); at += part) {
-        writer->put(ByteView(two).subspan(at, part), at == 0 ? Into::Caches : Into::Memory);
+    const auto whole = content(1, 2 * part);
+    std::byte* to = nullptr;
+    RecordInfo info;
+    info.length = whole.size();
+    REQUIRE(writer->begin(info, &to).ok());
+    for (std::uint64_t at = 0; at < whole.size(); at += part) {
+        writer->put(ByteView(whole).subspan(at, part), at == 0 ? Into::Caches : Into::Memory);
         for (const auto from : {std::uint64_t{0}, at}) {
-            sum.reset();
-            EXPECT(writer->hold(seq, from, part, &bytes, &sum) != nullptr);
-            EXPECT_EQ(sum.value_or(1), from == at ? crc32c(two.data() + at, part) : 1);
+            const auto held = writer->hold(1, from, part);
+            EXPECT(held.by != nullptr);
+            EXPECT_EQ(held.sum.value_or(1), from == at ? crc32c(whole.data() + at, part) : 1);
         }
     }
     REQUIRE(writer->commit().ok());
-    EXPECT_EQ(writer->last_record().crc, crc32c(two.data(), two.size()));
-    sum.reset();
-    EXPECT(writer->hold(seq, part, part, &bytes, &sum) != nullptr && sum == crc32c(two.data() + part, part));
+    EXPECT_EQ(writer->last_record().crc, crc32c(whole.data(), whole.size()));
+    const auto held = writer->hold(1, part, part);
+    EXPECT(held.by != nullptr && held.sum == crc32c(whole.data() + part, part));
 }
 
 // Near the limit there are small ones as before: as much fits, and nothing is spilled for the sake of a larger one.

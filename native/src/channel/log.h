@@ -13,8 +13,8 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
+#include "base/held.h"
 #include "base/status.h"
-#include "channel/held.h"
 
 namespace ftcomm {
 

@@ -20,8 +20,8 @@ namespace {
 constexpr auto kRelease = std::memory_order_release;
 constexpr std::uint64_t kLongest = 128ull << 30;   // a segment notes places in 32 bits
 constexpr std::uint64_t kFetched = 1u << 10;
-constexpr std::uint64_t kChunk = 128u << 10;   // a reader copies one while the next one is written
-constexpr std::uint64_t kSummedApart = kChunk;  // it may go to another host by itself (hold)
+constexpr std::uint64_t kChunk =
+    128u << 10;   // a reader copies one while the next one is written; summed apart, as it may be sent by itself (hold)
 
 }  // namespace
 
@@ -88,7 +88,7 @@ void StreamWriter::put(ByteView part, Into into) {
     }
     while (!part.empty()) {
         const auto n = std::min<std::size_t>(kChunk, part.size());
-        if (n < kSummedApart) {
+        if (n < kChunk) {
             info_.crc = crc32c_copy(payload_ + published_, part.data(), n, info_.crc, into);
         } else {
             const auto sum = crc32c_copy(payload_ + published_, part.data(), n, 0, into);
@@ -176,21 +176,21 @@ Status StreamWriter::find(std::uint64_t seq, RecordInfo* info, ByteView* payload
     return segment->read(key_, seq, verify, info, payload);
 }
 
-std::shared_ptr<const void> StreamWriter::hold(std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, ByteView* out,
-                                               std::optional<std::uint32_t>* sum) {
-    if (newest_part_.seq == seq && newest_part_.at == at && newest_part_.bytes == bytes) *sum = newest_part_.sum;
+Held StreamWriter::hold(std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) {
+    Held held;
     if (payload_ != nullptr && seq == info_.seq) {
-        if (at + bytes > published_) return nullptr;
-        *out = {payload_ + at, bytes};
-        return segments_.back()->file();
+        if (at + bytes > published_) return {};
+        held = {{payload_ + at, bytes}, segments_.back()->file()};
+    } else {
+        Segment* segment = nullptr;
+        RecordInfo info;
+        ByteView payload;
+        if (!find_segment(seq, &segment) || !segment->read(key_, seq, false, &info, &payload) || at + bytes > payload.size())
+            return {};
+        held = {payload.subspan(at, bytes), segment->file()};
     }
-    Segment* segment = nullptr;
-    RecordInfo info;
-    ByteView payload;
-    if (!find_segment(seq, &segment) || !segment->read(key_, seq, false, &info, &payload) || at + bytes > payload.size())
-        return nullptr;
-    *out = payload.subspan(at, bytes);
-    return segment->file();
+    if (newest_part_.seq == seq && newest_part_.at == at && newest_part_.bytes == bytes) held.sum = newest_part_.sum;
+    return held;
 }
 
 // Each new segment is as large as all before it: there are few of them, and at most about half of what the stream has lies idle. 0: such a

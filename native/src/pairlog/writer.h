@@ -9,6 +9,7 @@
 
 #include "base/bytes.h"
 #include "base/copy.h"
+#include "base/held.h"
 #include "base/status.h"
 #include "pairlog/index.h"
 #include "pairlog/log_dir.h"
@@ -62,10 +63,9 @@ public:
     // Invalid: it is not there (yet, or any more). LogCorrupt: its header, or with `verify` its payload, is damaged.
     Status find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify = true);
 
-    // Bytes of a record's payload, which may be the open one's if they are published. As long as what is returned is kept nothing is written over
-    // them, though the record be collected. Null: they are not there. sum: their own checksum, if it is known.
-    std::shared_ptr<const void> hold(std::uint64_t seq, std::uint64_t at, std::uint64_t bytes, ByteView* out,
-                                     std::optional<std::uint32_t>* sum);
+    // Bytes of a record's payload, which may be the open one's if they are published. As long as they are held nothing is written over them,
+    // though the record be collected. Held by nobody: they are not there.
+    Held hold(std::uint64_t seq, std::uint64_t at, std::uint64_t bytes);
 
     // Records up to `through` are not needed any more. Where the stream has a consumer, only what it has acknowledged goes
     // now, the rest with a later call or when more room is needed. Memory comes back in whole segments.

@@ -36,9 +36,8 @@ std::byte* FileLog::piece_room(const LogKey& key, std::uint64_t at, std::uint64_
 }
 
 Held FileLog::hold(const LogKey& key, std::uint64_t seq, std::uint64_t at, std::uint64_t bytes) {
-    Held held;
-    if (auto* w = own(key) ? used_writer(key) : nullptr) held.by = w->hold(seq, at, bytes, &held.bytes, &held.sum);
-    return held;
+    auto* w = own(key) ? used_writer(key) : nullptr;
+    return w != nullptr ? w->hold(seq, at, bytes) : Held{};
 }
 
 // What has arrived is acted on at once. What goes out in pieces was late anyway, and is synced with all that was late with it.

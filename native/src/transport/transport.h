@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <span>
 
+#include "base/held.h"
 #include "channel/frame.h"
-#include "channel/held.h"
 
 namespace ftcomm {
 

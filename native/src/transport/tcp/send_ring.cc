@@ -29,18 +29,11 @@ std::byte* SendRing::reserve(std::size_t size) {
     return reserved_;
 }
 
-void SendRing::commit(std::size_t size) {
-    FT_CHECK(reserved_ != nullptr && size <= reserved_size_ && size % 16 == 0, "commit of %zu bytes", size);
-    frames_.push_back({reserved_, size});
-    reserved_ = nullptr;
-}
-
 void SendRing::commit(std::size_t size, const Held& outside) {
-    commit(size);
-    auto& frame = frames_.back();
-    frame.outside = outside;
-    frame.sealed = false;
+    FT_CHECK(reserved_ != nullptr && size <= reserved_size_ && size % 16 == 0, "commit of %zu bytes", size);
+    frames_.push_back({reserved_, size, outside, outside.bytes.empty()});
     outside_ += outside.bytes.size();
+    reserved_ = nullptr;
 }
 
 void SendRing::release_to(std::uint64_t number) {

@@ -6,7 +6,7 @@
 #include <deque>
 #include <memory>
 
-#include "channel/held.h"
+#include "base/held.h"
 
 namespace ftcomm::tcp {
 
@@ -24,9 +24,8 @@ public:
 
     // Room for a frame of `size` bytes (a multiple of 16), or nullptr. A second call replaces the first.
     std::byte* reserve(std::size_t size);
-    // The reserved frame becomes number last() + 1; size is at most what was reserved.
-    void commit(std::size_t size);
-    void commit(std::size_t size, const Held& outside);
+    // The reserved frame becomes number last() + 1; size is at most what was reserved. outside: what follows it, of a frame that is not sealed.
+    void commit(std::size_t size, const Held& outside = {});
     void release_to(std::uint64_t number);  // frames up to and including `number` are not needed any more
 
     std::uint64_t first() const { return first_; }                       // lowest frame kept

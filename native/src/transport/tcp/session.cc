@@ -136,7 +136,7 @@ void Session::disconnected() {
     corrupted_ = 0;
     for (auto number = ring_.first(); number <= ring_.last(); ++number) {
         auto& frame = ring_.at(number);
-        if (!frame.outside.bytes.empty()) frame.sealed = false;
+        frame.sealed = frame.outside.bytes.empty();
         frame.outside.sum.reset();  // it may have been that
     }
     release();

@@ -102,13 +102,13 @@ public:
     // For the frame at the front; whether what arrives may go on to where it went so far.
     bool find_place(const tcp::Link& link, tcp::Connection& c, const FrameHeader& header);
     bool is_in_place(const tcp::Link& link, const tcp::Connection& c);
-    // tcp_transport.cc
-    void committed(const tcp::LinkPtr& link);  // a frame
-
     void flush(const tcp::LinkPtr& link);  // never calls up: errors are left to the loop
     void ask(const tcp::LinkPtr& link);    // the peer, if it is there, answers at once
     void broken(const tcp::LinkPtr& link, const std::string& why);
     void check_idle();
+
+    // tcp_transport.cc
+    void committed(const tcp::LinkPtr& link);  // a frame
 
     void log(const std::string& text) { events_.on_log("tcp: " + text); }
     tcp::Identity identity() const;

@@ -67,6 +67,9 @@ void Checker::completed(Instance& who, OpenCall& call) {
     world_.trace().text(world_.now(), "%d.%u done: %s: %s %s", who.slot, who.incarnation, describe(call).c_str(),
                         to_string(q.status.code), q.outcome.contributors.text().c_str());
     check_codes(who, call);
+    for (const auto* memory : {call.send, call.recv})
+        if (memory != nullptr && world_.links().has_lent(who, *memory))
+            world_.violate("B", "slot %d: %s is done, and its memory is lent", who.slot, describe(call).c_str());
     if (world_.violation().found()) return;
     if (world_.scenario().replay) {
         check_replay(who, call);

@@ -46,6 +46,8 @@ inline constexpr const char* kExpected[] = {
     "message shown while it is logged",
     "message.early_piece",
     "sent from where it lies",
+    "lent",
+    "taken back",
     "put into its place",
     "its place is gone",
     "inject damaged checkpoint",

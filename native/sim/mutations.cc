@@ -25,6 +25,7 @@ constexpr Rule kRules[] = {
     {"C7", "the vote decides under raise, too"},
     {"C8", "the algorithm is part of the operation"},
     {"C9", "a read counts only while its ticket stands"},
+    {"C10", "what is lent is taken back"},
     {"M1", "one authority"},
     {"M2", "lineage"},
     {"M3", "a blank store is not the store"},

@@ -49,14 +49,18 @@ void SimTransport::commit(int slot, const FrameHeader& header) {
 
 bool SimTransport::send_from(int slot, const FrameHeader& header, const Held& payload) {
     const auto& bytes = payload.bytes;
-    FT_CHECK(payload.by != nullptr && bytes.size() == header.length && bytes.size() % kWholeBytes == 0,
-             "what is sent is not held");
+    FT_CHECK(bytes.size() == header.length && bytes.size() % kWholeBytes == 0, "what is sent is not held");
     auto* room = reserve(slot, header.length);
     if (room == nullptr) return false;
     std::memcpy(room, bytes.data(), bytes.size());
+    if (payload.by == nullptr) target(slot).reserved->lent = bytes.data();
     commit(slot, header);
-    world_.counters().add("sent from where it lies");
+    world_.counters().add(payload.by != nullptr ? "sent from where it lies" : "lent");
     return true;
+}
+
+void SimTransport::take_back(int slot, std::uint64_t comm, bool has_come) {
+    world_.links().take_back(self_, slot, comm, has_come);
 }
 
 void SimTransport::attach(int slot, std::uint32_t incarnation) {
@@ -183,6 +187,7 @@ Frame* Links::take(std::uint32_t length) {
         frame->capacity = room;
     }
     frame->place = nullptr;
+    frame->lent = nullptr;
     // What the node does not write must not depend on an earlier use of the memory.
     std::memset(frame->data.get(), 0xcd, std::min<std::uint32_t>(length, 256));
     return frame;
@@ -241,12 +246,55 @@ void Links::deliver(int id) {
         schedule(link, world_.now() + (frame->header.seq % 2 == 0 ? delay() : 0));
         return;
     }
+    look_at_lent(link, *frame);
     link.frames.pop_front();
     link.bytes -= frame->header.length;
     if (!link.frames.empty()) schedule(link, std::max(world_.now(), link.frames.front()->at));
     after_removal(link);
     world_.deliver(link.from, *to, *frame);
     give(frame);
+}
+
+// Sent as late as can be: it must lie there as it lay when it was lent. What is sent again may lie there otherwise, as it is not looked at.
+void Links::look_at_lent(Link& link, const Frame& frame) {
+    const auto& from = world_.instance(link.from);
+    if (!from.running()) return;
+    bool over = false;
+    for (const auto& lent : link.unacknowledged) over |= from.program->used_again(lent.at);
+    if (frame.lent != nullptr) {
+        over |= from.program->used_again(frame.lent) || std::memcmp(frame.lent, frame.data.get(), frame.header.length) != 0;
+        link.unacknowledged.push_back({frame.lent, frame.header.comm});
+    }
+    if (over) world_.violate("B", "slot %d.%u sends from memory that is its caller's again", from.slot, from.incarnation);
+}
+
+bool Links::has_lent(const Instance& from, const Bytes& memory) const {
+    const auto inside = [&](const std::byte* at) {
+        return at != nullptr && at >= memory.data() && at < memory.data() + memory.size();
+    };
+    for (const auto& l : links_) {
+        if (l->from != from.id) continue;
+        for (const auto* frame : l->frames)
+            if (inside(frame->lent)) return true;
+        for (const auto& lent : l->unacknowledged)
+            if (inside(lent.at)) return true;
+    }
+    return false;
+}
+
+void Links::take_back(const Instance& from, int to_slot, std::uint64_t comm, bool has_come) {
+    for (auto& l : links_) {
+        if (l->from != from.id || l->to_slot != to_slot) continue;
+        std::erase_if(l->unacknowledged, [&](const auto& lent) { return lent.comm == comm; });
+        for (auto* frame : l->frames) {
+            if (frame->lent == nullptr || frame->header.comm != comm) continue;
+            if (has_come)
+                world_.violate("B", "slot %d.%u is through with an operation of which slot %d lacks a frame", from.slot,
+                               from.incarnation, to_slot);
+            frame->lent = nullptr;
+            world_.counters().add("taken back");
+        }
+    }
 }
 
 void Links::writable(int id) {
@@ -317,6 +365,7 @@ void Links::drain(const Instance& from, Instance& to, bool nested) {
     const bool shared = world_.same_host(from.slot, to.slot);
     while (!link->frames.empty() && to.running() && (shared || link->frames.front()->at <= world_.now())) {
         Frame* frame = link->frames.front();
+        look_at_lent(*link, *frame);
         link->frames.pop_front();
         link->bytes -= frame->header.length;
         world_.deliver(from.id, to, *frame, nested);

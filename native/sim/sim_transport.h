@@ -22,6 +22,7 @@ struct Frame {
     std::uint32_t capacity = 0;
     Time at = 0;
     std::byte* place = nullptr;  // where a part of it has been put
+    const std::byte* lent = nullptr;  // where it lies until it is taken back
 };
 
 // From one incarnation to another. Its head frame has one Deliver event at a time.
@@ -31,6 +32,11 @@ struct Link {
     int to_slot = 0;
     std::uint32_t to_incarnation = 0;
     std::deque<Frame*> frames;
+    struct Lent {
+        const std::byte* at;
+        std::uint64_t comm;
+    };
+    std::vector<Lent> unacknowledged;  // has come, and may be sent again all the same, until it is taken back
     Time last_at = 0;
     std::uint64_t bytes = 0;
     bool scheduled = false;
@@ -45,6 +51,7 @@ public:
     void commit(int slot, const FrameHeader& header) override;
     bool sends_from(int slot, std::size_t bytes) override { return bytes % kWholeBytes == 0 && !is_near(slot); }
     bool send_from(int slot, const FrameHeader& header, const Held& payload) override;
+    void take_back(int slot, std::uint64_t comm, bool has_come) override;
     void attach(int slot, std::uint32_t incarnation) override;
     void detach(int slot) override;
     void drain(int slot) override;
@@ -88,6 +95,8 @@ public:
     void writable(int link);       // the event
     void cut(int from_slot, int to_slot, Time until);  // an outage or a partition: frames wait, none is lost
     void heal_all();
+    void take_back(const Instance& from, int to_slot, std::uint64_t comm, bool has_come);
+    bool has_lent(const Instance& from, const Bytes& memory) const;
     void instance_started(const Instance& to);
     // Whether a sign of life that `from` gives now would reach `to` at once: nothing cut, nothing late before it.
     bool clear(const Instance& from, const Instance& to);
@@ -98,6 +107,7 @@ public:
 private:
     void schedule(Link& link, Time at);
     void after_removal(Link& link);
+    void look_at_lent(Link& link, const Frame& frame);
     Link* existing(const Instance& from, const Instance& to);
     Time delay();
     Time& cut_until(int from_slot, int to_slot);

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -24,6 +25,13 @@ struct Side {
     Session session;
     std::uint64_t posted = 0, delivered = 0;  // frames
     Pipe in;
+    // Payloads that are lent, by communicator.
+    struct Loan {
+        std::vector<Bytes> memory;
+        std::uint64_t last = 0;  // frame
+    };
+    std::map<std::uint64_t, Loan> lent;
+    std::uint64_t comm = 1;  // of those that come next
 };
 
 Bytes content(std::uint64_t number, std::uint32_t length) {
@@ -46,6 +54,8 @@ public:
                 case 1: corrupt(self); break;
                 case 2: self.session.want_ack(random_.below(2) == 0); break;
                 case 3: overlap(); break;
+                case 11: take_back(self, other); break;
+                case 12: write_over(self, other); break;
                 case 4:
                 case 5:
                 case 6:
@@ -58,6 +68,8 @@ public:
         }
         if (!connected_) reconnect();
         while (settle(a_, b_) | settle(b_, a_)) {}
+        for (auto* side : {&a_, &b_})
+            while (!side->lent.empty()) take_back(*side, side == &a_ ? b_ : a_);
         for (auto* side : {&a_, &b_}) side->session.want_ack(true);
         while (settle(a_, b_) | settle(b_, a_)) {}
         EXPECT_EQ(a_.delivered, b_.posted);
@@ -69,12 +81,16 @@ public:
     std::uint64_t frames() const { return a_.posted + b_.posted; }
     std::uint64_t broken() const { return a_.session.stats().broken + b_.session.stats().broken; }
     std::uint64_t duplicates() const { return a_.session.stats().duplicates + b_.session.stats().duplicates; }
-    std::uint64_t refused = 0, writable = 0, outside = 0, placed = 0;
+    std::uint64_t refused = 0, writable = 0, outside = 0, placed = 0, lent = 0, had_come = 0;
 
 private:
     void post(Side& s) {
         if (random_.below(4) == 0) {
             post_from(s);
+            return;
+        }
+        if (random_.below(3) == 0) {
+            lend(s);
             return;
         }
         const auto length = static_cast<std::uint32_t>(random_.below(random_.below(4) == 0 ? s.session.max_payload() + 1 : 64));
@@ -115,6 +131,43 @@ private:
         ++outside;
         EXPECT(held.use_count() > 1);
         if (random_.below(50) == 0) s.session.corrupt_last();
+    }
+
+    void lend(Side& s) {
+        auto memory = content(s.posted + 1, static_cast<std::uint32_t>(16 * (1 + random_.below(s.session.max_payload() / 16))));
+        FrameHeader header;
+        header.length = static_cast<std::uint32_t>(memory.size());
+        header.seq = s.posted + 1;
+        header.comm = s.comm = s.comm + random_.below(2);
+        if (!s.session.send_from(header, {memory, nullptr})) {
+            ++refused;
+            return;
+        }
+        s.lent[s.comm].memory.push_back(std::move(memory));
+        s.lent[s.comm].last = ++s.posted;
+        ++lent;
+        if (random_.below(50) == 0) s.session.corrupt_last();
+    }
+
+    // What has come may be changed though it is lent: an input becomes the final.
+    void write_over(Side& s, const Side& other) {
+        for (auto& [comm, loan] : s.lent)
+            if (loan.last <= other.delivered) fill(loan);
+    }
+
+    static void fill(Side::Loan& loan) {
+        for (auto& memory : loan.memory) std::ranges::fill(memory, std::byte{0xee});
+    }
+
+    // Of one of them; its owner then writes there.
+    void take_back(Side& s, const Side& other) {
+        if (s.lent.empty()) return;
+        const auto it = std::next(s.lent.begin(), static_cast<std::ptrdiff_t>(random_.below(s.lent.size())));
+        const bool has_come = other.delivered >= it->second.last;
+        had_come += has_come;
+        s.session.take_back(it->first, has_come);
+        fill(it->second);
+        s.lent.erase(it);
     }
 
     // Writes a random amount of self's output; the other side then reads a random amount.
@@ -223,7 +276,7 @@ private:
 
 FT_TEST(tcp_session_exactly_once_in_order) {
     std::uint64_t frames = 0, resent = 0, broken = 0, duplicates = 0, refused = 0, writable = 0;
-    std::uint64_t outside = 0, placed = 0;
+    std::uint64_t outside = 0, placed = 0, lent = 0, had_come = 0;
     for (std::uint64_t seed = 1; seed <= 400; ++seed) {
         Harness h(seed);
         h.run(1500);
@@ -235,6 +288,8 @@ FT_TEST(tcp_session_exactly_once_in_order) {
         writable += h.writable;
         outside += h.outside;
         placed += h.placed;
+        lent += h.lent;
+        had_come += h.had_come;
     }
     // The harness reached what it is for.
     EXPECT(frames > 10000);
@@ -245,6 +300,48 @@ FT_TEST(tcp_session_exactly_once_in_order) {
     EXPECT(writable > 100);
     EXPECT(outside > 1000);
     EXPECT(placed > 100);
+    EXPECT(lent > 1000);
+    EXPECT(had_come > 100);
+}
+
+// The peer has said where it is, has then got the frame over the connection before, and is sent it again: what goes on when its owner takes it
+// back, as it knows that it has come, is a copy.
+FT_TEST(tcp_session_takes_back_what_it_sends_again) {
+    Session sender(kRing), receiver(kRing);
+    sender.connected(0);
+    receiver.connected(0);
+    Bytes memory = content(1, 1024);
+    FrameHeader header;
+    header.length = 1024;
+    header.comm = 7;
+    REQUIRE(sender.send_from(header, {memory, nullptr}));
+    const auto wire = [&] {
+        iovec parts[2];
+        REQUIRE(sender.gather(parts, 2) == 2 && parts[1].iov_base == memory.data());
+        const auto* head = static_cast<const std::byte*>(parts[0].iov_base);
+        Bytes out(head, head + parts[0].iov_len);
+        out.insert(out.end(), memory.begin(), memory.end());
+        return out;
+    };
+    EXPECT(receiver.parse(wire()).kind == Session::Step::Kind::Frame);
+    sender.wrote(sizeof(WireHeader) + memory.size());
+    sender.disconnected();
+    receiver.disconnected();
+    sender.connected(0);
+    receiver.connected(0);
+    auto again = wire();
+    sender.wrote(again.size() / 2);
+    sender.take_back(7, true);
+    std::fill(memory.begin(), memory.end(), std::byte{0xee});
+    iovec rest;
+    REQUIRE(sender.gather(&rest, 1) == 1);
+    EXPECT_EQ(rest.iov_len, again.size() - again.size() / 2);
+    EXPECT(std::memcmp(rest.iov_base, again.data() + again.size() / 2, rest.iov_len) == 0);
+    EXPECT(receiver.parse(again).kind == Session::Step::Kind::Nothing);
+    again.back() ^= std::byte{1};  // its owner had changed it before the rest was sent again
+    EXPECT(receiver.parse(again).kind == Session::Step::Kind::Nothing);
+    sender.wrote(rest.iov_len);
+    EXPECT(sender.all_acknowledged() && !sender.wants_write());
 }
 
 FT_TEST(tcp_session_refuses_nonsense) {

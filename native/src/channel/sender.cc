@@ -1,7 +1,10 @@
 #include "channel/sender.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "base/copy.h"
+#include "base/fault_tolerance.h"
 
 namespace ftcomm {
 namespace {
@@ -20,6 +23,7 @@ void Sender::fill(int slot, std::byte* room, const void* from, std::size_t bytes
 }
 
 bool Sender::send_from(int slot, FrameHeader header, const Held& payload) {
+    FT_CHECK(payload.by != nullptr, "who lends has to take it back: send_stable");
     header.length = static_cast<std::uint32_t>(payload.bytes.size());
     return clear(slot) && transport_.send_from(slot, header, payload);
 }
@@ -44,24 +48,32 @@ void Sender::recycle(Bytes&& memory) {
     if (memory.size() >= kWorthKeeping && spare_.size() < kSpares) spare_.push_back(std::move(memory));
 }
 
+// Into the transport, if there is room.
+bool Sender::hand_over(int slot, const FrameHeader& header, ByteView payload, bool stable) {
+    // Without fault tolerance there is no fence, and who is done does not know that what it has lent has come.
+    if (stable && kFaultTolerant && transport_.sends_from(slot, payload.size())) {
+        if (!transport_.send_from(slot, header, {payload, nullptr})) return false;
+        const Loan loan{slot, header.comm};
+        if (std::ranges::find(lent_, loan) == lent_.end()) lent_.push_back(loan);
+        return true;
+    }
+    auto* room = transport_.reserve(slot, header.length);
+    if (room == nullptr) return false;
+    fill(slot, room, payload.data(), payload.size());
+    transport_.commit(slot, header);
+    return true;
+}
+
 void Sender::send(int slot, FrameHeader header, ByteView payload) {
     FT_CHECK(payload.size() <= max_payload(), "frame of %zu bytes, at most %u", payload.size(), max_payload());
     header.length = static_cast<std::uint32_t>(payload.size());
-    if (auto* p = reserve(slot, header.length)) {
-        fill(slot, p, payload.data(), payload.size());
-        commit(slot, header);
-        return;
-    }
+    if (clear(slot) && hand_over(slot, header, payload, false)) return;
     queue(slot, header, Bytes(payload.begin(), payload.end()));
 }
 
 void Sender::send_stable(int slot, FrameHeader header, ByteView payload) {
     header.length = static_cast<std::uint32_t>(payload.size());
-    if (auto* p = reserve(slot, header.length)) {
-        fill(slot, p, payload.data(), payload.size());
-        commit(slot, header);
-        return;
-    }
+    if (clear(slot) && hand_over(slot, header, payload, true)) return;
     Queued q;
     q.header = header;
     q.stable = payload;
@@ -85,11 +97,7 @@ void Sender::on_writable(int slot) {
     auto& q = it->second;
     while (!q.empty()) {
         auto& f = q.front();
-        auto* p = transport_.reserve(slot, f.header.length);
-        if (p == nullptr) return;
-        const ByteView payload = f.is_stable ? f.stable : ByteView(f.owned);
-        fill(slot, p, payload.data(), payload.size());
-        transport_.commit(slot, f.header);
+        if (!hand_over(slot, f.header, f.is_stable ? f.stable : ByteView(f.owned), f.is_stable)) return;
         recycle(std::move(f.owned));
         q.pop_front();
     }
@@ -100,6 +108,24 @@ void Sender::drop_collectives(std::uint64_t comm) {
     for (auto& [slot, q] : queues_)
         std::erase_if(q, [&](const Queued& f) { return f.header.comm == comm && is_collective(f.header.kind); });
     std::erase_if(queues_, [](const auto& entry) { return entry.second.empty(); });
+}
+
+bool Sender::has_lent(std::uint64_t comm) const { return std::ranges::find(lent_, comm, &Loan::comm) != lent_.end(); }
+
+void Sender::take_back(std::uint64_t comm, bool has_come) {
+    for (auto& [slot, q] : queues_) {
+        for (auto& f : q) {
+            if (!f.is_stable || f.header.comm != comm) continue;
+            FT_CHECK(!has_come, "what has come was not even sent");
+            f.owned.assign(f.stable.begin(), f.stable.end());
+            f.is_stable = false;
+        }
+    }
+    std::erase_if(lent_, [&](const Loan& loan) {
+        if (loan.comm != comm) return false;
+        transport_.take_back(loan.slot, comm, has_come);
+        return true;
+    });
 }
 
 }  // namespace ftcomm

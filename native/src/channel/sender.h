@@ -29,7 +29,7 @@ public:
     void fill(int slot, std::byte* room, const void* from, std::size_t bytes) const;
     bool streams(int slot, std::size_t bytes) const { return bytes >= stream_limit_ && transport_.is_near(slot); }
     void commit(int slot, const FrameHeader& header) { transport_.commit(slot, header); }
-    // As Transport's.
+    // As Transport's, of what is held.
     bool sends_from(int slot, std::size_t bytes) const { return transport_.sends_from(slot, bytes); }
     bool send_from(int slot, FrameHeader header, const Held& payload);
     void queue(int slot, const FrameHeader& header, Bytes payload);
@@ -38,7 +38,7 @@ public:
 
     // Copies the payload at once, or queues a copy.
     void send(int slot, FrameHeader header, ByteView payload = {});
-    // The payload stays where it is until the frame is out or dropped: memory that only changes after the operation's fence.
+    // The payload stays where it is until take_back: it may be sent from there.
     void send_stable(int slot, FrameHeader header, ByteView payload);
     // Splits what is longer than one frame; flags bit 0 says that more follows.
     void send_long(int slot, FrameHeader header, ByteView payload);
@@ -47,6 +47,9 @@ public:
     void drop_slot(int slot) { queues_.erase(slot); }
     // Queued collective frames of an attempt that is over: they would be ignored, and their memory goes back to the caller.
     void drop_collectives(std::uint64_t comm);
+    // As Transport's, whoever it was sent to, of all that send_stable got: nothing is sent from there any more.
+    void take_back(std::uint64_t comm, bool has_come);
+    bool has_lent(std::uint64_t comm) const;
     bool idle() const { return queues_.empty(); }
 
 private:
@@ -56,12 +59,19 @@ private:
         ByteView stable;
         bool is_stable = false;
     };
+    struct Loan {
+        int slot;
+        std::uint64_t comm;
+        bool operator==(const Loan&) const = default;
+    };
+    bool hand_over(int slot, const FrameHeader& header, ByteView payload, bool stable);
     void recycle(Bytes&& memory);
 
     Transport& transport_;
     const std::uint64_t stream_limit_;
     std::map<int, std::deque<Queued>> queues_;  // by slot; no empty ones: with a thousand peers they take 0.7 MB
     std::vector<Bytes> spare_;
+    std::vector<Loan> lent_;  // few: the neighbours of operations under way
 };
 
 }  // namespace ftcomm

@@ -95,6 +95,7 @@ public:
         if (ring_ != nullptr) return ring_->done();
         return prepared_ && remaining_ == 0 && (!want_fence_ || fence_.done());
     }
+    bool all_have_come() const override { return ring_ != nullptr ? ring_->all_have_come() : want_fence_ && fence_.done(); }
     const char* phase() const override {
         if (ring_ != nullptr) return ring_->phase();
         return !prepared_ ? "the others to enter" : remaining_ > 0 ? "data" : "the completion fence";

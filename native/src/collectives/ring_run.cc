@@ -85,6 +85,7 @@ public:
         return kFaultTolerant ||
                env_.sender.clear(env_.slot_of(env_.successor()));  // what waits there lies in the caller's buffer
     }
+    bool all_have_come() const override { return want_fence_ && fence_.done(); }
     const char* phase() const override {
         return !gate_ ? "its successor to enter" : remaining_ > 0 ? "data" : "the completion fence";
     }

@@ -109,6 +109,8 @@ public:
     virtual void look() {}
     virtual void add_words(std::vector<Transport::Word>& words) const { (void)words; }
     virtual bool done() const = 0;
+    // Through its fence, and so all frames of all have come.
+    virtual bool all_have_come() const { return false; }
     // Work that waits for no frame: done in pieces, so that ticks and other communicators get their turn between them.
     virtual bool has_work() const { return false; }
     virtual void work() {}

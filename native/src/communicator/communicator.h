@@ -220,6 +220,7 @@ private:
     void send_what_is_shown();
     void words_changed() { core_.words_changed |= looks_; }
     void drop_run();  // with what of it, and of all before it, waits for room
+    void take_back(bool has_come);
     std::uint64_t signature_of(const Shape& shape);
     std::string name_of(const OpState& op) const;
     Time timeout() const { return spec_.timeout > 0 ? spec_.timeout : core_.config.timeout; }  // of what names none itself

@@ -138,6 +138,8 @@ RunEnv Communicator::env() {
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {
     FT_CHECK(run_ == nullptr, "%s begins while another operation runs", name_of(op).c_str());  // they share their memory
+    FT_CHECK(!core_.rules.c10 || !core_.sender.has_lent(spec_.id), "%s begins, and memory of another one is lent",
+             name_of(op).c_str());
     op.team = decision_.alive;
     op.ran = true;
     if (repair) {
@@ -227,6 +229,12 @@ void Communicator::drop_run() {
     run_.reset();
     words_changed();
     core_.sender.drop_collectives(spec_.id);
+    take_back(false);
+}
+
+// C10: the memory of an operation is its caller's from now on. has_come: all of it that was sent, as its fence has told.
+void Communicator::take_back(bool has_come) {
+    if (core_.rules.c10) core_.sender.take_back(spec_.id, has_come);
 }
 
 bool Communicator::work() {
@@ -314,7 +322,10 @@ void Communicator::finish_current(Status status) {
     queue.pop_front();
     const auto* kept = run_ != nullptr && status.ok() ? run_->kept() : nullptr;
     if (kept != nullptr && run_->is_reusable()) idle_flat_ = std::move(run_);
-    else run_.reset();
+    else if (run_ != nullptr) {
+        take_back(status.ok() && run_->all_have_come());
+        run_.reset();
+    }
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
     // All that live have begun it, and so are past those before.

@@ -213,6 +213,7 @@ void Communicator::start_after_admissions() {
 void Communicator::on_returned(const RankSet& came) {
     core_.host.trace("replay.returned");
     freeze_sent_ = false;
+    if (!helpers_.empty()) drop_run();  // a helper's
     helpers_.clear();
     // Wished for while nothing could be decided: the one that all waited for is back.
     std::erase_if(proposals_, [](const Proposal& p) { return p.code == Code::Timeout; });

@@ -19,6 +19,7 @@ struct Rules {
     bool c7 = true;   // the vote decides under raise too
     bool c8 = true;   // the algorithm is part of the operation
     bool c9 = true;   // a read of a peer's memory counts only if its ticket still stands
+    bool c10 = true;  // what is lent to the wires is taken back before its operation ends
     bool m1 = true;   // one authority: a lost compare-and-set is not a win
     bool m2 = true;   // lineage: a plan made on an old head is not written over a newer one
     bool m3 = true;   // a restarted, blank store is not the store
@@ -60,6 +61,7 @@ struct Rules {
                          : n == "C7"  ? &r.c7
                          : n == "C8"  ? &r.c8
                          : n == "C9"  ? &r.c9
+                         : n == "C10" ? &r.c10
                          : n == "M1"  ? &r.m1
                          : n == "M2"  ? &r.m2
                          : n == "M3"  ? &r.m3

@@ -30,6 +30,9 @@ public:
     bool send_from(int slot, const FrameHeader& header, const Held& payload) override {
         return of(slot)->send_from(slot, header, payload);
     }
+    void take_back(int slot, std::uint64_t comm, bool has_come) override {
+        if (tcp_ != nullptr) tcp_->take_back(slot, comm, has_come);
+    }
     void attach(int slot, std::uint32_t incarnation) override {
         // A rank registers before it sends its first frame, so an unknown one is on another host.
         bool local = shm_ != nullptr && (tcp_ == nullptr || segment_->find_instance(slot, incarnation) != nullptr);

@@ -16,7 +16,8 @@ namespace ftcomm {
 // Contract:
 // - Frames from one peer incarnation reach Node::on_frame in order, once, whole; a link that breaks and heals loses
 //   nothing (tcp: the session layer resumes). A link that stays broken is silence; it is never reported as a death here.
-// - `commit` copies or publishes at once: after it the caller may reuse all memory. What was handed to `send_from` is read until the peer has it.
+// - `commit` copies or publishes at once: after it the caller may reuse all memory. What was handed to `send_from` is read until the peer has it,
+//   or it is taken back.
 // - Frames to a peer that is not connected yet are buffered or refused (`reserve` returns nullptr), never lost.
 class Transport {
 public:
@@ -30,7 +31,8 @@ public:
     // Sends the reserved frame; header.length is at most what was reserved.
     virtual void commit(int slot, const FrameHeader& header) = 0;
 
-    // Instead of both, where a payload of so many bytes goes to the slot from where it lies. False: as of reserve.
+    // Instead of both, where a payload of so many bytes goes to the slot from where it lies. False: as of reserve. A payload that nobody holds
+    // (Held::by) is lent: it stays where it is, as it is, until the caller takes it back.
     virtual bool sends_from(int slot, std::size_t bytes) {
         (void)slot, (void)bytes;
         return false;
@@ -39,6 +41,9 @@ public:
         (void)slot, (void)header, (void)payload;
         return false;
     }
+    // What was lent to the slot, whichever incarnation it was, for frames of this communicator. has_come: the slot has all of it, as the caller
+    // knows from what came back.
+    virtual void take_back(int slot, std::uint64_t comm, bool has_come) { (void)slot, (void)comm, (void)has_come; }
 
     // From now on `slot` is this incarnation: sends go to it. Frames of any incarnation keep coming up; the node filters.
     virtual void attach(int slot, std::uint32_t incarnation) = 0;

@@ -24,6 +24,8 @@ public:
     void commit(const FrameHeader& header);
     // Instead of both, as Transport::send_from.
     bool send_from(const FrameHeader& header, const Held& payload);
+    // As Transport::take_back.
+    void take_back(std::uint64_t comm, bool has_come);
     void want_ack(bool at_once);        // a frameless header goes out soon; at_once: the peer shall answer
     void corrupt_last();                // fault injection: damages the last committed frame until disconnected()
 

@@ -93,6 +93,10 @@ bool TcpTransport::send_from(int slot, const FrameHeader& header, const Held& pa
     return true;
 }
 
+void TcpTransport::take_back(int slot, std::uint64_t comm, bool has_come) {
+    for (const auto& [incarnation, link] : impl_->links_[static_cast<std::size_t>(slot)]) link->session.take_back(comm, has_come);
+}
+
 void TcpImpl::committed(const LinkPtr& link) {
     was_idle_ = false;
     const auto verdict = FT_POINT("tcp.send");

@@ -85,6 +85,7 @@ public:
     void commit(int slot, const FrameHeader& header) override;
     bool sends_from(int, std::size_t bytes) override { return bytes >= kWorthHolding && bytes % kWholeBytes == 0; }
     bool send_from(int slot, const FrameHeader& header, const Held& payload) override;
+    void take_back(int slot, std::uint64_t comm, bool has_come) override;
     void attach(int slot, std::uint32_t incarnation) override;
     void detach(int slot) override;
     void drain(int slot) override;

@@ -49,7 +49,7 @@ public:
     SimTransport(World& world, Instance& self) : world_(world), self_(self) {}
     std::byte* reserve(int slot, std::uint32_t length) override;
     void commit(int slot, const FrameHeader& header) override;
-    bool sends_from(int slot, std::size_t bytes) override { return bytes % kWholeBytes == 0 && !is_near(slot); }
+    bool sends_from(int slot, std::size_t bytes) override { return bytes > 0 && bytes % kWholeBytes == 0 && !is_near(slot); }
     bool send_from(int slot, const FrameHeader& header, const Held& payload) override;
     void take_back(int slot, std::uint64_t comm, bool has_come) override;
     void attach(int slot, std::uint32_t incarnation) override;

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <functional>
 
+#include "base/copy.h"
+
 namespace ftcomm {
 
 struct OwnPart {
@@ -20,9 +22,13 @@ struct OwnPart {
     }
     void copy(std::uint64_t most) {
         const auto n = std::min(left(), most);
-        if (n > 0) std::memmove(to + done, from + done, n);
+        if (n > 0 && meets(to, bytes)) std::memmove(to + done, from + done, n);
+        else ftcomm::copy(to + done, from + done, n, into_for(bytes, kPastCaches));
         done += n;
     }
+
+private:
+    static constexpr std::uint64_t kPastCaches = 8u << 20;  // of less the next one to use it may find some in a shared cache
 };
 
 }  // namespace ftcomm

@@ -106,5 +106,5 @@ def test_uncaught_failures_end_the_job(start: Start) -> None:
     assert done(out) == []
     assert "BackendError: ftcomm: all_reduce" in err
     assert "no worker is left that it could join" in err
-    assert "rank 1 failed for good: killed by SIGKILL" in err
-    assert "rank 2 failed for good: exit code 1" in err
+    assert "rank 1 failed for good: killed by SIGKILL" in err, err
+    assert "rank 2 failed for good: exit code 1" in err, err

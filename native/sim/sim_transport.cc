@@ -49,7 +49,8 @@ void SimTransport::commit(int slot, const FrameHeader& header) {
 
 bool SimTransport::send_from(int slot, const FrameHeader& header, const Held& payload) {
     const auto& bytes = payload.bytes;
-    FT_CHECK(bytes.size() == header.length && bytes.size() % kWholeBytes == 0, "what is sent is not held");
+    FT_CHECK(bytes.size() == header.length && bytes.size() % kWholeBytes == 0, "%zu bytes of a frame of %u", bytes.size(),
+             header.length);
     auto* room = reserve(slot, header.length);
     if (room == nullptr) return false;
     std::memcpy(room, bytes.data(), bytes.size());

@@ -11,8 +11,8 @@ namespace ftcomm {
 
 struct Held {
     ByteView bytes;
-    std::shared_ptr<const void>
-        by;  // as long as it is kept they stay there, as they are; null: they are lent (Transport::take_back)
+    // As long as it is kept they stay there, as they are. Null: they are lent (Transport::take_back).
+    std::shared_ptr<const void> by;
     std::optional<std::uint32_t> sum{};  // their CRC-32C, if it is known
 };
 

@@ -29,9 +29,9 @@ std::string describe(const OpenCall& call) {
 }
 
 bool Program::used_again(const std::byte* address) const {
-    const auto holds = [&](const Bytes* b) { return b != nullptr && address >= b->data() && address < b->data() + b->size(); };
+    const auto is_in = [&](const Bytes* b) { return b != nullptr && holds(*b, address); };
     for (const auto& call : calls_)
-        if (holds(call->send) || holds(call->recv)) return call->request != nullptr && call->request->done.load();
+        if (is_in(call->send) || is_in(call->recv)) return call->request != nullptr && call->request->done.load();
     return false;
 }
 

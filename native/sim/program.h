@@ -41,6 +41,7 @@ struct OpenCall {
 };
 
 std::string describe(const OpenCall& call);
+inline bool holds(const Bytes& memory, const std::byte* at) { return at >= memory.data() && at < memory.data() + memory.size(); }
 
 // What a program saves at a checkpoint: with it, a process goes on as if it had done all that came before.
 struct Saved {

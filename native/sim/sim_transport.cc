@@ -256,29 +256,23 @@ void Links::deliver(int id) {
     give(frame);
 }
 
-// Sent as late as can be: it must lie there as it lay when it was lent. What is sent again may lie there otherwise, as it is not looked at.
+// Sent as late as can be: it must lie there as it lay when it was lent. What is sent again may lie there otherwise, as it is not looked at; that it
+// is still lent then, Checker::completed sees to.
 void Links::look_at_lent(Link& link, const Frame& frame) {
     const auto& from = world_.instance(link.from);
-    if (!from.running()) return;
-    bool over = false;
-    for (const auto& lent : link.unacknowledged) over |= from.program->used_again(lent.at);
-    if (frame.lent != nullptr) {
-        over |= from.program->used_again(frame.lent) || std::memcmp(frame.lent, frame.data.get(), frame.header.length) != 0;
-        link.unacknowledged.push_back({frame.lent, frame.header.comm});
-    }
-    if (over) world_.violate("B", "slot %d.%u sends from memory that is its caller's again", from.slot, from.incarnation);
+    if (frame.lent == nullptr || !from.running()) return;
+    if (from.program->used_again(frame.lent) || std::memcmp(frame.lent, frame.data.get(), frame.header.length) != 0)
+        world_.violate("B", "slot %d.%u sends from memory that is its caller's again", from.slot, from.incarnation);
+    link.unacknowledged.push_back({frame.lent, frame.header.comm});
 }
 
 bool Links::has_lent(const Instance& from, const Bytes& memory) const {
-    const auto inside = [&](const std::byte* at) {
-        return at != nullptr && at >= memory.data() && at < memory.data() + memory.size();
-    };
     for (const auto& l : links_) {
         if (l->from != from.id) continue;
         for (const auto* frame : l->frames)
-            if (inside(frame->lent)) return true;
+            if (holds(memory, frame->lent)) return true;
         for (const auto& lent : l->unacknowledged)
-            if (inside(lent.at)) return true;
+            if (holds(memory, lent.at)) return true;
     }
     return false;
 }

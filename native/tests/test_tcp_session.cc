@@ -54,8 +54,6 @@ public:
                 case 1: corrupt(self); break;
                 case 2: self.session.want_ack(random_.below(2) == 0); break;
                 case 3: overlap(); break;
-                case 11: take_back(self, other); break;
-                case 12: write_over(self, other); break;
                 case 4:
                 case 5:
                 case 6:
@@ -63,6 +61,8 @@ public:
                 case 8:
                 case 9:
                 case 10: post(self); break;
+                case 11: take_back(self, other); break;
+                case 12: write_over(self, other); break;
                 default: move(self, other, false); break;
             }
         }
@@ -110,20 +110,28 @@ private:
         if (random_.below(50) == 0) s.session.corrupt_last();
     }
 
+    // Of a frame from outside.
+    Bytes next_content(const Side& s) {
+        return content(s.posted + 1, static_cast<std::uint32_t>(16 * (1 + random_.below(s.session.max_payload() / 16))));
+    }
+    static FrameHeader next_header(const Side& s, const Bytes& payload) {
+        FrameHeader header;
+        header.length = static_cast<std::uint32_t>(payload.size());
+        header.seq = s.posted + 1;
+        return header;
+    }
+
     // What lies outside changes when nobody holds it any more.
     void post_from(Side& s) {
-        const auto length = static_cast<std::uint32_t>(16 * (1 + random_.below(s.session.max_payload() / 16)));
-        auto* memory = new Bytes(content(s.posted + 1, length));
+        auto* memory = new Bytes(next_content(s));
         const std::shared_ptr<Bytes> held(memory, [](Bytes* m) {
             std::fill(m->begin(), m->end(), std::byte{0xee});
             delete m;
         });
-        FrameHeader header;
-        header.length = length;
-        header.seq = s.posted + 1;
         std::optional<std::uint32_t> sum;
-        if (random_.below(2) == 0) sum = crc32c(memory->data(), length) ^ static_cast<std::uint32_t>(random_.below(20) == 0);
-        if (!s.session.send_from(header, {*held, held, sum})) {
+        if (random_.below(2) == 0)
+            sum = crc32c(memory->data(), memory->size()) ^ static_cast<std::uint32_t>(random_.below(20) == 0);
+        if (!s.session.send_from(next_header(s, *memory), {*held, held, sum})) {
             ++refused;
             return;
         }
@@ -134,10 +142,8 @@ private:
     }
 
     void lend(Side& s) {
-        auto memory = content(s.posted + 1, static_cast<std::uint32_t>(16 * (1 + random_.below(s.session.max_payload() / 16))));
-        FrameHeader header;
-        header.length = static_cast<std::uint32_t>(memory.size());
-        header.seq = s.posted + 1;
+        auto memory = next_content(s);
+        auto header = next_header(s, memory);
         header.comm = s.comm = s.comm + random_.below(2);
         if (!s.session.send_from(header, {memory, nullptr})) {
             ++refused;

@@ -2,10 +2,10 @@
 // its own out of theirs. Step t: take chunk t - 1, put chunk t. As of any that goes from rank to rank, inputs stay as they are until all have
 // their data, and there are no labels.
 #include <algorithm>
-#include <cstring>
 
 #include "base/copy.h"
 #include "base/failpoint.h"
+#include "collectives/own_part.h"
 #include "collectives/window_run.h"
 
 namespace ftcomm {
@@ -45,7 +45,7 @@ private:
     void put(int position) {
         const auto* part = static_cast<const std::byte*>(op_.desc.send) + offset(position);
         if (position == env_.position) {  // before anything comes that may lie over it
-            std::memmove(static_cast<std::byte*>(op_.desc.recv) + offset(position), part, part_);
+            OwnPart{part, static_cast<std::byte*>(op_.desc.recv) + offset(position), part_}.copy(part_);
             return;
         }
         env_.shared->copy(own_window() + place_of(step_, position), part + from(step_), bytes(step_));

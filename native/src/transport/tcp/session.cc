@@ -111,11 +111,9 @@ void Session::take_back(std::uint64_t comm, bool has_come) {
         return header.frame.comm == comm;
     };
     if (has_come) {
-        for (auto number = ring_.last(); number >= ring_.first() && number > acked_; --number) {
-            if (!is_lent(ring_.at(number))) continue;
-            FT_CHECK(number <= highest_sent_, "frame %llu has come, which was not sent", static_cast<unsigned long long>(number));
-            acked_ = number;
-        }
+        for (auto number = ring_.first(); number <= ring_.last(); ++number)
+            if (is_lent(ring_.at(number))) acked_ = std::max(acked_, number);
+        FT_CHECK(acked_ <= highest_sent_, "frame %llu has come, which was not sent", static_cast<unsigned long long>(acked_));
         release();
     }
     for (auto number = ring_.first(); number <= ring_.last(); ++number) {

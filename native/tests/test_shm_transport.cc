@@ -41,16 +41,16 @@ struct Side {
         segment.register_instance(instance);
         instance->liveness.store(1234 | FUTEX_WAITERS);
     }
-    // Fills the ring once, and the other side takes it all.
+    // Goes round the ring twice, and the other side takes it all.
     void send(int to, Side& target) {
         const auto length = transport.max_payload();
-        for (int i = 0; i < 8; ++i) {
+        for (std::uint64_t bytes = 0; bytes < 2 * shm::ring_capacity(2); bytes += length) {
             auto* p = transport.reserve(to, length);
             if (p == nullptr) {
                 target.transport.poll(UINT64_MAX);
                 p = transport.reserve(to, length);
             }
-            std::memset(p, i + 1, length);
+            std::memset(p, 1, length);
             FrameHeader h{};
             h.length = length;
             transport.commit(to, h);

@@ -26,6 +26,18 @@ def test_every_collective(ranks: Ranks, size: int) -> None:
     assert ranks(size, run) == [True] * size
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_collective_as_by_default(ranks: Ranks, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the caches or not, as each rank measures while it runs (on AMD's processors)."""
+    monkeypatch.setenv("FTCOMM_STREAM_LIMIT", "0")
+
+    def run(comm: Comm) -> None:
+        for _ in range(3):
+            every_collective(comm, (4_099, 20_001, 300_007))
+
+    ranks(size, run)
+
+
 @pytest.mark.parametrize(("size", "count"), [(2, 120_000), (2, 4_200_000), (3, 4_200_000)])
 def test_an_average_of_large_halves_is_finite(ranks: Ranks, size: int, count: int) -> None:
     def run(comm: Comm) -> list[list[float]]:

@@ -1,9 +1,10 @@
-// Writing to memory that other cores have read, and read again.
+// Writing to memory that other cores have read, and read again: links, and windows.
 //
-// Through the caches is best where the cores share one. Where they do not, each line that another core has is fetched from there first, and
-// on AMD's processors that takes six to eight times as long as to write past the caches, which costs the readers a little (a Zen 3: 0.40 and 0.05
-// ns a byte; with a shared cache 0.05 and 0.08). Which of the two it is can change while a program runs, as threads, or a guest's
-// processors, move. So it is measured.
+// Through the caches is best where the cores share one: what has been written so is read at twice the rate of what was written past them. Where
+// they do not share one, each line that another core has is fetched from there first, and on AMD's processors that takes six to eight times as
+// long as to write past the caches (ns a byte, a Zen 3: 0.40 and 0.05, with a shared cache 0.05 and 0.08; a Zen 4: 0.40 and 0.03). Which of the
+// two it is can change while a program runs, as threads, or a guest's processors, move. So it is measured: into the caches, until a copy is slow;
+// then past them for a while, twice as long each time that the next one is slow again. Of a thousand copies one is lost to that.
 #pragma once
 
 #include <cstddef>
@@ -16,23 +17,23 @@ namespace ftcomm {
 class SharedWriter {
 public:
     // measures: else all goes through the caches, as is best on other machines.
-    explicit SharedWriter(bool measures) : way_(measures ? Into::Memory : Into::Caches), measures_(measures) {}
-    Into way() const { return way_; }
+    explicit SharedWriter(bool measures = true) : measures_(measures) {}
+    Into way() const { return hold_ > 0 ? Into::Memory : Into::Caches; }
     // As memcpy. Its end is ordered before later stores.
     void copy(void* to, const void* from, std::size_t bytes);
 
-    // How long a copy of so many bytes took: what copy() learns from.
-    void took(Into into, std::size_t bytes, std::int64_t ns);
-    bool probes();  // whether the next one is to be tried the other way
+    // That a copy went past the caches, or how long one into them took: what copy() learns from.
+    void went_past() { --hold_; }
+    void took(std::size_t bytes, std::int64_t ns);
 
-    static constexpr std::size_t kLeast = 8u << 10;  // bytes: of less the clock says little
-    static constexpr int kEvery = 17;  // pieces: so that each of several readers, whose pieces are written in turn, has its turn
+    static constexpr std::size_t kLeast = 4u << 10;  // bytes: of less the clock says little
+    // Copies. Slow is, too, what was interrupted or had page faults: the first hold is short.
+    static constexpr std::uint32_t kFirstHold = 16, kLongestHold = 1024;
 
 private:
-    Into way_;
-    const bool measures_;
-    int since_ = 0, slow_ = 0, quick_ = 0;
-    double past_ = 0;  // ns a byte past the caches; 0: not known
+    std::uint32_t hold_ = 0;  // so many still go past the caches
+    std::uint32_t next_hold_ = kFirstHold;
+    bool measures_;
 };
 
 }  // namespace ftcomm

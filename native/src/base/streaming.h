@@ -1,8 +1,9 @@
 // Writing past the caches into memory that ranks share, and write again and again: links.
 //
-// On AMD's processors (measured on Zen 3) a store to a line that another core has read waits until that core has dropped its copy, one
+// On AMD's processors (measured on Zen 3) a store to a line that another core has in its cache waits until that core has dropped its copy, one
 // line after the other: 2.4 to 10 GB/s, by where the two cores are, while what was written is read at 22 to 47. Past the caches it is written at
-// 40 to 50 and read at 13 to 23, wherever they are. What is short stays in the caches.
+// 40 to 50 and read at 13 to 23, wherever they are. What is short stays in the caches. So does the rest while the two share their last cache and
+// the reader's own one has let go of the line, as it has of a long ring's (transport/shm/layout.h): then it is written at 30 GB/s and more.
 #pragma once
 
 #include <cstdint>

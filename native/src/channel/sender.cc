@@ -18,8 +18,16 @@ std::byte* Sender::reserve(int slot, std::uint32_t length) {
     return transport_.reserve(slot, length);
 }
 
-void Sender::fill(int slot, std::byte* room, const void* from, std::size_t bytes) const {
-    if (bytes > 0) copy(room, from, bytes, streams(slot, bytes) ? Into::Memory : Into::Caches);
+SharedWriter& Sender::writer(int slot) {
+    const auto at = static_cast<std::size_t>(slot);
+    if (at >= writers_.size()) writers_.resize(at + 1);
+    return writers_[at];
+}
+
+void Sender::fill(int slot, std::byte* room, const void* from, std::size_t bytes) {
+    if (!streams(slot, bytes)) copy_bytes(room, from, bytes);
+    else if (!paced_) copy_past_cache(room, from, bytes);
+    else writer(slot).copy(room, from, bytes);
 }
 
 bool Sender::send_from(int slot, FrameHeader header, const Held& payload) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/shared_writer.h"
 #include "base/streaming.h"
 #include "channel/frame.h"
 #include "transport/transport.h"
@@ -15,9 +16,9 @@ namespace ftcomm {
 
 class Sender {
 public:
-    // `stream_limit`: base/streaming.h, of what goes to ranks of this host.
-    explicit Sender(Transport& transport, std::uint64_t stream_limit = kNeverStreams)
-        : transport_(transport), stream_limit_(stream_limit) {}
+    // `stream_limit`: base/streaming.h, of what goes to ranks of this host; `paced`: past the caches only while that is faster.
+    explicit Sender(Transport& transport, std::uint64_t stream_limit = kNeverStreams, bool paced = false)
+        : transport_(transport), stream_limit_(stream_limit), paced_(paced) {}
 
     std::uint32_t max_payload() const { return transport_.max_payload(); }
     // True when nothing is queued for the slot: pumps that can wait (point-to-point, direct) stop when it is false.
@@ -26,7 +27,8 @@ public:
     // Room in the transport for a payload, or nullptr: then build it elsewhere and use `queue`.
     std::byte* reserve(int slot, std::uint32_t length);
     // Copies to room that was reserved.
-    void fill(int slot, std::byte* room, const void* from, std::size_t bytes) const;
+    void fill(int slot, std::byte* room, const void* from, std::size_t bytes);
+    // Whether so many go past the caches, or would where that is slower than into them.
     bool streams(int slot, std::size_t bytes) const { return bytes >= stream_limit_ && transport_.is_near(slot); }
     void commit(int slot, const FrameHeader& header) { transport_.commit(slot, header); }
     // As Transport's, of what is held.
@@ -64,11 +66,14 @@ private:
         std::uint64_t comm;
         bool operator==(const Loan&) const = default;
     };
+    SharedWriter& writer(int slot);
     bool hand_over(int slot, const FrameHeader& header, ByteView payload, bool stable);
     void recycle(Bytes&& memory);
 
     Transport& transport_;
     const std::uint64_t stream_limit_;
+    const bool paced_;
+    std::vector<SharedWriter> writers_;  // by slot
     std::map<int, std::deque<Queued>> queues_;  // by slot; no empty ones: with a thousand peers they take 0.7 MB
     std::vector<Bytes> spare_;
     std::vector<Loan> lent_;  // few: the neighbours of operations under way

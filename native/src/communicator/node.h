@@ -96,6 +96,7 @@ struct NodeConfig {
     // From so many bytes on links of this host are written past the caches (base/streaming.h), and where they are, some algorithms are others
     // (C8: the same on all ranks of a host). Not in the simulator, where they would follow the machine that it runs on.
     std::uint64_t stream_limit = kNeverStreams;
+    bool paces_streams = false;  // but only while that is faster than into the caches (base/shared_writer.h)
     bool streams() const { return stream_limit != kNeverStreams; }
     bool own_processor = true;  // every rank of this host has one
     int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)

@@ -4,10 +4,12 @@
 #pragma once
 
 #include <atomic>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
 #include "base/rank_set.h"
+#include "base/streaming.h"
 
 namespace ftcomm::shm {
 
@@ -15,7 +17,7 @@ using Offset = std::uint64_t;  // from the start of the segment; 0: none
 
 inline constexpr std::uint64_t kMagic = 0x31534d4d4f435446ULL;      // "FTCOMMS1"
 inline constexpr std::uint64_t kRingMagic = 0x31474e49524d5446ULL;  // "FTMRING1"
-inline constexpr std::uint32_t kVersion = 5;
+inline constexpr std::uint32_t kVersion = 6;
 inline constexpr int kWords = kMaxRanks / 64;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free && std::atomic<std::uint32_t>::is_always_lock_free,
@@ -96,17 +98,29 @@ struct Ring {
 };
 
 inline constexpr std::uint64_t kMinRing = 64u << 10;
-inline constexpr std::uint64_t kMaxRing = 256u << 10;  // stays in a core's cache, and a new ring costs few page faults
+inline constexpr std::uint64_t kUsualRing = 256u << 10;  // stays in a core's cache, and a new ring costs few page faults
+// Where a store to a line that the reader has in its cache is slow (base/streaming.h): when the writer comes round, the reader's cache has let go of it.
+inline constexpr std::uint64_t kLongRing = 2u << 20;
 
 // All rings of a full host together take 64 MiB at most, within the bounds for one.
-constexpr std::uint64_t ring_capacity(int world_size) {
+constexpr std::uint64_t ring_capacity(int world_size, std::uint64_t most) {
     auto n = static_cast<std::uint64_t>(world_size);
-    std::uint64_t share = n < 2 ? kMaxRing : (64ull << 20) / (n * (n - 1));
+    std::uint64_t share = n < 2 ? most : (64ull << 20) / (n * (n - 1));
     std::uint64_t capacity = kMinRing;
-    while (capacity * 2 <= share && capacity < kMaxRing) capacity *= 2;
+    while (capacity * 2 <= share && capacity < most) capacity *= 2;
     return capacity;
 }
-// A frame fits an idle ring wherever the last one ended.
-constexpr std::uint32_t max_payload(int world_size) { return static_cast<std::uint32_t>(ring_capacity(world_size) / 4); }
+// Of those that this process writes. (One that runs by itself under an emulator of processors may take them for another maker's.)
+inline std::uint64_t ring_capacity(int world_size) {
+    static const bool streams = default_stream_limit() != kNeverStreams;
+    return ring_capacity(world_size, streams ? kLongRing : kUsualRing);
+}
+constexpr bool is_ring_capacity(std::uint64_t bytes) {
+    return std::has_single_bit(bytes) && bytes >= kMinRing && bytes <= kLongRing;
+}
+// A frame fits an idle ring wherever the last one ended. The same on all machines.
+constexpr std::uint32_t max_payload(int world_size) {
+    return static_cast<std::uint32_t>(ring_capacity(world_size, kUsualRing) / 4);
+}
 
 }  // namespace ftcomm::shm

@@ -9,8 +9,10 @@ namespace ftcomm::shm {
 namespace {
 
 constexpr std::uint64_t kHeader = sizeof(FrameHeader);
-// Beyond this place an empty ring starts over at its beginning, so that light traffic stays in few, warm pages.
+// Beyond this place an empty ring starts over at its beginning, so that light traffic stays in few, warm pages: so many frames that are
+// shorter, one after another.
 constexpr std::uint64_t kRewind = 256u << 10;
+constexpr std::uint32_t kLightLength = 8u << 10, kLightFrames = 64;
 
 static_assert(offsetof(FrameHeader, length) == 0, "the reader looks for kWrap in place of a length");
 
@@ -18,28 +20,31 @@ constexpr std::uint64_t frame_bytes(std::uint64_t length) { return kHeader + ((l
 
 }  // namespace
 
-bool RingWriter::fits(std::uint64_t bytes) {
-    auto used = head_ - tail_;
-    return used <= capacity_ && capacity_ - used >= bytes;  // a mad tail reads as full
+bool RingWriter::fits(std::uint64_t need) const {
+    const auto used = head_ - tail_;
+    if (used > capacity_ || capacity_ - used < skip_ + need) return false;  // a mad tail reads as full
+    const auto left_out = tail_ <= skipped_at_ ? skipped_ : 0;
+    return used - left_out + need <= window_;
 }
 
 std::byte* RingWriter::reserve(std::uint32_t length) {
     auto need = frame_bytes(length);
-    if (need > capacity_ / 2) return nullptr;
+    if (need > window_ / 2) return nullptr;
     auto place = head_ & (capacity_ - 1);
     skip_ = capacity_ - place < need ? capacity_ - place : 0;
-    if (skip_ == 0 && place >= kRewind && place >= need) {
+    light_ = length < kLightLength ? light_ + 1 : 0;
+    if (skip_ == 0 && place >= kRewind && place >= need && light_ >= kLightFrames) {
         tail_ = ring_->tail.load(std::memory_order_acquire);
         if (tail_ == head_) skip_ = capacity_ - place;
     }
-    if (!fits(skip_ + need)) {
+    if (!fits(need)) {
         tail_ = ring_->tail.load(std::memory_order_acquire);
-        if (!fits(skip_ + need)) {
+        if (!fits(need)) {
             // The reader moves its tail, then looks at the flag; here the flag first, then the tail again.
             ring_->wants_room.store(1, std::memory_order_seq_cst);
             tail_ = ring_->tail.load(std::memory_order_seq_cst);
             // The flag stays if there is room now: it may be an earlier frame's, too, which still waits to be told.
-            if (!fits(skip_ + need)) return nullptr;
+            if (!fits(need)) return nullptr;
         }
     }
     reserved_ = true;
@@ -59,6 +64,8 @@ void RingWriter::write(const FrameHeader& header, std::uint32_t length_word, std
     auto place = head_ & (capacity_ - 1);
     if (skip_ != 0) {
         std::memcpy(data() + place, &kWrap, sizeof kWrap);
+        skipped_at_ = head_;
+        skipped_ = skip_;
         head_ += skip_;
         place = 0;
     }

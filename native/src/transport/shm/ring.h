@@ -1,6 +1,7 @@
 // Both ends of a ring: one writer, one reader, frames contiguous and 16-byte aligned.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/bytes.h"
@@ -11,7 +12,7 @@ namespace ftcomm::shm {
 
 class RingWriter {
 public:
-    explicit RingWriter(Ring* ring) : ring_(ring), capacity_(ring->capacity) {}
+    explicit RingWriter(Ring* ring) : ring_(ring), capacity_(ring->capacity), window_(std::min(capacity_, kUsualRing)) {}
 
     // Space for a payload in the ring itself, or nullptr: full; then the reader's next taken() returns true.
     std::byte* reserve(std::uint32_t length);
@@ -25,15 +26,18 @@ public:
 
 private:
     std::byte* data() const { return reinterpret_cast<std::byte*>(ring_ + 1); }
-    bool fits(std::uint64_t bytes);
+    bool fits(std::uint64_t need) const;
     void write(const FrameHeader& header, std::uint32_t length_word, std::memory_order order);
 
     Ring* ring_;
     std::uint64_t capacity_;
+    std::uint64_t window_;  // bytes of frames that may lie in it: who is far ahead finds the reader's data gone from the caches
     std::uint64_t head_ = 0;
-    std::uint64_t tail_ = 0;      // as last read
-    std::uint64_t skip_ = 0;      // bytes to the end of the ring that the reserved frame leaves out
+    std::uint64_t tail_ = 0;  // as last read
+    std::uint64_t skip_ = 0;  // bytes to the end of the ring that the reserved frame leaves out
+    std::uint64_t skipped_ = 0, skipped_at_ = 0;  // that the last such frame left out, and where
     std::uint32_t length_ = 0;
+    std::uint32_t light_ = 0;  // short frames since the last long one
     bool reserved_ = false;
 };
 
@@ -46,7 +50,8 @@ class RingReader {
 public:
     enum class Next { Frame, Empty, Broken };
 
-    explicit RingReader(Ring* ring) : ring_(ring), capacity_(ring->capacity) {}
+    // As long as its maker said, whatever is said later.
+    RingReader(Ring* ring, std::uint64_t capacity) : ring_(ring), capacity_(capacity) {}
 
     // The next frame, left in place until taken(). The sender is another process, perhaps a mad one: the header is a copy,
     // and lengths that cannot be are Broken.
@@ -66,9 +71,9 @@ private:
 
     Ring* ring_;
     std::uint64_t capacity_;
-    std::uint64_t head_ = 0;      // as last read
+    std::uint64_t head_ = 0;  // as last read
     std::uint64_t tail_ = 0;
-    std::uint64_t next_ = 0;      // tail after the frame that peek() returned
+    std::uint64_t next_ = 0;  // tail after the frame that peek() returned
 };
 
 }  // namespace ftcomm::shm

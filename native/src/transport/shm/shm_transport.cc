@@ -217,12 +217,13 @@ void ShmTransport::find_rings(int slot, Peer& peer) {
     std::vector<std::unique_ptr<Reader>> found;
     for (auto at = newest; at != 0 && at != peer.newest && found.size() < 64;) {
         auto* ring = segment_.at<shm::Ring>(at);
+        const auto capacity = ring == nullptr ? 0 : ring->capacity;
         if (ring == nullptr || ring->magic != shm::kRingMagic || ring->source != static_cast<std::uint32_t>(slot) ||
-            ring->target != self_.slot || ring->target_incarnation != self_.incarnation ||
-            ring->capacity != shm::ring_capacity(segment_.world_size()) ||
-            segment_.at<shm::Ring>(at, sizeof(shm::Ring) + ring->capacity) == nullptr)
+            ring->target != self_.slot || ring->target_incarnation != self_.incarnation || !shm::is_ring_capacity(capacity) ||
+            segment_.at<shm::Ring>(at, sizeof(shm::Ring) + capacity) == nullptr)
             break;
-        found.push_back(std::unique_ptr<Reader>(new Reader{slot, ring->source_incarnation, false, shm::RingReader(ring)}));
+        found.push_back(
+            std::unique_ptr<Reader>(new Reader{slot, ring->source_incarnation, false, shm::RingReader(ring, capacity)}));
         at = ring->older;
     }
     peer.newest = newest;

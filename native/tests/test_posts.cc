@@ -17,7 +17,8 @@ struct Two {
     OneProcess memory;
     std::vector<Transport::Window> spare;
     std::array<Board, 2> boards{Board(spare), Board(spare)};
-    std::array<Posts, 2> posts{Posts(boards[0]), Posts(boards[1])};
+    SharedWriter writer{false};
+    std::array<Posts, 2> posts{Posts(boards[0], writer), Posts(boards[1], writer)};
     Two() {
         for (auto& board : boards) REQUIRE(board.open(memory));
         for (int r : {0, 1}) REQUIRE(boards[r].learn(memory, 1 - r, 1 - r, boards[1 - r].place()));

@@ -18,7 +18,7 @@ std::uint64_t default_stream_limit() {
     std::array<char, sizeof name> text{};
     std::memcpy(text.data(), name.data(), sizeof name);
     const std::string_view vendor(text.data(), text.size());
-    if (vendor == "AuthenticAMD" || vendor == "HygonGenuine") return 8u << 10;
+    if (vendor == "AuthenticAMD" || vendor == "HygonGenuine") return 4u << 10;
 #endif
     return kNeverStreams;
 }

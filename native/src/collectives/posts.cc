@@ -29,14 +29,15 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
 // Into a place, or out of one that may be written meanwhile. Between processes there is nothing that a compiler could make of it; where both are
 // threads of one test, thread sanitizer is shown bytes.
-void copy_shared(std::byte* to, const std::byte* from, std::size_t bytes) {
+template <class Copy>
+void copy_shared(std::byte* to, const std::byte* from, std::size_t bytes, [[maybe_unused]] Copy copy) {
 #if defined(__SANITIZE_THREAD__)
     for (std::size_t i = 0; i < bytes; ++i) {
         const auto byte = std::atomic_ref<std::byte>(const_cast<std::byte&>(from[i])).load(std::memory_order_relaxed);  // NOLINT
         std::atomic_ref<std::byte>(to[i]).store(byte, std::memory_order_relaxed);
     }
 #else
-    copy_bytes(to, from, bytes);
+    copy(to, from, bytes);
 #endif
 }
 
@@ -58,7 +59,7 @@ void Posts::put(const Key& key, ByteView input) {
     place.signature.store(key.signature, std::memory_order_relaxed);
     place.attempt.store(key.attempt, std::memory_order_relaxed);
     place.bytes.store(static_cast<std::uint32_t>(input.size()), std::memory_order_relaxed);
-    copy_shared(place.input, input.data(), input.size());
+    copy_shared(place.input, input.data(), input.size(), [&](auto... what) { writer_.copy(what...); });
     // In one order for all with what the others look at before they sleep, and with the looks of who puts something in: the last one sees all.
     place.stamp.store(++window.stamps, std::memory_order_seq_cst);
 }
@@ -87,7 +88,7 @@ Posts::Found Posts::look(int rank, const Key& key, Bytes& room, ByteView* input)
     const auto bytes = place.bytes.load(std::memory_order_relaxed);
     if (bytes > kMost) return Found::Nothing;
     if (room.size() < kMost) room.resize(kMost);
-    copy_shared(room.data(), place.input, bytes);
+    copy_shared(room.data(), place.input, bytes, copy_bytes);
     std::atomic_thread_fence(std::memory_order_acquire);
     if (place.stamp.load(std::memory_order_relaxed) != stamp) return Found::Nothing;
     if (signature != key.signature) return Found::Other;

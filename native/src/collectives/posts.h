@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/bytes.h"
+#include "base/shared_writer.h"
 #include "collectives/board.h"
 #include "transport/transport.h"
 
@@ -33,7 +34,7 @@ public:
     };
 
     // Its places are behind the line of the board, which knows those of the others.
-    explicit Posts(Board& board) : board_(board) {}
+    Posts(Board& board, SharedWriter& writer) : board_(board), writer_(writer) {}
 
     void put(const Key& key, ByteView input);
     // The newest that this rank has put in for this communicator, if it is there still.
@@ -47,6 +48,7 @@ public:
 
 private:
     Board& board_;
+    SharedWriter& writer_;
     std::vector<std::uint64_t> seen_;  // stamps, by rank
 };
 

@@ -10,7 +10,7 @@ namespace {
 // Bytes of an all-reduce. On one host the ring stays in the caches; over several it sends more between them.
 constexpr std::uint64_t kPullFrom = 4u << 20, kGroupsFrom = 2u << 20;
 constexpr std::size_t kFewOnHost = 4;
-constexpr std::uint64_t kMostForOne = 8192, kMostAddedByAll = 2048;  // bytes shown
+constexpr std::uint64_t kMostForOne = 8192, kMostAddedByAll = 2048, kMostBesideLongLinks = 5120;  // bytes shown
 constexpr std::uint64_t kMostByRoot = 4u << 20;  // of inputs that the root alone adds up: a ring of all is as fast then
 
 // From where on a collective is read, in bytes of `count`, where what ranks write into links goes past their caches (base/streaming.h): a copy
@@ -97,7 +97,11 @@ bool Communicator::streams_decide() const { return core_.config.streams() && spe
 // Where one rank alone gets something, or has something for one other: the more of it, the sooner messages are as fast.
 std::uint64_t Communicator::post_limit(OpKind kind) const {
     const bool for_one = kind == OpKind::Reduce || (kind == OpKind::Broadcast && spec_.members.size() == 2);
-    return for_one ? std::min(core_.config.post_limit, kMostForOne) : core_.config.post_limit;
+    auto most = for_one ? std::min(core_.config.post_limit, kMostForOne) : core_.config.post_limit;
+    // What is long finds lines in a long link that the other rank's cache has let go of, which a place among two does not.
+    if (core_.config.paces_streams && core_.config.own_processor && spec_.members.size() == 2)
+        most = std::min(most, kMostBesideLongLinks);
+    return most;
 }
 
 // More than a few ranks that share processors: to look at what all show takes one switch of each of them, along a tree it takes two.

@@ -12,7 +12,7 @@ constexpr std::uint64_t kHeader = sizeof(FrameHeader);
 // Beyond this place an empty ring starts over at its beginning, so that light traffic stays in few, warm pages: so many frames that are
 // shorter, one after another.
 constexpr std::uint64_t kRewind = 256u << 10;
-constexpr std::uint32_t kLightLength = 8u << 10, kLightFrames = 64;
+constexpr std::uint32_t kLightLength = 4u << 10, kLightFrames = 64;
 
 static_assert(offsetof(FrameHeader, length) == 0, "the reader looks for kWrap in place of a length");
 

@@ -13,7 +13,8 @@ namespace ftcomm::unit {
 namespace {
 
 Board::Entry entry(std::uint64_t ticket) {
-    return {ticket + 1, ticket + 2, ticket + 3, static_cast<std::uint32_t>(ticket), 0, ticket + 4, ticket};
+    return {ticket + 1, ticket + 2, ticket + 3, static_cast<std::uint32_t>(ticket),
+            0,          ticket + 4, ticket,     {static_cast<std::uint32_t>(ticket + 5), 6}};
 }
 
 }  // namespace
@@ -30,7 +31,8 @@ FT_TEST(board_shows_what_was_posted_last) {
     theirs.advance(2);
     const auto seen = mine.look(3);
     REQUIRE(seen.has_value());
-    EXPECT(seen->comm == 8 && seen->seq == 9 && seen->signature == 10 && seen->attempt == 7 && seen->window == 11);
+    EXPECT(seen->comm == 8 && seen->seq == 9 && seen->signature == 10 && seen->attempt == 7 && seen->window == 11 &&
+           seen->sets.count == 12 && seen->sets.first == 6);
     EXPECT(seen->ticket == 7 && seen->through == 2);
     theirs.post(entry(9));
     EXPECT(mine.look(3)->through == 0 && mine.look(3)->seq == 11);
@@ -93,7 +95,8 @@ FT_TEST(entry_is_seen_as_a_whole_or_not_at_all) {
     while (!over)
         if (const auto e = mine.look(1))
             torn += e->comm != e->ticket + 1 || e->seq != e->ticket + 2 || e->signature != e->ticket + 3 ||
-                    e->attempt != e->ticket || e->window != e->ticket + 4;
+                    e->attempt != e->ticket || e->window != e->ticket + 4 ||
+                    e->sets.count != static_cast<std::uint32_t>(e->ticket + 5) || e->sets.first != 6;
     writer.join();
     EXPECT_EQ(torn, 0);
 }

@@ -17,8 +17,13 @@ namespace ftcomm {
 class SharedWriter {
 public:
     // measures: else all goes through the caches, as is best on other machines.
-    explicit SharedWriter(bool measures = true) : measures_(measures) {}
+    explicit SharedWriter(bool measures = true) : SharedWriter(measures, measures) {}
+    // goes_round: for a test that measures nothing.
+    SharedWriter(bool measures, bool goes_round) : goes_round_(goes_round), measures_(measures) {}
     Into way() const { return hold_ > 0 ? Into::Memory : Into::Caches; }
+    // Whether what is written into the caches had better be where nothing was written for long: near readers have let go of it then
+    // (base/streaming.h).
+    bool goes_round() const { return goes_round_ && way() == Into::Caches; }
     // As memcpy. Its end is ordered before later stores.
     void copy(void* to, const void* from, std::size_t bytes);
 
@@ -33,7 +38,7 @@ public:
 private:
     std::uint32_t hold_ = 0;  // so many still go past the caches
     std::uint32_t next_hold_ = kFirstHold;
-    bool measures_;
+    bool goes_round_, measures_;
 };
 
 }  // namespace ftcomm

@@ -21,7 +21,7 @@ private:
 
     Form form() override {
         shares_.lay_out(env_, op_, plan_, plan_.size());
-        return {shares_.chunks(), in_lines(shares_.place()), 2, shares_.owners()};
+        return {shares_.chunks(), in_lines(shares_.place()), 1, shares_.owners()};
     }
 
     int tasks() const override { return kTasks; }
@@ -37,7 +37,7 @@ private:
 
     void put() {
         const auto p = shares_.piece(step_, env_.position);
-        env_.shared->copy(own_window() + place(step_ % 2), op_.result(p.segment), Shares::bytes(op_, p));
+        env_.shared->copy(own_place(step_, 0), op_.result(p.segment), Shares::bytes(op_, p));
         FT_POINT("stage.input");
     }
 
@@ -45,7 +45,7 @@ private:
         const auto chunk = step_ - 1;
         const auto p = shares_.piece(chunk, position);
         FT_CHECK(op_.label(p.segment) == LabelKind::Empty, "segment %u is copied over what is there", p.segment);
-        copy(op_.result(p.segment), window(position) + place(chunk % 2), Shares::bytes(op_, p),
+        copy(op_.result(p.segment), place(position, chunk, 0), Shares::bytes(op_, p),
              into_results(op_.grid.blocks * op_.grid.block_elements));
         if (!stands(position)) return give_up();
         Shares::set_final(op_, p, RankSet::only(env_.rank_at(position)));

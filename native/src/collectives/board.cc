@@ -1,6 +1,7 @@
 #include "collectives/board.h"
 
 #include <atomic>
+#include <bit>
 #include <new>
 
 #include "base/check.h"
@@ -14,6 +15,7 @@ struct Board::Line {
     std::atomic<std::uint64_t> through;
     std::atomic<std::uint64_t> comm;
     std::atomic<std::uint64_t> attempt;
+    std::atomic<std::uint64_t> sets;
 };
 
 void Board::give_back() {
@@ -62,6 +64,7 @@ void Board::post(const Entry& entry) {
     line.seq.store(entry.seq, std::memory_order_release);
     line.signature.store(entry.signature, std::memory_order_release);
     line.window.store(entry.window, std::memory_order_release);
+    line.sets.store(std::bit_cast<std::uint64_t>(entry.sets), std::memory_order_release);
     line.through.store(entry.through, std::memory_order_release);
     line.ticket.store(entry.ticket, std::memory_order_seq_cst);
 }
@@ -80,6 +83,7 @@ std::optional<Board::Entry> Board::look(int rank) const {
     entry.seq = line.seq.load(std::memory_order_acquire);
     entry.signature = line.signature.load(std::memory_order_acquire);
     entry.window = line.window.load(std::memory_order_acquire);
+    entry.sets = std::bit_cast<Sets>(line.sets.load(std::memory_order_acquire));
     if (entry.ticket == 0 || line.ticket.load(std::memory_order_acquire) != entry.ticket) return std::nullopt;
     return entry;
 }

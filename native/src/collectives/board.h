@@ -16,12 +16,17 @@ namespace ftcomm {
 
 class Board {
 public:
+    // Of the places in a window, used in turn, chunk by chunk: how many there are, and which one is the first chunk's.
+    struct Sets {
+        std::uint32_t count = 2, first = 0;
+    };
     struct Entry {
         std::uint64_t comm = 0, seq = 0, signature = 0;  // of the operation
         std::uint32_t attempt = 0;
         std::uint32_t through = 0;  // the last step that the rank is through with
         std::uint64_t window = 0;  // where it shows something, if it does; its ticket there is the entry's
         std::uint64_t ticket = 0;  // no two entries have the same
+        Sets sets;
     };
 
     // `spare`: lines that no communicator uses, of which this one may be, and to which it goes in the end.

@@ -23,10 +23,7 @@ public:
 private:
     enum Task { kTake, kPut, kTasks };
 
-    Form form() override { return {chunks_, in_lines(batch_), 2 * env_.living.size(), RankSet::first(env_.size())}; }
-    std::uint64_t place_of(std::uint32_t chunk, int position) const {
-        return place(chunk % 2 * env_.living.size() + static_cast<std::size_t>(position));
-    }
+    Form form() override { return {chunks_, in_lines(batch_), env_.living.size(), RankSet::first(env_.size())}; }
     // Of a part.
     std::uint64_t from(std::uint32_t chunk) const { return chunk * batch_; }
     std::uint64_t bytes(std::uint32_t chunk) const { return std::min(batch_, part_ - from(chunk)); }
@@ -48,14 +45,14 @@ private:
             OwnPart{part, static_cast<std::byte*>(op_.desc.recv) + offset(position), part_}.copy(part_);
             return;
         }
-        env_.shared->copy(own_window() + place_of(step_, position), part + from(step_), bytes(step_));
+        env_.shared->copy(own_place(step_, static_cast<std::size_t>(position)), part + from(step_), bytes(step_));
         FT_POINT("stage.input");
     }
 
     void take(int position) {
         const auto chunk = step_ - 1;
         auto* to = static_cast<std::byte*>(op_.desc.recv) + offset(position) + from(chunk);
-        copy(to, window(position) + place_of(chunk, env_.position), bytes(chunk),
+        copy(to, place(position, chunk, static_cast<std::size_t>(env_.position)), bytes(chunk),
              into_results(op_.desc.count * env_.living.size()));
         if (!stands(position)) return give_up();
         FT_POINT("stage.final");

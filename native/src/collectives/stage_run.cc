@@ -35,17 +35,14 @@ private:
             shares_.lay_out(env_, op_, plan_, n / 2);
             auto others = RankSet::first(env_.size());
             others.remove(root_);
-            return {shares_.chunks(), in_lines(shares_.place()), 2, others, root_};
+            return {shares_.chunks(), in_lines(shares_.place()), 1, others, root_};
         }
         shares_.lay_out(env_, op_, plan_, n);  // the inputs of all lie in a window, whoever owns them
         share_.begin(plan_);
-        return {shares_.chunks() + (gives_ ? 1 : 0), in_lines(shares_.place()), 2 * (n + 1), RankSet::first(env_.size())};
+        return {shares_.chunks() + (gives_ ? 1 : 0), in_lines(shares_.place()), n + 1, RankSet::first(env_.size())};
     }
-    std::uint64_t input_at(std::uint32_t chunk, int position) const {
-        if (root_ >= 0) return place(chunk % 2);
-        return place(2 + chunk % 2 * env_.living.size() + static_cast<std::size_t>(position));
-    }
-    std::uint64_t result_at(std::uint32_t chunk) const { return place(chunk % 2); }
+    static constexpr std::uint64_t kResult = 0;  // the place of it in a set
+    std::uint64_t input_of(int position) const { return root_ >= 0 ? 0 : 1 + static_cast<std::uint64_t>(position); }
 
     int tasks() const override { return kTasks; }
     bool is_due(int task, int position) override {
@@ -65,7 +62,7 @@ private:
 
     void stage(int position) {
         const auto p = shares_.piece(step_, position);
-        env_.shared->copy(own_window() + input_at(step_, position), op_.input(p.segment), Shares::bytes(op_, p));
+        env_.shared->copy(own_place(step_, input_of(position)), op_.input(p.segment), Shares::bytes(op_, p));
         FT_POINT("stage.input");
     }
 
@@ -76,10 +73,10 @@ private:
         inputs_.clear();
         for (int k = 0; k < env_.size(); ++k) {
             const int i = in_rank_order_ ? k : (env_.position + 1 + k) % env_.size();
-            inputs_.push_back(i == env_.position ? op_.input(p.segment) : window(i) + input_at(chunk, env_.position));
+            inputs_.push_back(i == env_.position ? op_.input(p.segment) : place(i, chunk, input_of(env_.position)));
         }
         const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(env_.size()) : 1;
-        auto* to = gives_ ? own_window() + result_at(chunk) : op_.result(p.segment);
+        auto* to = gives_ ? own_place(chunk, kResult) : op_.result(p.segment);
         const bool past = gives_ && env_.shared->way() == Into::Memory;
         // Of a reduce-scatter in place: it is still to be added, and needed if this does not count (invariant B).
         const bool over_input = !gives_ && to == op_.input(p.segment);
@@ -106,10 +103,10 @@ private:
         const auto chunk = step_ - 2;
         const auto p = shares_.piece(chunk, position);
         auto* to = op_.result(p.segment);
-        copy(to, window(position) + result_at(chunk), Shares::bytes(op_, p), into_results(op_.grid.block_elements));
+        copy(to, place(position, chunk, kResult), Shares::bytes(op_, p), into_results(op_.grid.block_elements));
         if (!stands(position)) {
             give_up();
-            copy_bytes(to, own_window() + input_at(chunk, position), Shares::bytes(op_, p));
+            copy_bytes(to, own_place(chunk, input_of(position)), Shares::bytes(op_, p));
             return;
         }
         Shares::set_final(op_, p, plan_.front().contributors);

@@ -10,6 +10,13 @@
 
 namespace ftcomm {
 
+namespace {
+
+// Ranks: the windows of more, all of them in use, take more of a last cache than is good for the rest.
+constexpr std::size_t kFew = 4;
+
+}  // namespace
+
 WindowRun::WindowRun(RunEnv env, OpState& op, std::uint64_t ticket)
     : env_(std::move(env)), op_(op), number_(ticket), peers_(env_.living.size()) {}
 
@@ -20,8 +27,13 @@ WindowRun::~WindowRun() {
 
 void WindowRun::start() {
     form_ = form();
-    FT_CHECK(!form_.showing.empty() && place(form_.places) <= kWindow, "%llu pieces of %llu bytes",
+    FT_CHECK(!form_.showing.empty() && Transport::kWindowHead + 2 * set_bytes() <= kWindow, "%llu pieces of %llu bytes",
              static_cast<unsigned long long>(form_.places), static_cast<unsigned long long>(form_.place));
+    if (env_.shared->goes_round() && peers_.size() <= kFew) {  // from where the operation before, if it was as long, has ended
+        auto& sets = self().sets;
+        sets.count = static_cast<std::uint32_t>((kWindow - Transport::kWindowHead) / set_bytes());
+        sets.first = static_cast<std::uint32_t>(op_.seq % sets.count * form_.last_step % sets.count);
+    }
     lacks_room_ = !env_.board->open(*env_.memory) || (form_.showing.has(env_.position) && !take_window());
     FT_CHECK(kFaultTolerant || !lacks_room_,
              "no room for a window, and nobody can vote on it: set FTCOMM_STAGE_LIMIT=1099511627776");
@@ -125,7 +137,7 @@ void WindowRun::arrive() {
         return;
     }
     FT_POINT("stage.enter");
-    Board::Entry entry{env_.comm, op_.seq, op_.signature, env_.attempt, 0, 0, number_};
+    Board::Entry entry{env_.comm, op_.seq, op_.signature, env_.attempt, 0, 0, number_, self().sets};
     if (window_.memory != nullptr) entry.window = window_.place;
     env_.board->post(entry);
     if (introduces_) tell_of_board();
@@ -146,6 +158,9 @@ std::optional<std::uint32_t> WindowRun::progress(int position) {
         peer.ticket = entry->ticket;
         if (form_.showing.has(position)) peer.window = env_.memory->look(env_.slot_of(rank), entry->window, kWindow);
         over_ |= form_.showing.has(position) && peer.window == nullptr;
+        peer.sets = entry->sets;
+        FT_CHECK(peer.sets.count >= 2 && Transport::kWindowHead + peer.sets.count * set_bytes() <= kWindow,
+                 "rank %d shows %u sets of %llu bytes", rank, peer.sets.count, static_cast<unsigned long long>(set_bytes()));
     }
     return entry->through;
 }

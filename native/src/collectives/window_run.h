@@ -3,8 +3,8 @@
 // al., "Framework for scalable intra-node collective operations using shared memory", 2018.)
 //
 // A run goes in steps, and a step in tasks, each with a piece for every rank. Nobody begins a step before all are through with the one before;
-// so two places for what is shown are enough: who writes to one knows that all have left what was there. Who shows nothing waits in the first
-// step for nothing but what the others show. The last step has no end of its own, but the fence after it.
+// so two sets of places for what is shown are enough, chunk after chunk: who writes to one knows that all have left what was there. (Each rank says
+// how many it uses, and from which one on: base/shared_writer.h.) Who shows nothing waits in the first step for nothing but what the others show. The last step has no end of its own, but the fence after it.
 //
 // All of that is on the ranks' boards. To find those they tell each other of them once, in the first operation by windows since they
 // last agreed who takes part: by StageEnter, of which all are awaited then. Later it says that its sender waits, and has done so for long:
@@ -41,7 +41,7 @@ public:
 protected:
     struct Form {
         std::uint32_t last_step = 0;
-        std::uint64_t place = 0, places = 0;  // bytes of one of the places in a window, and how many there are
+        std::uint64_t place = 0, places = 0;  // bytes of one of the places in a window, and how many a chunk has
         RankSet showing;  // positions that put something into theirs
         int looking = kAll;  // the position of who looks there
     };
@@ -57,9 +57,14 @@ protected:
     virtual void do_piece(int task, int position) = 0;
 
     static std::uint64_t in_lines(std::uint64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-    std::uint64_t place(std::uint64_t number) const { return Transport::kWindowHead + number * form_.place; }
-    std::byte* own_window() { return window_.memory; }
-    const std::byte* window(int position) const { return peers_[static_cast<std::size_t>(position)].window; }
+    // One of a chunk's places in this rank's window, and in another's.
+    std::byte* own_place(std::uint32_t chunk, std::uint64_t number) {
+        return window_.memory + offset(self().sets, chunk, number);
+    }
+    const std::byte* place(int position, std::uint32_t chunk, std::uint64_t number) const {
+        const auto& peer = peers_[static_cast<std::size_t>(position)];
+        return peer.window + offset(peer.sets, chunk, number);
+    }
     // Of all ranks, of so many elements each.
     Into into_results(std::uint64_t elements) const {
         return into_for(elements * size_of(op_.desc.dtype) * peers_.size(), kInCaches);
@@ -74,10 +79,16 @@ protected:
 private:
     struct Peer {
         const std::byte* window = nullptr;  // it shows this
+        Board::Sets sets;
         std::uint64_t ticket = 0;  // 0: it has not been seen here yet
     };
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
     bool is_fence() const { return step_ > form_.last_step; }
+    std::uint64_t set_bytes() const { return form_.places * form_.place; }
+    std::uint64_t offset(const Board::Sets& sets, std::uint32_t chunk, std::uint64_t number) const {
+        const auto set = (sets.first + chunk) % sets.count;
+        return Transport::kWindowHead + set * set_bytes() + number * form_.place;
+    }
     bool take_window();
     void skip();
     void end_step();

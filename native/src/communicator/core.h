@@ -30,7 +30,7 @@ struct Core {
           host(h),
           now(start),
           random(config.seed),
-          shared(config.streams()) {}
+          shared(config.streams(), config.streams() || config.goes_round) {}
 
     const NodeConfig config;
     const Rules rules;
@@ -70,9 +70,13 @@ struct Core {
     int self() const { return config.slot; }
     // Bytes from one rank to another that the receiver reads where it can; a copy through the ring is as fast below.
     std::uint64_t read_limit() const { return config.pull_limit > 0 ? config.pull_limit : 32u << 10; }
-    // Of messages. Where ranks share processors the link's two copies take turns: then the one of a read is faster.
-    std::uint64_t show_limit() const {
-        return config.pull_limit == 0 && config.streams() && config.own_processor ? ~std::uint64_t{0} : read_limit();
+    // Whether a message to a rank that can read it here is read. Where ranks share processors the link's two copies take turns: then the one
+    // of a read is faster, unless it is of what is in no cache, and the link's are.
+    bool shows(std::uint64_t bytes) const {
+        constexpr std::uint64_t kMost = 8u << 20;
+        if (config.pull_limit == 0 && config.streams() && (config.own_processor || (config.paces_streams && bytes >= kMost)))
+            return false;
+        return bytes >= read_limit();
     }
     std::uint64_t fresh_ticket() {  // C9: no ticket is 0
         std::uint64_t ticket = 0;

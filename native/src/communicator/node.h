@@ -98,6 +98,7 @@ struct NodeConfig {
     std::uint64_t stream_limit = kNeverStreams;
     bool paces_streams = false;  // but only while that is faster than into the caches (base/shared_writer.h)
     bool streams() const { return stream_limit != kNeverStreams; }
+    bool goes_round = false;  // windows are used as where links are streamed; simulator only
     bool own_processor = true;  // every rank of this host has one
     int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)
     bool flat_trees = true, vote_trees = true;  // small operations and votes go along them, too, where ranks are many

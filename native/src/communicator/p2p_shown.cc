@@ -17,7 +17,7 @@
 namespace ftcomm {
 
 bool PointToPoint::show(Send& s, const FrameHeader& h) {
-    if (s.bytes < core_.show_limit() || !core_.transport.shares_memory(slot_of(s.dst))) return false;
+    if (!core_.shows(s.bytes) || !core_.transport.shares_memory(slot_of(s.dst))) return false;
     if (spare_words_.empty()) spare_words_.push_back(&words_.emplace_back(0));
     s.word = spare_words_.back();
     spare_words_.pop_back();

@@ -71,3 +71,29 @@ def test_a_death_in_a_large_sum(ranks: Ranks, point: str, size: int) -> None:
     if size == 2 and ".hop" in point:
         pytest.skip("two ranks have no rank in between")
     those_left_have_the_same_sum(ranks, size, 2_000_003, 1, point)
+
+
+@pytest.mark.parametrize("point", ["pull.enter:9", "pull.final:7", "collective.part:9", "fence.before:8"])
+def test_a_death_in_what_two_ranks_push(ranks: Ranks, point: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by default: on AMD's processors by the link while that is quick, else by reading."""
+    monkeypatch.setenv("FTCOMM_STREAM_LIMIT", "0")
+    count = 40_000
+
+    def run(comm: Comm) -> list[list[float]]:
+        mine, all_of_it = np.full(count, 1.0 + comm.rank, np.float32), np.empty(2 * count, np.float32)
+        found = []
+        for _ in range(12):
+            all_of_it[:] = -1
+            try:
+                parts = comm.all_gather(all_of_it, mine).chunks
+            except ftcomm.PeerFailure:  # in the one that needs what only the dead rank had
+                found.append([1.0])
+                continue
+            for at, n, who in parts:
+                if who:
+                    found.append(sorted({float(x) - at // count for x in all_of_it[at : at + n]}))
+        return found
+
+    results = ranks(2, run, policy="lossy", dies=[1], faults=f"rank=1,at={point},do=kill")
+    assert len(results[0]) >= 12
+    assert results[0] == [[1.0]] * len(results[0])

@@ -38,6 +38,7 @@ public:
 private:
     std::uint32_t hold_ = 0;  // so many still go past the caches
     std::uint32_t next_hold_ = kFirstHold;
+    std::size_t quick_ = 0;  // bytes since a copy was slow
     bool goes_round_, measures_;
 };
 

@@ -30,6 +30,15 @@ void Sender::fill(int slot, std::byte* room, const void* from, std::size_t bytes
     else writer(slot).copy(room, from, bytes);
 }
 
+bool Sender::is_quick(int slot) {
+    if (!transport_.is_near(slot)) return false;
+    if (!paced_) return quick_;
+    auto& writer = this->writer(slot);
+    if (writer.way() == Into::Caches) return true;
+    writer.went_past();
+    return false;
+}
+
 bool Sender::send_from(int slot, FrameHeader header, const Held& payload) {
     FT_CHECK(payload.by != nullptr, "who lends has to take it back: send_stable");
     header.length = static_cast<std::uint32_t>(payload.bytes.size());

@@ -16,9 +16,10 @@ namespace ftcomm {
 
 class Sender {
 public:
-    // `stream_limit`: base/streaming.h, of what goes to ranks of this host; `paced`: past the caches only while that is faster.
-    explicit Sender(Transport& transport, std::uint64_t stream_limit = kNeverStreams, bool paced = false)
-        : transport_(transport), stream_limit_(stream_limit), paced_(paced) {}
+    // `stream_limit`: base/streaming.h, of what goes to ranks of this host; `paced`: past the caches only while that is faster; `quick`: what
+    // is_quick() says where that is not known.
+    explicit Sender(Transport& transport, std::uint64_t stream_limit = kNeverStreams, bool paced = false, bool quick = false)
+        : transport_(transport), stream_limit_(stream_limit), paced_(paced), quick_(quick) {}
 
     std::uint32_t max_payload() const { return transport_.max_payload(); }
     // True when nothing is queued for the slot: pumps that can wait (point-to-point, direct) stop when it is false.
@@ -30,6 +31,9 @@ public:
     void fill(int slot, std::byte* room, const void* from, std::size_t bytes);
     // Whether so many go past the caches, or would where that is slower than into them.
     bool streams(int slot, std::size_t bytes) const { return bytes >= stream_limit_ && transport_.is_near(slot); }
+    // Whether what is in the caches comes to this rank sooner by the link than it can read it. Whoever asks, and does it the other way, has
+    // made one more copy past the caches.
+    bool is_quick(int slot);
     void commit(int slot, const FrameHeader& header) { transport_.commit(slot, header); }
     // As Transport's, of what is held.
     bool sends_from(int slot, std::size_t bytes) const { return transport_.sends_from(slot, bytes); }
@@ -72,7 +76,7 @@ private:
 
     Transport& transport_;
     const std::uint64_t stream_limit_;
-    const bool paced_;
+    const bool paced_, quick_;
     std::vector<SharedWriter> writers_;  // by slot
     std::map<int, std::deque<Queued>> queues_;  // by slot; no empty ones: with a thousand peers they take 0.7 MB
     std::vector<Bytes> spare_;

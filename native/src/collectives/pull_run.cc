@@ -30,7 +30,8 @@ struct PullEntry {  // payload of PullEnter
     std::uint64_t input = 0, result = 0;  // addresses of segment 0; of ranks that have no such buffer, never used
     std::uint64_t ticket_at = 0, ticket = 0;
     std::uint64_t own = 0;  // the same of an all-gather's input: the sender's own block, which nobody writes to
-    std::uint64_t ready = 0;  // so many of its segments are final from the start
+    std::uint64_t ready = 0;  // so many of its segments are final from the start,
+    std::uint64_t pushes = 0;  // and it sends them: there is nothing to read
 };
 
 class PullRun final : public Run {
@@ -78,6 +79,7 @@ public:
         PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
         mine.own = own;
         mine.ready = me.ready;
+        mine.pushes = pushes() ? 1 : 0;
         // reduce_scatter: result(0) is another rank's block; nobody reads results there.
         FT_POINT("pull.enter");
         // Who has nothing to be read tells its predecessor alone: so that neighbours who call different operations always notice.
@@ -87,6 +89,7 @@ public:
         if (env_.log != nullptr) op_.bring_in();  // the fence is for what is in the log
         me.entered = true;
         entered_ = 1;
+        if (mine.pushes != 0) push(own);
         check_data();
     }
 
@@ -101,7 +104,7 @@ public:
                 std::memcpy(&peer.entry, payload.data(), sizeof(PullEntry));
                 FT_CHECK(peer.entry.ready <= peer.segments.size(), "%llu of %zu segments are final at rank %d",
                          static_cast<unsigned long long>(peer.entry.ready), peer.segments.size(), from);
-                peer.ready = static_cast<std::uint32_t>(peer.entry.ready);
+                peer.ready = peer.entry.pushes != 0 ? 0 : static_cast<std::uint32_t>(peer.entry.ready);
                 peer.entered = true;
                 ++entered_;
                 check_data();  // there may be nothing to do here
@@ -111,6 +114,9 @@ public:
                          h.segment, peer.segments.size(), from);
                 peer.ready = h.segment;
                 peer.logged = (h.flags & 1) != 0;
+                return;
+            case FrameKind::Gather:
+                if (peer.entered && peer.entry.pushes != 0) on_pushed(peer, h.segment, payload);
                 return;
             case FrameKind::Fence: fence_.on_frame(h); return;
             case FrameKind::Enter:
@@ -181,6 +187,40 @@ private:
         if (item.run->mode != SegmentMode::Gather) return false;
         FT_CHECK(op_.label(item.segment) == LabelKind::Final, "asked to hand out segment %u without having it", item.segment);
         return true;
+    }
+
+    // Of two ranks with a processor each, what is not more than the caches hold comes sooner so while these are near (base/shared_writer.h).
+    bool pushes() {
+        if (!all_are_held() || env_.size() != 2 || self().segments.empty()) return false;
+        std::uint64_t bytes = 0;
+        for (const auto& item : self().segments) bytes += op_.segment_bytes(item.segment);
+        return env_.comes_sooner(env_.successor(), bytes);
+    }
+
+    void push(std::uint64_t own) {
+        for (const auto& item : self().segments) {
+            const auto s = item.segment;
+            auto h = env_.header(FrameKind::Gather, op_);
+            h.segment = s;
+            const bool mine = own != 0 && op_.grid.block_of(s) == static_cast<std::uint32_t>(env_.rank);
+            const auto* from =
+                mine ? reinterpret_cast<const std::byte*>(own + offset(s)) : op_.result(s);  // NOLINT: as it is told to readers
+            env_.sender.send_stable(env_.slot_of(env_.successor()), h, ByteView(from, op_.segment_bytes(s)));
+        }
+        FT_POINT("pull.ready");
+    }
+
+    void on_pushed(Peer& peer, std::uint32_t s, ByteView payload) {
+        FT_CHECK(
+            peer.next < peer.segments.size() && peer.segments[peer.next].segment == s && payload.size() == op_.segment_bytes(s),
+            "segment %u with %zu bytes, which is not the next one", s, payload.size());
+        if (op_.label(s) != LabelKind::Final) copy_bytes(op_.result(s), payload.data(), payload.size());
+        set_final(peer.segments[peer.next], 1);
+        ++peer.next;
+        --remaining_;
+        FT_POINT("pull.final");
+        FT_POINT("collective.part");
+        check_data();
     }
 
     // Own segments first: the others wait for them. A final that is only handed out waits for nobody.

@@ -69,6 +69,7 @@ struct RunEnv {
 
     ResultLog* log = nullptr;  // replay
     bool own_processor = true;  // every rank of this host has one
+    bool pushes = false;  // NodeConfig's, of two ranks
     bool crowded = false;  // all are on one host, and some share its processors; the same on all (C8)
     bool needs_inputs = true;  // until they are finals, as a death is survived: not under the policy raise
 
@@ -81,6 +82,11 @@ struct RunEnv {
         for (int i = 0; i < size(); ++i)
             if (living[static_cast<std::size_t>(i)] == rank_in) return i;
         return -1;
+    }
+    // Whether so many bytes come to the other one sooner by the link than it can read them. Of more, the one copy of a read is as fast.
+    bool comes_sooner(int rank_in, std::uint64_t bytes) const {
+        constexpr std::uint64_t kMost = 256u << 10;
+        return pushes && bytes <= kMost && sender.is_quick(slot_of(rank_in));
     }
     FrameHeader header(FrameKind kind, const OpState& op) const {
         FrameHeader h;

@@ -98,7 +98,8 @@ struct NodeConfig {
     std::uint64_t stream_limit = kNeverStreams;
     bool paces_streams = false;  // but only while that is faster than into the caches (base/shared_writer.h)
     bool streams() const { return stream_limit != kNeverStreams; }
-    bool goes_round = false;  // windows are used as where links are streamed; simulator only
+    bool pushes = false;  // what the other one of two ranks could read is sent to it while that is quick (Sender::is_quick)
+    bool goes_round = false;  // windows and links are used as where these are streamed, and quick; simulator only
     bool own_processor = true;  // every rank of this host has one
     int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)
     bool flat_trees = true, vote_trees = true;  // small operations and votes go along them, too, where ranks are many

@@ -130,6 +130,7 @@ RunEnv Communicator::env() {
     e.shared = &core_.shared;
     e.log = replays() ? this : nullptr;
     e.own_processor = core_.config.own_processor;
+    e.pushes = core_.config.pushes && spec_.members.size() == 2;
     e.needs_inputs = spec_.policy != Policy::Raise;
     e.position = e.position_of(rank_);
     FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());

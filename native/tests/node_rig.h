@@ -28,7 +28,8 @@ public:
         bool one_host = true;
         bool reads = false;  // each other's memory, 64 bytes at a time, of whatever is no small message; those go in pieces of 16
         std::uint64_t pull_limit = 1;  // reads: from here on
-        bool pushes = false;  // links are quick
+        bool pushes = false;  // links are quick,
+        bool only_first_pushes = false;  // or that of slot 0
         bool near = false;  // memory is shared, but not that of the program
         bool replay = false;  // one log for each host
         bool log_late = false;  // between hosts; settle() leaves it late

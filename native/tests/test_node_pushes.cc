@@ -12,7 +12,7 @@ namespace {
 constexpr int kMine[] = {0, 1};
 
 struct Two {
-    Two(OpKind kind, std::size_t each, bool in_place) : rig(2, setup()) {
+    Two(OpKind kind, std::size_t each, bool in_place, bool only_one = false) : rig(2, setup(only_one)) {
         rig.comm({0, 1});
         for (int s : kMine) {
             const bool gathers = kind == OpKind::AllGather;
@@ -35,9 +35,10 @@ struct Two {
         this->each = each;
         this->kind = kind;
     }
-    static Rig::Setup setup() {
+    static Rig::Setup setup(bool only_one) {
         Rig::Setup s;
         s.reads = s.pushes = true;
+        s.only_first_pushes = only_one;
         s.pull_limit = 64;
         return s;
     }
@@ -71,6 +72,16 @@ FT_TEST(two_ranks_push_what_could_be_read) {
     }
 }
 
+// Each decides for itself.
+FT_TEST(one_rank_pushes_and_the_other_one_shows) {
+    for (auto kind : {OpKind::AllGather, OpKind::AllToAll}) {
+        Two two(kind, 20'000, false, true);
+        two.rig.break_reads(0);
+        two.rig.go_on({0, 1});
+        for (int s : kMine) EXPECT(two.requests[static_cast<std::size_t>(s)]->done && two.is_right(s));
+    }
+}
+
 FT_TEST(two_ranks_read_what_no_cache_holds) {
     for (auto kind : {OpKind::AllGather, OpKind::AllToAll}) {
         Two two(kind, 40'000, false);
@@ -88,7 +99,8 @@ FT_TEST(a_death_in_what_is_pushed_is_told) {
     two.rig.evidence(0, 1, Evidence::Pidfd);
     two.rig.settle();
     two.rig.go_on({0});
-    EXPECT(two.requests[0]->done);
+    const auto& r = two.requests[0];
+    EXPECT(r->done && (r->status.ok() ? two.is_right(0) : r->status.code == Code::PeerFailure));
 }
 
 }  // namespace ftcomm::unit

@@ -59,6 +59,8 @@ void Posts::put(const Key& key, ByteView input) {
     place.signature.store(key.signature, std::memory_order_relaxed);
     place.attempt.store(key.attempt, std::memory_order_relaxed);
     place.bytes.store(static_cast<std::uint32_t>(input.size()), std::memory_order_relaxed);
+    if (writer_.way() == Into::Memory)
+        std::atomic_thread_fence(std::memory_order_seq_cst);  // which orders stores past the caches, too
     copy_shared(place.input, input.data(), input.size(), [&](auto... what) { writer_.copy(what...); });
     // In one order for all with what the others look at before they sleep, and with the looks of who puts something in: the last one sees all.
     place.stamp.store(++window.stamps, std::memory_order_seq_cst);

@@ -85,6 +85,7 @@ private:
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
     bool is_fence() const { return step_ > form_.last_step; }
     std::uint64_t set_bytes() const { return form_.places * form_.place; }
+    std::uint32_t most_sets() const { return static_cast<std::uint32_t>((kWindow - Transport::kWindowHead) / set_bytes()); }
     std::uint64_t offset(const Board::Sets& sets, std::uint32_t chunk, std::uint64_t number) const {
         const auto set = (sets.first + chunk) % sets.count;
         return Transport::kWindowHead + set * set_bytes() + number * form_.place;

@@ -90,14 +90,13 @@ std::uint64_t flat_limit_of(OpKind kind, std::size_t ranks) {
 }
 
 // Where ranks share processors, what one waits for costs it a switch to another one: few messages are the faster way for longer.
-// `paced`: windows are written as is the faster way at the time.
-std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks, bool staged, bool paced, bool shown) {
+std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks, bool staged, bool shown) {
     switch (kind) {
         case OpKind::Reduce: return staged ? 8192 : ranks == 3 ? 65536 : ranks == 4 ? 16384 : 32768;
         case OpKind::ReduceScatter: return ranks <= 4 ? 16384 : 65536;
         case OpKind::AllToAll: return shown ? (ranks <= 4 ? 49152 : 65536) : ranks <= 4 ? 16384 : 32768;
         case OpKind::AllReduce:
-            if (staged && paced) return ranks <= 6 ? 16384 : 49152;
+            if (staged) return ranks <= 6 ? 16384 : 49152;
             return ranks <= 4 ? 32768 : 65536;
         case OpKind::Broadcast: return staged ? 32768 : 65536;  // by windows each byte is copied less often
         default: return 65536;
@@ -126,7 +125,7 @@ bool Communicator::is_flat(const OpDesc& d) const {
     const bool premultiplied = reduces(d.kind) && d.op == ReduceOp::PremulSum;
     const bool staged = !premultiplied && n <= kMostStaged && core_.config.stage_limit <= message;
     auto limit = n > 2 && prefers_few_messages(d, bytes)
-                     ? crowded_flat_limit_of(d.kind, n, staged, core_.config.streams(), message <= core_.config.post_limit)
+                     ? crowded_flat_limit_of(d.kind, n, staged, message <= core_.config.post_limit)
                      : flat_limit_of(d.kind, n);
     // A limit that was tuned is that of an all-reduce.
     if (const auto given = core_.config.flat_limit; given > 0)

@@ -44,6 +44,12 @@ FT_TEST(writes_follow_where_the_other_cores_are) {
     EXPECT_EQ(into_caches(writer, 1'000, kNear), 1'000);
 }
 
+FT_TEST(where_nothing_is_measured_writes_stay_in_the_caches) {
+    SharedWriter writer(false);
+    EXPECT_EQ(into_caches(writer, 500, kFar), 500);
+    EXPECT(!writer.goes_round());
+}
+
 FT_TEST(one_slow_write_costs_little) {
     SharedWriter writer;
     for (int turn = 0; turn < 100; ++turn) {  // an interrupt, a page fault

@@ -44,8 +44,6 @@ bool matches(const FrameHeader& h, ByteView payload, std::uint64_t n) {
     return true;
 }
 
-}  // namespace
-
 // Of frames of all lengths, runs of short ones among them.
 void keeps_order(std::uint64_t capacity, int turns) {
     Memory m(capacity);
@@ -73,6 +71,8 @@ void keeps_order(std::uint64_t capacity, int turns) {
     }
     EXPECT(out > static_cast<std::uint64_t>(turns) / 5);
 }
+
+}  // namespace
 
 FT_TEST(shm_ring_keeps_order_over_many_turns) { keeps_order(kCapacity, 50'000); }
 FT_TEST(shm_long_ring_keeps_order_over_many_turns) { keeps_order(kLongRing, 50'000); }

@@ -26,9 +26,10 @@ void SharedWriter::copy(void* to, const void* from, std::size_t bytes) {
 
 void SharedWriter::took(std::size_t bytes, std::int64_t ns) {
     const auto each = static_cast<double>(ns) / static_cast<double>(bytes);
-    if (each > kDisturbed) return;
+    if (!measures_ || each > kDisturbed) return;
     if (each < kSlow) {
-        // Perhaps of several readers this one is near; or, where little was written for a while, the far one has let go of what it has read: once round.
+        // Perhaps of several readers this one is near; or, where little was written for a while, the far one has let go of what it has read:
+        // once round.
         quick_ += bytes;
         if (quick_ < kOnceRound) return;
         next_hold_ = std::max(next_hold_ / 2, kFirstHold);

@@ -1,4 +1,4 @@
-// Writing to memory that other cores have read, and read again: links, and windows.
+// Writing to memory that other cores have read, and read again: links, windows, and the places of what small operations show.
 //
 // Through the caches is best where the cores share one: what has been written so is read at twice the rate of what was written past them. Where
 // they do not share one, each line that another core has is fetched from there first, and on AMD's processors that takes six to eight times as
@@ -17,9 +17,9 @@ namespace ftcomm {
 class SharedWriter {
 public:
     // measures: else all goes through the caches, as is best on other machines.
-    explicit SharedWriter(bool measures = true) : SharedWriter(measures, measures) {}
-    // goes_round: for a test that measures nothing.
-    SharedWriter(bool measures, bool goes_round) : goes_round_(goes_round), measures_(measures) {}
+    // goes_round: also where nothing is measured, in tests.
+    explicit SharedWriter(bool measures = true, bool goes_round = false)
+        : measures_(measures), goes_round_(measures || goes_round) {}
     Into way() const { return hold_ > 0 ? Into::Memory : Into::Caches; }
     // Whether what is written into the caches had better be where nothing was written for long: near readers have let go of it then
     // (base/streaming.h).
@@ -39,7 +39,7 @@ private:
     std::uint32_t hold_ = 0;  // so many still go past the caches
     std::uint32_t next_hold_ = kFirstHold;
     std::size_t quick_ = 0;  // bytes since a copy was slow
-    bool goes_round_, measures_;
+    bool measures_, goes_round_;
 };
 
 }  // namespace ftcomm

@@ -30,8 +30,8 @@ struct PullEntry {  // payload of PullEnter
     std::uint64_t input = 0, result = 0;  // addresses of segment 0; of ranks that have no such buffer, never used
     std::uint64_t ticket_at = 0, ticket = 0;
     std::uint64_t own = 0;  // the same of an all-gather's input: the sender's own block, which nobody writes to
-    std::uint64_t ready = 0;  // so many of its segments are final from the start,
-    std::uint64_t pushes = 0;  // and it sends them: there is nothing to read
+    std::uint64_t ready =
+        0;  // so many of its segments are final from the start, and there to be read; those that it pushes are not
 };
 
 class PullRun final : public Run {
@@ -78,8 +78,8 @@ public:
         me.ready = me.next;
         PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
         mine.own = own;
-        mine.ready = me.ready;
-        mine.pushes = pushes() ? 1 : 0;
+        const bool pushed = pushes();
+        mine.ready = pushed ? 0 : me.ready;
         // reduce_scatter: result(0) is another rank's block; nobody reads results there.
         FT_POINT("pull.enter");
         // Who has nothing to be read tells its predecessor alone: so that neighbours who call different operations always notice.
@@ -87,9 +87,10 @@ public:
         for (int i = first; i < env_.size(); ++i)
             env_.sender.send(slot_at(env_.position + i), env_.header(FrameKind::PullEnter, op_), bytes_of(mine));
         if (env_.log != nullptr) op_.bring_in();  // the fence is for what is in the log
+        me.entry = mine;
         me.entered = true;
         entered_ = 1;
-        if (mine.pushes != 0) push(own);
+        if (pushed) push();
         check_data();
     }
 
@@ -104,7 +105,7 @@ public:
                 std::memcpy(&peer.entry, payload.data(), sizeof(PullEntry));
                 FT_CHECK(peer.entry.ready <= peer.segments.size(), "%llu of %zu segments are final at rank %d",
                          static_cast<unsigned long long>(peer.entry.ready), peer.segments.size(), from);
-                peer.ready = peer.entry.pushes != 0 ? 0 : static_cast<std::uint32_t>(peer.entry.ready);
+                peer.ready = static_cast<std::uint32_t>(peer.entry.ready);
                 peer.entered = true;
                 ++entered_;
                 check_data();  // there may be nothing to do here
@@ -116,7 +117,7 @@ public:
                 peer.logged = (h.flags & 1) != 0;
                 return;
             case FrameKind::Gather:
-                if (peer.entered && peer.entry.pushes != 0) on_pushed(peer, h.segment, payload);
+                if (peer.entered) on_pushed(peer, h.segment, payload);  // else it was called with another algorithm there
                 return;
             case FrameKind::Fence: fence_.on_frame(h); return;
             case FrameKind::Enter:
@@ -174,6 +175,13 @@ private:
     Peer& self() { return peers_[static_cast<std::size_t>(env_.position)]; }
     const Peer& self() const { return peers_[static_cast<std::size_t>(env_.position)]; }
 
+    // The address of segment 0 where that rank holds the final `s`: its own block is in its input, if others read that.
+    std::uint64_t held_at(int at, std::uint32_t s) const {
+        const auto& entry = peers_[static_cast<std::size_t>(at)].entry;
+        const bool own = entry.own != 0 && op_.grid.block_of(s) == static_cast<std::uint32_t>(env_.rank_at(at));
+        return own ? entry.own : entry.result;
+    }
+
     // The same for all operations, and nothing stays in it: fresh pages cost more than what is done with them.
     Bytes& room(std::size_t bytes) {
         if (env_.scratch->size() < bytes) env_.scratch->resize(bytes);
@@ -197,14 +205,13 @@ private:
         return env_.comes_sooner(env_.successor(), bytes);
     }
 
-    void push(std::uint64_t own) {
+    void push() {
         for (const auto& item : self().segments) {
             const auto s = item.segment;
             auto h = env_.header(FrameKind::Gather, op_);
             h.segment = s;
-            const bool mine = own != 0 && op_.grid.block_of(s) == static_cast<std::uint32_t>(env_.rank);
             const auto* from =
-                mine ? reinterpret_cast<const std::byte*>(own + offset(s)) : op_.result(s);  // NOLINT: as it is told to readers
+                reinterpret_cast<const std::byte*>(held_at(env_.position, s) + offset(s));  // NOLINT: as readers are told
             env_.sender.send_stable(env_.slot_of(env_.successor()), h, ByteView(from, op_.segment_bytes(s)));
         }
         FT_POINT("pull.ready");
@@ -215,11 +222,7 @@ private:
             peer.next < peer.segments.size() && peer.segments[peer.next].segment == s && payload.size() == op_.segment_bytes(s),
             "segment %u with %zu bytes, which is not the next one", s, payload.size());
         if (op_.label(s) != LabelKind::Final) copy_bytes(op_.result(s), payload.data(), payload.size());
-        set_final(peer.segments[peer.next], 1);
-        ++peer.next;
-        --remaining_;
-        FT_POINT("pull.final");
-        FT_POINT("collective.part");
+        have_final(peer, 1);
         check_data();
     }
 
@@ -339,8 +342,7 @@ private:
         const auto segments = batch(peer, peer.ready, fetch_batch_);
         const auto bytes = op_.grid.count(s, segments) * size_of(op_.desc.dtype);
         const auto label = op_.label(s);
-        const bool theirs = peer.entry.own != 0 && op_.grid.block_of(s) == static_cast<std::uint32_t>(env_.rank_at(at));
-        const auto from = theirs ? peer.entry.own : peer.entry.result;
+        const auto from = held_at(at, s);
         if (label == LabelKind::Empty || (label == LabelKind::Input && !env_.needs_inputs)) {
             // A read that breaks off costs the input. Its owner has the final; if it dies, the operation fails.
             lose(s, segments);
@@ -355,7 +357,11 @@ private:
             if (!read(at, from, s, scratch.data(), bytes)) return;
             copy_bytes(op_.result(s), scratch.data(), bytes);
         }
-        set_final(item, segments);
+        have_final(peer, segments);
+    }
+
+    void have_final(Peer& peer, std::uint32_t segments) {
+        set_final(peer.segments[peer.next], segments);
         peer.next += segments;
         remaining_ -= segments;
         FT_POINT("pull.final");

@@ -158,10 +158,8 @@ std::optional<std::uint32_t> WindowRun::progress(int position) {
         peer.ticket = entry->ticket;
         if (form_.showing.has(position)) peer.window = env_.memory->look(env_.slot_of(rank), entry->window, kWindow);
         over_ |= form_.showing.has(position) && peer.window == nullptr;
-        peer.sets = entry->sets;
-        const bool fits = peer.sets.count >= 2 && peer.sets.count <= most_sets();
-        if (!fits) peer.sets = {};
-        over_ |= !fits;  // a mad one
+        if (entry->sets.count >= 2 && entry->sets.count <= most_sets()) peer.sets = entry->sets;
+        else over_ = true;  // a mad one
     }
     return entry->through;
 }

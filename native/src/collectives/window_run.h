@@ -3,8 +3,9 @@
 // al., "Framework for scalable intra-node collective operations using shared memory", 2018.)
 //
 // A run goes in steps, and a step in tasks, each with a piece for every rank. Nobody begins a step before all are through with the one before;
-// so two sets of places for what is shown are enough, chunk after chunk: who writes to one knows that all have left what was there. (Each rank says
-// how many it uses, and from which one on: base/shared_writer.h.) Who shows nothing waits in the first step for nothing but what the others show. The last step has no end of its own, but the fence after it.
+// so two sets of places for what is shown are enough, chunk after chunk: who writes to one knows that all have left what was there. (Each
+// rank says how many it uses, and from which one on: SharedWriter::goes_round.) Who shows nothing waits in the first step for nothing but
+// what the others show. The last step has no end of its own, but the fence after it.
 //
 // All of that is on the ranks' boards. To find those they tell each other of them once, in the first operation by windows since they
 // last agreed who takes part: by StageEnter, of which all are awaited then. Later it says that its sender waits, and has done so for long:

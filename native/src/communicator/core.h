@@ -30,7 +30,7 @@ struct Core {
           host(h),
           now(start),
           random(config.seed),
-          shared(config.streams(), config.streams() || config.goes_round) {}
+          shared(config.streams(), config.goes_round) {}
 
     const NodeConfig config;
     const Rules rules;

@@ -364,7 +364,7 @@ Status Job::make_node() {
     parts.sockets = tcp_ ? &loop_ : nullptr;
     parts.own_processor = c.own_processor = has_own_processor(own_, addresses_);
     c.stream_limit = config_.links_stream_from(c.own_processor);
-    // A short link's lines are still in the reader's cache when they are written again: past the caches is as fast then, wherever it is.
+    // A short link's lines are still in the reader's cache when they are written again: past the caches is faster then, wherever that one is.
     c.paces_streams = c.streams() && config_.stream_limit == 0 && shm::ring_capacity(config_.world_size) > shm::kUsualRing;
     c.pushes = c.paces_streams && c.own_processor && config_.pull_limit == 0;
     engine_.set_parts(parts);

@@ -99,7 +99,8 @@ struct Ring {
 
 inline constexpr std::uint64_t kMinRing = 64u << 10;
 inline constexpr std::uint64_t kUsualRing = 256u << 10;  // stays in a core's cache, and a new ring costs few page faults
-// Where a store to a line that the reader has in its cache is slow (base/streaming.h): when the writer comes round, the reader's cache has let go of it.
+// Where a store to a line that the reader has in its cache is slow (base/streaming.h): when the writer comes round, the reader's cache has let
+// go of it.
 inline constexpr std::uint64_t kLongRing = 2u << 20;
 
 // All rings of a full host together take 64 MiB at most, within the bounds for one.

@@ -1,4 +1,4 @@
-"""Two hosts on one machine for between_hosts.py: network namespaces with a line between them that can be narrow and long.
+"""Two hosts on one machine for benchmarks between hosts: network namespaces with a line between them that can be narrow and long.
 
 Nothing has a name in /run/netns and every device lives in a namespace of ours: they go with the processes in it. One of them
 holds it open until its standard input ends, and kills all others then, so also when the benchmark itself was killed. A host's
@@ -19,6 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from _hosts_shape import Shape
+
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 DEVICE = "eth0"
 # tbf lets that much through at once. Less than a large segment (64 KiB and its headers) would be cut up, at the processors' cost.
@@ -30,16 +32,6 @@ RELAY = Path(__file__).with_name("_hosts_relay.py")
 
 class Impossible(RuntimeError):
     """This machine cannot do it; the text says what is missing, and how to get it."""
-
-
-@dataclass(frozen=True)
-class Shape:
-    rate: float  # bits a second, 0: as fast as it goes
-    delay: float  # seconds in each direction
-
-    def __str__(self) -> str:
-        rate = f"{self.rate / 1e9:g} Gbit/s" if self.rate else "no limit"
-        return f"{rate}, {1e3 * self.delay:g} ms each way"
 
 
 class Host:

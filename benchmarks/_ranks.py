@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from typing import NoReturn
 
 from ftcomm.launch.parent import die_with_launcher
@@ -20,8 +21,10 @@ def meeting_place(number: int) -> dict[str, str]:
         return {"WORLD_SIZE": str(number), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(s.getsockname()[1])}
 
 
-def run_ranks(number: int, **environment: str) -> NoReturn:
+def run_ranks(number: int, *, through: Sequence[Sequence[str]] = (), **environment: str) -> NoReturn:
     """Starts them, waits, and exits with the worst of their codes.
+
+    through: for each rank what its command follows, such as `nsenter` and its options.
 
     FOLDER is in shared memory, for the rendezvous and for logs; it goes with this process, also when that is told to end.
     """
@@ -30,8 +33,8 @@ def run_ranks(number: int, **environment: str) -> NoReturn:
         base = {**os.environ, **environment, "FOLDER": folder}
         command, with_this = [sys.executable, *sys.argv], die_with_launcher()
         ranks = [
-            subprocess.Popen(command, env={**base, "RANK": str(r)}, preexec_fn=with_this)  # noqa: PLW1509
-            for r in range(number)
+            subprocess.Popen([*before, *command], env={**base, "RANK": str(r)}, preexec_fn=with_this)  # noqa: PLW1509
+            for r, before in enumerate(through or [()] * number)
         ]
         try:
             code = max(process.wait() for process in ranks)

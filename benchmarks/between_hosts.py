@@ -21,7 +21,6 @@ sends 1.5.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib.util
 import json
 import os
@@ -30,11 +29,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from _hosts_network import DEVICE, Impossible, Line, Shape, line, own_namespace, why_not
+from _hosts_network import DEVICE, Impossible, Line, line, own_namespace, why_not
 from _hosts_output import Result, draw, table, write_csv, write_json
+from _hosts_shape import Shape, delay, rate, several
 from _jobs import MPIRUN_FAILED, Broken, all_tidied, kill_all, mpirun, one_thread, run_job, start, tail
 from suite.machine import heading
 from suite.options import FIGURES, parser
@@ -42,7 +41,6 @@ from suite.options import FIGURES, parser
 RANKS = Path(__file__).with_name("_hosts_ranks.py")
 PATIENCE = 1800.0  # seconds for one line
 TRIPS = 20  # one way, that a round takes at least: ranks leave the barrier before it by up to one of them apart
-_UNITS = {"g": 1e9, "m": 1e6, "k": 1e3, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def main() -> int:
@@ -81,38 +79,14 @@ def main() -> int:
 
 def arguments() -> argparse.Namespace:
     p = parser(__doc__, "8,64K,1M,16M,64M", FIGURES, ("ftcomm", "mpi", "gloo"))
-    p.add_argument("--rate", type=_list(rate), default=[0.0, 5e9, 1e9], help="of the line (default none,5G,1G)")
-    p.add_argument("--delay", type=_list(delay), default=[0.0, 0.001, 0.02], help="each way (default 0,1ms,20ms)")
+    p.add_argument("--rate", type=several(rate), default=[0.0, 5e9, 1e9], help="of the line (default none,5G,1G)")
+    p.add_argument("--delay", type=several(delay), default=[0.0, 0.001, 0.02], help="each way (default 0,1ms,20ms)")
     p.add_argument(
         "--delay-by", choices=["auto", "netem", "relay"], default="auto", help="(default auto: netem if it is there)"
     )
     p.add_argument("--ranks-per-host", type=int, default=1, help="(default 1)")
     p.add_argument("--iperf-seconds", type=int, default=2, help="each time that iperf3 runs (default 2)")
     return p.parse_args()
-
-
-def _list(of: Callable[[str], float]) -> Callable[[str], list[float]]:
-    def read(text: str) -> list[float]:
-        return [of(part.strip().lower()) for part in text.split(",")]
-
-    return read
-
-
-def rate(text: str) -> float:
-    """Bits a second; 0: no limit."""
-    return 0.0 if text in ("none", "0") else _quantity(text, "gmk", "write none, 5G or 100M")
-
-
-def delay(text: str) -> float:
-    return 0.0 if text == "0" else _quantity(text, ("us", "ms", "s"), "write 0, 100us, 1ms or 1s")
-
-
-def _quantity(text: str, units: Iterable[str], allowed: str) -> float:
-    for unit in units:
-        with contextlib.suppress(ValueError):
-            if text.endswith(unit) and 0 < (number := float(text.removesuffix(unit))) < float("inf"):
-                return number * _UNITS[unit]
-    raise argparse.ArgumentTypeError(f"{text!r}: {allowed}")
 
 
 def open_mpi() -> str | None:

@@ -2,6 +2,7 @@
 
     python benchmarks/logging_cost.py [--ranks 4] [--rounds 9] [--transport shm] [--only send] [--sizes 1048576 ...] [--json FILE]
     python benchmarks/logging_cost.py --hosts --ranks 2 --only send     each rank pretends to be on a host of its own
+    python benchmarks/logging_cost.py --rate 5G --ranks 2 --only send   two network namespaces, and a line that slow between them
 
 Both jobs run in the same processes. For each size, rounds of the two take turns, each time in an order drawn by lot; a round is a
 fixed number of calls; reported are the medians over rounds on rank 0 and their ratio (replay / raise). The log is in its
@@ -12,7 +13,8 @@ not 1.00 the ratios beside it mean no more. With an all-reduce also the same as 
 log (`algorithm="ring"`, what Grover and Rajagopal compare with). Messages: rank 0 sends to rank 1, which answers each
 batch with one byte; the buffers are as large as what is logged in a round, so that both policies stream through the same
 amount of memory. Ranks of one host find a record in the sender's log, whatever the transport; those of different hosts (--hosts:
-over tcp) are sent it, and keep a half of the log each.
+over tcp) are sent it, and keep a half of the log each. With --rate the two hosts are network namespaces, as those of
+between_hosts.py, which says what they need.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import argparse
 import json
 import os
 import random
+import secrets
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _hosts_network import DEVICE, line, own_namespace
+from _hosts_shape import Shape, rate
 from _ranks import run_ranks
 
 import ftcomm
@@ -105,7 +111,7 @@ def rank_main(args: argparse.Namespace) -> None:
     for policy in POLICIES:
         log = args.log if policy == "replay" else "all"
         options = ftcomm.Options(policy=policy, transport=args.transport, log_dir=f"{folder}/log", log=log)
-        if args.hosts:
+        if args.hosts or args.rate is not None:
             options = replace(options, transport="auto", host=f"host-{rank}")
         comms[policy] = ftcomm.init(rank, args.ranks, f"file://{folder}/{policy}", options, job=f"cost-{policy}")
     comms["replay"].resume()
@@ -145,15 +151,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--transport", default="shm", choices=["shm", "tcp"])
     parser.add_argument("--hosts", action="store_true", help="each rank pretends to be on a host of its own")
+    parser.add_argument(
+        "--rate",
+        type=rate,
+        help="each of two ranks is on a host, with a line of that many bits a second: none, 5G, 100M",
+    )
     parser.add_argument("--log", default="all", help="which messages are logged: all, inter-host, or groups as 0,1/2,3")
     parser.add_argument("--only", choices=["all_reduce", "send"])
     parser.add_argument("--sizes", type=int, nargs="+", help="bytes; instead of the usual ones")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.rate is not None and args.ranks != 2:
+        parser.error("--rate has two hosts of one rank: give --ranks 2")
     if "RANK" in os.environ:
         rank_main(args)
-        return
-    run_ranks(args.ranks)
+    elif args.rate is None:
+        run_ranks(args.ranks)
+    else:
+        own_namespace(sys.argv)
+        with line(Shape(args.rate, 0)) as joined:
+            print(joined)
+            run_ranks(
+                2,
+                through=[host.command() for host in joined.hosts],
+                FTCOMM_INTERFACE=DEVICE,
+                FTCOMM_SECRET=secrets.token_hex(16),
+            )
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/failpoint_table.h"
+#include "base/joined.h"
 #include "base/rank_set.h"
 
 namespace ftcomm::fault {
@@ -76,8 +77,7 @@ Status parse_point(std::string_view part, std::string_view value, Fault* fault) 
     const std::string name(trim(value.substr(0, colon)));
     fault->point = find_point(name);
     if (fault->point < 0) {
-        std::string near;
-        for (const auto& candidate : near_points(name)) near += (near.empty() ? "" : ", ") + candidate;
+        const auto near = joined(near_points(name));
         return bad(part, "no failpoint is called " + quoted(name) + (near.empty() ? "" : "; near it: " + near) +
                              "; \"ftcomm faults\" lists all");
     }

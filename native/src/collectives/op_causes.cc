@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "base/joined.h"
 #include "collectives/op_planner.h"
 
 namespace ftcomm {
@@ -16,14 +17,12 @@ Cause peer_failure(const RankSet& dead, const std::map<int, Evidence>& evidence,
     Cause c;
     c.code = Code::PeerFailure;
     c.epoch = epoch;
-    std::string names;
-    for (int r : dead.list()) {
-        c.ranks.push_back(r);
+    c.ranks = dead.list();
+    const auto names = joined(c.ranks, ", ", [&](int r) {
         const auto it = evidence.find(r);
-        const auto e = it == evidence.end() ? Evidence::None : it->second;
-        c.evidence.push_back(e);
-        names += (names.empty() ? "" : ", ") + std::to_string(r) + " (" + to_string(e) + ")";
-    }
+        c.evidence.push_back(it == evidence.end() ? Evidence::None : it->second);
+        return std::to_string(r) + " (" + to_string(c.evidence.back()) + ")";
+    });
     c.message = "rank " + names + " is gone since epoch " + std::to_string(epoch) + "; " + advice;
     return c;
 }
@@ -86,14 +85,10 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
     }
     if (c.code == Code::Ok) return std::nullopt;
     if (c.code == Code::Timeout) {
-        std::string missing;
-        for (const auto& s : standings) {
-            if (s.state != Standing::State::NotEntered) continue;
-            c.ranks.push_back(s.rank);
-            missing += (missing.empty() ? "" : ", ") + std::to_string(s.rank);
-        }
-        c.message = missing.empty() ? "Timed out waiting for the operation, which all ranks have entered; raise the timeout"
-                                    : "Timed out: these ranks never entered it: " + missing +
+        for (const auto& s : standings)
+            if (s.state == Standing::State::NotEntered) c.ranks.push_back(s.rank);
+        c.message = c.ranks.empty() ? "Timed out waiting for the operation, which all ranks have entered; raise the timeout"
+                                    : "Timed out: these ranks never entered it: " + joined(c.ranks) +
                                           ". Look what they are doing, or raise the timeout";
         return c;
     }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/joined.h"
 #include "communicator/mark.h"
 #include "communicator/restore.h"
 
@@ -28,11 +29,7 @@ struct Communicator::Agreement {
 
 namespace {
 
-std::string list_of(const std::vector<int>& ranks) {
-    std::string out;
-    for (int r : ranks) out += (out.empty() ? "[" : ", ") + std::to_string(r);
-    return out + "]";
-}
+std::string list_of(const std::vector<int>& ranks) { return "[" + joined(ranks) + "]"; }
 
 Status refused(std::string text, std::vector<int> ranks) {
     auto s = Status::error(Code::Invalid, std::move(text));

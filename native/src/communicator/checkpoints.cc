@@ -9,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/failpoint.h"
+#include "base/joined.h"
 #include "communicator/mark.h"
 
 namespace ftcomm {
@@ -103,11 +104,10 @@ Status Communicator::find_mark(const std::string& tag, const Place& here, std::u
         *number = n;
         return {};
     }
-    std::string known;
-    for (const auto& t : checkpoints()) known += (known.empty() ? "" : ", ") + t;
     return Status::error(Code::Invalid, (tag.empty() ? "what comes before the oldest checkpoint has been given up"
                                                      : "there is no checkpoint \"" + tag + "\" in the log") +
-                                            std::string(" of communicator ") + spec_.name + "; there are: " + known);
+                                            std::string(" of communicator ") + spec_.name +
+                                            "; there are: " + joined(checkpoints()));
 }
 
 Status Communicator::go_on_from(std::uint64_t number, const Place& here) {

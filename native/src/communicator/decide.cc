@@ -3,6 +3,7 @@
 
 #include "base/check.h"
 #include "base/failpoint.h"
+#include "base/joined.h"
 #include "communicator/communicator.h"
 
 namespace ftcomm {
@@ -156,7 +157,7 @@ void Communicator::apply(const Decision& d) {
     e.comm = spec_.id;
     e.attempt = attempt_;
     e.ranks = d.alive;
-    for (const auto& p : d.plans) e.text += (e.text.empty() ? "" : "; ") + describe(p);
+    e.text = joined(d.plans, "; ", describe);
     if (d.revoked) e.text += " revoked";
     if (d.frames_only) e.text += " nothing is read any more (to look into another rank's memory was refused)";
     if (d.no_windows) e.text += " nothing goes by windows any more (there was no room for one)";

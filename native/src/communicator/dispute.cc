@@ -2,19 +2,10 @@
 // has in it and tells all whom either list names, and later whoever still sends something, so that nobody waits for an answer. What tells them
 // apart are the descriptions that votes carry, a frame from a rank that is no member here, and, in between, the operations' signatures, which
 // the members are part of.
+#include "base/joined.h"
 #include "communicator/communicator.h"
 
 namespace ftcomm {
-namespace {
-
-std::string slots(const std::vector<int>& members) {
-    std::string text;
-    for (int m : members) text += (text.empty() ? "" : ",") + std::to_string(m);
-    return "{" + text + "}";
-}
-
-}  // namespace
-
 bool Communicator::is_disputed_by(int slot, const FrameHeader& h, ByteView payload) {
     std::optional<CommSpec> theirs;
     if (is_described(h.kind)) {
@@ -34,10 +25,11 @@ void Communicator::dispute(int slot, const CommSpec* theirs) {
     const std::string who = "rank " + std::to_string(slot) + " of the job ";
     std::string what = who + "takes part in it, which this one made with the job's ranks ";
     if (theirs != nullptr && theirs->members == spec_.members) what = who + "has heard of other members than ";
-    else if (theirs != nullptr) what = who + "made it with the job's ranks " + slots(theirs->members) + ", this one with ";
+    else if (theirs != nullptr)
+        what = who + "made it with the job's ranks {" + joined(theirs->members, ",") + "}, this one with ";
     disputed_ = Status::error(
-        Code::Mismatch, "communicator " + spec_.name + ": " + what + slots(spec_.members) +
-                            "; every member has to give the same ones. Those that are left after deaths come from shrink()");
+        Code::Mismatch, "communicator " + spec_.name + ": " + what + "{" + joined(spec_.members, ",") +
+                            "}; every member has to give the same ones. Those that are left after deaths come from shrink()");
     RankSet all = RankSet::only(slot);
     for (int m : spec_.members) all.add(m);
     if (theirs != nullptr)

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <utility>
 
+#include "base/joined.h"
+
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
@@ -42,8 +44,7 @@ void StartWatch::end() {
 }
 
 Status StartWatch::failure() const {
-    std::string who;
-    for (int rank : gone_.list()) who += (who.empty() ? "" : ", ") + std::string("rank ") + std::to_string(rank);
+    const auto who = joined(gone_.list(), ", ", [](int rank) { return "rank " + std::to_string(rank); });
     auto status =
         Status::error(Code::PeerFailure, who + " ended while the job started: see its own output, and start the job again");
     status.ranks = gone_.list();

@@ -19,7 +19,7 @@ from ftcomm._calls import gate
 from ftcomm._lib import check, last_error, lib
 from ftcomm.errors import Closed, ConfigError, Error
 from ftcomm.events import EventFile
-from ftcomm.options import Options
+from ftcomm.options import POLICIES, Options
 from ftcomm.request import Request
 from ftcomm.stores.callbacks import StoreCallbacks
 
@@ -87,6 +87,7 @@ class Job:
         config.rank, config.world_size, config.incarnation = rank, world_size, incarnation
         config.heartbeat, config.timeout = options.heartbeat, options.operation_timeout
         config.transport, config.authority = self._text(options.transport), self._text(options.authority)
+        config.policy = POLICIES.index(options.policy)
         config.interface_, config.host = self._text(options.interface), self._text(options.host)
         if secret:
             config.secret, config.secret_len = self._held(ffi.new("uint8_t[]", secret)), len(secret)

@@ -69,7 +69,8 @@ def start_job(
         store: an ``ftcomm.stores.Store``, any torch Store, or None for a job of one rank.
         job: the job's name (default: :func:`job_name`).
         incarnation: default ``FTCOMM_INCARNATION``, else 0. Above 0 this process replaces a dead one: it links to the others
-            and stays outside (``job.joining``) until a join point admits it.
+            and stays outside (``job.joining``) until a join point admits it. (Under policy ``raise`` that is an error: none
+            is ever let in.)
         timeout: seconds for the whole start; default: the options' timeout.
 
     Raises:
@@ -163,8 +164,8 @@ class _Start:
     def _said_by_others(self) -> bytes:
         try:
             return self.store.get(self._key("ready", 0, self.job.rank)) or b""
-        except Error:
-            return b""  # the store may be what has gone
+        except Exception:  # noqa: BLE001 - the store, whosever it is, may be what has gone
+            return b""
 
     def _choose_boot(self) -> None:
         key = f"{self.job.instance}/rdv/boot"
@@ -196,6 +197,13 @@ class _Start:
 
     def _join(self) -> None:
         job = self.job
+        if job.options.policy == "raise":
+            job.emit("refused", policy="raise")  # to ftrun: another one would not be let in either
+            raise ConfigError(
+                f"This process replaces a dead rank {job.rank} of job {job.name!r}, and policy 'raise' takes no replacements: it "
+                "would be alone. Start with --policy lossy (and a join point) or --policy replay, or without restarts "
+                "(--max-restarts 0); or found a new job with the survivors: ftcomm.init(job=..., incarnation=0)."
+            )
         self._gather("ready", "finished the start of the job")  # its founders; an error of theirs is ours
         boot = self._read(f"{job.instance}/rdv/boot")
         _failpoint("rendezvous.publish")

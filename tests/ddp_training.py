@@ -279,3 +279,15 @@ def diary(marks: list[Any], epoch: int) -> str:
     return "\n".join(
         f"{rank} {name} {value}" for rank, name, value in marks if name in ("batch", "in") and value[1] == epoch
     )
+
+
+_UNDISTURBED: dict[Any, Run] = {}
+
+
+def undisturbed(world: Any, **settings: Any) -> Run:
+    """A run by replication in which nobody dies; one for all tests of a process."""
+    key = tuple(sorted(settings.items()))
+    if key not in _UNDISTURBED:
+        _UNDISTURBED[key] = Run(world, strategy="replication", **settings)
+        assert len(_UNDISTURBED[key].digests) == 1
+    return _UNDISTURBED[key]

@@ -66,7 +66,11 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
         self._setting = setting
         self._failures: dict[int, ProcessFailure] = {}  # of slots that are given up, by rank
-        self._replaced: dict[int, ProcessFailure] = {}  # of each slot's worker before the present one, by rank
+        # By rank, of each slot's last worker that held the training state: what replacements came for.
+        self._replaced: dict[int, ProcessFailure] = {}
+        self._refused: set[tuple[int, int]] = (
+            set()
+        )  # (rank, incarnation) of replacements to whom the policy gave no place
         self._admitted: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that came in
         self._orphaned: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that had nobody to join
         self._ends: dict[int, Exit] = {}  # of each slot's last worker, by rank
@@ -185,6 +189,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             slot, incarnation = event.get("slot"), event.get("slot_incarnation")
             if event["event"] == "joined" and isinstance(slot, int) and isinstance(incarnation, int):
                 self._admitted.add((slot, incarnation))
+            if event["event"] == "refused":
+                self._refused.add((event["rank"], event["incarnation"]))
             began = event["event"] == "started" and event.get("joining") is False and event.get("world_size", 1) > 1
             if began and isinstance(process := event.get("process"), int):  # a new job, together with others
                 self._admitted.add((event["rank"], process))
@@ -221,14 +227,17 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         slot = ended.slot
         slot.failures += 1
         restarts = self._worker_group.spec.max_restarts
-        if self._nobody_to_join():
+        if (slot.rank, slot.incarnation) in self._refused:
+            self._give_up(ended, "the policy raise takes no replacements (--policy lossy and replay do)")
+        elif self._nobody_to_join():
             self._give_up(ended, "no worker is left that it could join")
         elif slot.incarnation >= restarts:
             self._give_up(
                 ended, f"it was replaced {restarts} times (--max-restarts)" if restarts else "--max-restarts is 0"
             )
         else:
-            self._replaced[slot.rank] = ended.failure
+            if self._holds_state(slot) or slot.rank not in self._replaced:
+                self._replaced[slot.rank] = ended.failure
             self._start(slot, self._context.replace)
 
     def _start(self, slot: Slot, begin: Begin, **facts: Any) -> None:
@@ -271,9 +280,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     def _give_up(self, ended: Exit, why: str) -> None:
         assert ended.failure is not None
         rank = ended.slot.rank
-        # A replacement that we ended did not fail: what it came for is the slot's failure.
-        ours = (rank, ended.incarnation) in self._orphaned
-        self._failures[rank] = self._replaced[rank] if ours else ended.failure
+        # A replacement that was refused, or that we ended, did not fail: what it came for is the slot's failure.
+        failed = (rank, ended.incarnation) not in self._orphaned | self._refused
+        self._failures[rank] = ended.failure if failed else self._replaced[rank]
         others = 0 if self._nobody_to_join() else len(self._context.running())
         self._log("given-up", rank=rank, incarnation=ended.incarnation, why=why, others=others)
 

@@ -47,6 +47,22 @@ FT_TEST(disagreement_that_comes_before_its_attempt_is_seen) {
     EXPECT(sum->done && sum->status.code == Code::Mismatch);
 }
 
+// The leader's would hold for all of them: who was told to raise would have a result without the dead.
+FT_TEST(communicator_made_with_another_policy_is_of_no_use_to_anybody) {
+    Rig rig(2);
+    rig.join_comm(0, {0, 1}, Rig::kComm, Policy::Lossy);
+    rig.join_comm(1, {0, 1}, Rig::kComm, Policy::Raise);
+    std::int64_t x[2] = {1, 2};
+    const RequestPtr sums[] = {rig.sum(0, x[0]), rig.sum(1, x[1])};
+    rig.settle();
+    for (const auto& sum : sums) {
+        REQUIRE(sum->done);
+        EXPECT(sum->status.code == Code::Mismatch);
+        EXPECT(sum->status.message.find("made it with the policy ") != std::string::npos);
+        EXPECT(sum->status.message.find("; every member has to give the same one") != std::string::npos);
+    }
+}
+
 // Every rank would add up what it gets and return: with other members, the sum of others.
 FT_TEST(communicator_made_with_other_members_is_of_no_use_to_anybody) {
     for (const bool third : {false, true}) {

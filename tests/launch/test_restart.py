@@ -206,6 +206,37 @@ say("end of", rank, incarnation)
     assert sorted(out.split("\n")[:-1]) == ["end of 0 0", "end of 1 1"]
 
 
+def test_under_raise_a_replacement_is_refused(start: Start, tmp_path: Path) -> None:
+    """The others have gone on without its slot. Alone it would compute with its own data, and call that a success."""
+    os.mkfifo(tmp_path / "fifo")
+    run = start(
+        HELLO
+        + """
+import ftcomm
+comm = ftcomm.init()
+if rank == 1: os.kill(os.getpid(), signal.SIGKILL)
+try: comm.barrier()
+except ftcomm.PeerFailure: comm = comm.shrink()
+if rank == 0:
+    with open(f"{os.environ['WORK']}/fifo") as fifo: fifo.read()
+comm.barrier()
+say(rank, incarnation, comm.size)
+""",
+        "--nproc-per-node",
+        "3",
+    )
+    said = "\n".join(run.hear("is given up"))
+    (tmp_path / "fifo").write_text("")
+    code, out, err = run.finish()
+    assert (
+        "slot 1 is given up: the policy raise takes no replacements (--policy lossy and replay do). The others go on."
+        in said
+    )
+    assert said.count("This process replaces a dead rank 1 of job") == 1
+    assert (code, sorted(out.split("\n")[:-1])) == (1, ["0 0 2", "2 0 2"]), err
+    assert "rank 1 failed for good: killed by SIGKILL" in err
+
+
 def test_run_folder(start: Start, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()

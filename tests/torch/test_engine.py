@@ -23,6 +23,7 @@ from ddp_training import (
     Run,
     digits,
     train,
+    undisturbed,
 )
 from kept import Kept
 from tables import most
@@ -37,17 +38,9 @@ from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.torch import groups
 
 
-@pytest.fixture(scope="module")
-def undisturbed() -> dict[Any, Any]:
-    return {}
-
-
 @pytest.fixture
-def wanted(world: Any, undisturbed: dict[Any, Any]) -> Run:
-    if "run" not in undisturbed:
-        undisturbed["run"] = Run(world, strategy="replication")
-        assert len(undisturbed["run"].digests) == 1
-    return undisturbed["run"]
+def wanted(world: Any) -> Run:
+    return undisturbed(world)
 
 
 @pytest.mark.parametrize("victim", most([2], [0]))

@@ -1,4 +1,4 @@
-"""The engine with FSDP2 over replicas (HSDP): two replicas of two shards each, kills at every phase of a step."""
+"""The engine with FSDP2 over replicas (HSDP): checkpoints of shards, ranks that leave or differ, and what a script may do."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import contextlib
 import io
 import itertools
 import os
-import random
 import signal
-import sys
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,8 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from kept import Kept
-from tables import most
+from hsdp_training import AT, BATCH, DATA, STEPS, build, ended, full, loader, train, undisturbed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -27,8 +23,6 @@ from torch.utils.data import DataLoader, TensorDataset
 import ftcomm
 import ftcomm.recovery
 from ftcomm.launch import preempt
-from ftcomm.recovery.engine import gathered
-from ftcomm.recovery.engine.restorable import reseed
 from ftcomm.torch import groups
 
 pytestmark = pytest.mark.skipif(
@@ -36,232 +30,10 @@ pytestmark = pytest.mark.skipif(
     reason=f"torch {torch.__version__} has no FSDPModule.reset_iter_state()",
 )
 
-STEPS = 6  # of an epoch
-AT = 3  # the step in which the victim dies
-BATCH = 4
-SAMPLES = 4 * BATCH * STEPS
-X = torch.randn(SAMPLES, 12, generator=torch.Generator().manual_seed(5))
-DATA = TensorDataset(X, X[:, :3].argmax(1), torch.arange(SAMPLES))
-
-
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.linear, self.drop = nn.BatchNorm1d(width), nn.Linear(width, width), nn.Dropout(0.1)
-
-    def forward(self, x: Any) -> Any:
-        return x + self.drop(torch.relu(self.linear(self.norm(x))))
-
-
-def build(sharded: bool = True, shape: tuple[int, ...] = (2, 2), device: str = "cpu") -> Any:
-    """Some parameters have odd sizes, so that the ranks' shards differ in size; one rank has none of the last bias."""
-    torch.manual_seed(1)
-    net = nn.Sequential(nn.Linear(12, 15), Block(15), Block(15), Block(15), nn.Linear(15, 3)).to(device)
-    if sharded:
-        names = ("replicate", "shard")[-len(shape) :]
-        mesh = init_device_mesh(device, shape, mesh_dim_names=names)
-        for block in net[1:4]:
-            fully_shard(block, mesh=mesh)
-        fully_shard(net, mesh=mesh)
-    return net
-
-
-def loader() -> Any:
-    return DataLoader(DATA, batch_size=BATCH, shuffle=True)
-
-
-class Kill:
-    """Where this rank dies, if it is one of the victims."""
-
-    def __init__(self, context: Any, phase: str, victims: tuple[int, ...], net: Any) -> None:
-        self.context, self.phase, self.net = context, phase, net
-        self.armed = context.rank in victims and context.incarnation == 0
-
-    def at(self, step: int, phase: str) -> None:
-        if not (self.armed and step == AT and phase == self.phase):
-            return
-        if phase == "forward":
-            self.net[2].register_forward_pre_hook(lambda *_: self.context.die())
-        elif phase == "backward":
-            self.net[2].register_full_backward_hook(lambda *_: self.context.die())
-        elif phase == "update":
-            self.in_update()
-        else:
-            self.context.die()
-
-    def in_update(self) -> None:
-        from torch.optim import adam
-
-        whole = adam._single_tensor_adam
-
-        def half(*lists: Any, **more: Any) -> None:
-            middle = len(lists[0]) // 2
-            whole(*[part[:middle] if isinstance(part, list) else part for part in lists], **more)
-            self.context.die()
-
-        adam._single_tensor_adam = half
-
-
-def full(net: Any, optimizer: Any) -> Any:
-    """All weights and moments, whole. Collective."""
-    tensors = [*net.state_dict().values()]
-    tensors += [value for values in optimizer.state_dict()["state"].values() for value in values.values()]
-    return [(value.full_tensor() if hasattr(value, "full_tensor") else value).tolist() for value in tensors]
-
-
-def train(
-    context: Any,
-    phase: str = "",
-    victims: tuple[int, ...] = (),
-    epochs: int = 2,
-    shape: Any = (2, 2),
-    device: str = "cpu",
-    **more: Any,
-) -> Any:
-    if device != "cpu":
-        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-        torch.use_deterministic_algorithms(True)
-    net = build(shape=shape, device=device)
-    optimizer = torch.optim.Adam(net.parameters(), lr=0.01, foreach=False)
-    engine = ftcomm.recovery.Engine(net, optimizer, **{"strategy": "replication", **more})
-    kill = Kill(context, phase, victims, net)
-    begun = False
-    for step, (x, y, numbers) in engine.steps(loader(), epochs=epochs):
-        if not begun:
-            begun = True
-            context.mark("trains", context.incarnation)
-        context.mark("batch", (step, engine.epoch, numbers.tolist()))
-        kill.at(step, "between")
-        if step == AT and engine._folder is not None:
-            engine._folder.wait()
-        with engine.step():
-            kill.at(step, "forward")
-            kill.at(step, "backward")
-            nn.functional.cross_entropy(net(x.to(device)), y.to(device)).backward()
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            kill.at(step, "before-update")
-            kill.at(step, "update")
-            optimizer.step()
-            optimizer.zero_grad()
-            kill.at(step, "end")
-    return {"full": full(net, optimizer), "progress": engine.progress.state_dict(), "steps": engine.step_number}
-
-
-def ended(world: Any, fn: Any, faults: str = "", restarts: bool = True) -> tuple[list[Any], Any]:
-    """Values of a job whose dead are replaced, and the job."""
-    job = Kept(world, fn, faults=faults)
-    return job.values(), job
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[str, Any]:
-    return {}
-
 
 @pytest.fixture
-def wanted(world: Any, known: dict[str, Any]) -> Any:
-    """Of an undisturbed run."""
-    if "full" not in known:
-        values, job = ended(world, train)
-        assert all(value == values[0] for value in values)
-        known.update(full=values[0]["full"], marks=job.group._marks)
-    return known["full"]
-
-
-def samples(marks: Any, epoch: int) -> list[int]:
-    """Of the epoch. A step that is done again has the same batch."""
-    taken = {(rank, value[0]): value[2] for rank, name, value in marks if name == "batch" and value[1] == epoch}
-    return sorted(number for numbers in taken.values() for number in numbers)
-
-
-def test_as_without_the_engine(world: Any, wanted: Any, known: dict[str, Any]) -> None:
-    batches = {(rank, value[0]): value[2] for rank, name, value in known["marks"] if name == "batch"}
-
-    def plain(context: Any) -> Any:
-        net = build()
-        optimizer = torch.optim.Adam(net.parameters(), lr=0.01, foreach=False)
-        for step in range(2 * STEPS):
-            x, y, _ = DATA[batches[context.rank, step]]
-            reseed(0, step, context.rank)
-            nn.functional.cross_entropy(net(x), y).backward()
-            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        return full(net, optimizer)
-
-    assert world(4, plain)[0] == wanted
-    assert samples(known["marks"], 0) == samples(known["marks"], 1) == list(range(SAMPLES))
-
-
-PHASES = ["between", "forward", "backward", "before-update", "update", "end"]
-
-
-@pytest.mark.parametrize(("phase", "victim"), most([("forward", 2), ("update", 3)], product(PHASES, range(4))))
-def test_a_kill_is_not_seen_in_the_result(world: Any, wanted: Any, phase: str, victim: int) -> None:
-    values, job = ended(world, lambda context: train(context, phase, (victim,)))
-    assert [value["full"] == wanted for value in values] == [True] * 4
-    assert {value["steps"] for value in values} == {2 * STEPS}
-    dropped = [0] if phase in ("update", "end") else [0, 1] if phase == "between" else [1]
-    assert values[0]["progress"] in [{"step": 2 * STEPS, "dropped": n, "joined": 1, "lossy": 0} for n in dropped]
-    assert samples(job.group._marks, 0) == samples(job.group._marks, 1) == list(range(SAMPLES))
-
-
-@pytest.mark.parametrize(("phase", "victim"), [("backward", 1), ("update", 3)])
-def test_shards_on_a_gpu(world: Any, gpu: str, known: dict[str, Any], phase: str, victim: int) -> None:
-    if gpu not in known:
-        known[gpu] = ended(world, lambda context: train(context, device=gpu))[0][0]["full"]
-    values, _ = ended(world, lambda context: train(context, phase, (victim,), device=gpu))
-    assert [value["full"] == known[gpu] for value in values] == [True] * 4
-
-
-@pytest.mark.parametrize("phase", most(["backward"], ["update"]))
-@pytest.mark.parametrize(
-    "victims", [(0, 1), pytest.param((2, 3), marks=pytest.mark.table), pytest.param((0, 3), marks=pytest.mark.table)]
-)
-def test_two_with_different_shards_die(world: Any, wanted: Any, phase: str, victims: tuple[int, int]) -> None:
-    """A whole replica, or one rank of each."""
-    values, job = ended(world, lambda context: train(context, phase, victims))
-    assert [value["full"] == wanted for value in values] == [True] * 4
-    assert sum(job.incarnation) == 2
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [
-        "rank=3.0,at=join.admit,do=kill",
-        *(
-            pytest.param(faults, marks=pytest.mark.table)
-            for faults in ("rank=0.1,at=join.transfer.joiner,do=kill", "rank=0.1,at=join.request,do=kill")
-        ),
-    ],
-)
-def test_a_second_death_in_the_recovery(world: Any, wanted: Any, faults: str) -> None:
-    values, job = ended(world, lambda context: train(context, "backward", (0,)), faults)
-    assert [value["full"] == wanted for value in values] == [True] * 4
-    assert sum(job.incarnation) == 2
-
-
-@pytest.mark.table
-@pytest.mark.parametrize("how", ["at once", "while it sends"])
-def test_shards_that_nobody_has_any_more(world: Any, wanted: Any, tmp_path: Path, how: str) -> None:
-    """Twins die: an error on all ranks, and the checkpoint is there to go on from."""
-    both = how == "at once"
-
-    def first(context: Any) -> str:
-        with pytest.raises(ftcomm.PeerFailure) as caught:
-            train(context, "backward", (0, 2) if both else (0,), checkpoint_dir=tmp_path, checkpoint_every=2)
-        return str(caught.value)
-
-    group = world.start(4, first, policy="lossy", faults="" if both else "rank=2.0,at=join.transfer.source,do=kill")
-    for rank in (0, 2) if both else (0,):
-        group.wait_ended(rank)
-        world.replace(group, rank)
-    values = [value for value in world.values(group, dies=(0, 2)) if value is not None]
-    assert len(values) == (4 if both else 3)
-    assert all("Nobody who is alive has the shards of rank 0: rank 0, 2 died" in value for value in values)
-    assert [path.name[:14] for path in tmp_path.glob("*.pt")] == ["step-000000002"]
-    values, _ = ended(world, lambda context: train(context, checkpoint_dir=tmp_path, checkpoint_every=2))
-    assert [value["full"] == wanted for value in values] == [True] * 4
+def wanted(world: Any) -> Any:
+    return undisturbed(world)["full"]
 
 
 def test_checkpoints_are_of_whole_tensors(world: Any, wanted: Any, tmp_path: Path) -> None:
@@ -275,24 +47,6 @@ def test_checkpoints_are_of_whole_tensors(world: Any, wanted: Any, tmp_path: Pat
     net.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     assert full(net, optimizer) == wanted
-
-
-@pytest.mark.parametrize("victim", most([0], [1]))
-def test_a_death_while_shards_are_gathered(world: Any, wanted: Any, tmp_path: Path, victim: int) -> None:
-    """Of the rank that writes, or of one that sends: that checkpoint is left out."""
-
-    def dying(context: Any) -> Any:
-        if context.rank == victim and context.incarnation == 0:
-            name = "_receive" if victim == 0 else "_send"
-            setattr(gathered.Gathered, name, lambda *_: context.die())
-        if context.rank == 0 and victim == 1:
-            with pytest.warns(RuntimeWarning, match="without this checkpoint"):
-                return train(context, checkpoint_dir=tmp_path, checkpoint_every=5)
-        return train(context, checkpoint_dir=tmp_path, checkpoint_every=5)
-
-    values, _ = ended(world, dying)
-    assert [value["full"] == wanted for value in values] == [True] * 4
-    assert sorted(path.name[:14] for path in tmp_path.glob("*.pt")) == ["step-000000010", "step-000000012"]
 
 
 def test_replicas_that_differ_are_found(world: Any) -> None:
@@ -343,32 +97,6 @@ def test_without_replicas(world: Any, tmp_path: Path) -> None:
     for path in tmp_path.glob("*.pt"):
         path.unlink()
     assert again == world(2, alone, policy="lossy")
-
-
-@pytest.mark.parametrize("kills", [pytest.param(20, marks=pytest.mark.table)])
-def test_random_kills(world: Any, kills: int) -> None:
-    """At any moment. Every other time a rank with other shards dies as well, maybe in the recovery."""
-    rng = random.Random(kills)
-    epochs = 4 * kills
-    job = Kept(world, lambda context: train(context, epochs=epochs))
-    killed = 0
-    while killed < kills and job.step():
-        trains = {(r, i) for r, name, i in job.group._marks if name == "trains"}
-        if all((r, job.incarnation[r]) in trains for r in range(4)) and rng.random() < 0.03:
-            victim = rng.randrange(4)
-            for rank in (victim, victim ^ 1)[: 1 + killed % 2]:
-                job.group.kill(rank, incarnation=job.incarnation[rank])
-                killed += 1
-                job.group.wait_ended(rank, job.incarnation[rank])
-                for _ in range(rng.randrange(4)):
-                    job.step()
-    values = job.values()
-    assert killed >= kills
-    assert {value["progress"]["joined"] for value in values} == {killed}
-    assert {value["steps"] for value in values} == {epochs * STEPS}
-    assert all(samples(job.group._marks, epoch) == list(range(SAMPLES)) for epoch in range(epochs))
-    quiet, _ = ended(world, lambda context: train(context, epochs=epochs))
-    assert all(value["full"] == quiet[0]["full"] for value in values)
 
 
 def test_each_sample_weighs_the_same(world: Any) -> None:
@@ -487,24 +215,6 @@ def test_a_step_that_is_not_whole_is_done_again(world: Any, wanted: Any) -> None
     for value in world(4, spoiled, policy="lossy"):
         assert value["progress"] == {"step": 2 * STEPS, "dropped": 2, "joined": 0, "lossy": 0}
         assert value["full"] == wanted
-
-
-@pytest.mark.table
-def test_an_exception_that_ends_a_rank_is_a_death(world: Any, wanted: Any) -> None:
-    def failing(context: Any) -> Any:
-        if context.rank == 1 and context.incarnation == 0:
-            job = groups.job_of(groups.backend_of())
-
-            def die() -> None:
-                sys.last_type = ValueError  # as when Python ends with it
-                os._exit = lambda _: os.kill(os.getpid(), signal.SIGKILL)  # as Kept expects of who dies
-                job.leave_at_exit()
-
-            context.die = die
-        return train(context, "before-update", (1,))
-
-    values, _ = ended(world, failing)
-    assert [value["full"] == wanted for value in values] == [True] * 4
 
 
 def test_who_leaves_takes_its_shards_along(world: Any) -> None:

@@ -17,23 +17,16 @@ from ddp_training import (
     Run,
     diary,
     train,
+    undisturbed,
     used_samples,
 )
 from kept import Kept
 from tables import most
 
 
-@pytest.fixture(scope="module")
-def undisturbed() -> dict[Any, Any]:
-    return {}
-
-
 @pytest.fixture
-def wanted(world: Any, undisturbed: dict[Any, Any]) -> Run:
-    if "run" not in undisturbed:
-        undisturbed["run"] = Run(world, strategy="replication")
-        assert len(undisturbed["run"].digests) == 1
-    return undisturbed["run"]
+def wanted(world: Any) -> Run:
+    return undisturbed(world)
 
 
 @pytest.mark.parametrize("phase", CHECKPOINT)
@@ -54,14 +47,9 @@ SCALED = ["plain", "fused", "unscaled", "skipped"]
 
 @pytest.mark.parametrize("phase", most(["backward-50"], ["forward", "end"]))
 @pytest.mark.parametrize("scaled", most(["plain"], SCALED))
-def test_a_dropped_step_with_a_gradient_scaler(
-    world: Any, undisturbed: dict[Any, Any], scaled: str, phase: str
-) -> None:
+def test_a_dropped_step_with_a_gradient_scaler(world: Any, scaled: str, phase: str) -> None:
     """The scale is put back, also in a fused optimizer. An update before was skipped; with "skipped" this one, too."""
-    if scaled not in undisturbed:
-        undisturbed[scaled] = Run(world, strategy="replication", scaled=scaled)
-        assert len(undisturbed[scaled].digests) == 1
-    calm, run = undisturbed[scaled], Run(world, phase, strategy="replication", scaled=scaled)
+    calm, run = undisturbed(world, scaled=scaled), Run(world, phase, strategy="replication", scaled=scaled)
     assert len(run.values) == 4
     assert calm.only("scale") not in (None, 1024.0)
     assert run.only("scale") == calm.only("scale")
@@ -71,16 +59,14 @@ def test_a_dropped_step_with_a_gradient_scaler(
 
 @pytest.mark.parametrize("strategy", ["replication", "rollback", "lossy"])
 @pytest.mark.parametrize("phase", most(["backward-50", "update", "end"], PHASES))
-def test_on_a_gpu(world: Any, gpu: str, undisturbed: dict[Any, Any], strategy: str, phase: str) -> None:
+def test_on_a_gpu(world: Any, gpu: str, strategy: str, phase: str) -> None:
     """Generators, updates and copies of the state on a device."""
     run = Run(world, phase, replace="at once" if strategy == "replication" else "later", strategy=strategy, device=gpu)
     assert len(run.values) == 4
     assert len(run.digests) == 1
     assert run.only("progress")["joined"] == 1
     if strategy == "replication":
-        if gpu not in undisturbed:
-            undisturbed[gpu] = Run(world, strategy=strategy, device=gpu)
-        assert run.digests == undisturbed[gpu].digests
+        assert run.digests == undisturbed(world, device=gpu).digests
         assert run.samples(0) == run.samples(1) == ALL
 
 

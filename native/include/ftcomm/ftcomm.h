@@ -76,6 +76,7 @@ typedef struct {
     const char* faults;          /* FTCOMM_FAULTS, NULL: none */
     const ft_store* store;       /* NULL: authority in shared memory, all ranks on one host */
     const char* authority;       /* "auto", "shm", "store" */
+    int32_t policy;              /* of the communicator of all ranks: FT_RAISE, ...; with log_dir it is FT_REPLAY */
     void (*on_event)(void* context, const char* json);  /* from a library thread; may be NULL */
     void* event_context;
     /* Policy replay, NULL: any other. A folder of this job; what a slot's earlier processes have logged is found there. */

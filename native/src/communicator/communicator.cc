@@ -190,7 +190,7 @@ std::uint64_t Communicator::signature_of(const Shape& shape) {
         auto what = shape;
         if (!core_.rules.c8) what.algorithm = Algorithm::Ring;  // rule C8 switched off
         signed_ = shape;
-        signature_ = what.signature() + members_hash_;
+        signature_ = what.signature() + members_hash_ + static_cast<std::uint64_t>(spec_.policy);
         // Under replay a sum that is done again has to take the way that it took.
         if (what.algorithm == Algorithm::Flat && core_.config.has_flat_trees(spec_.members.size()))
             signature_ += static_cast<std::uint64_t>(core_.config.spread_degree) * 0x9e3779b97f4a7c15ULL;

@@ -225,9 +225,10 @@ private:
     std::string name_of(const OpState& op) const;
     Time timeout() const { return spec_.timeout > 0 ? spec_.timeout : core_.config.timeout; }  // of what names none itself
 
-    // dispute.cc: a peer has made it with other members
+    // dispute.cc: a peer has made it with other members, or another policy
     bool is_disputed_by(int slot, const FrameHeader& header, ByteView payload);
     void dispute(int slot, const CommSpec* theirs);
+    std::string difference(const CommSpec* theirs) const;
     void tell_of_dispute(int slot);
     Status dead_end() const { return disputed() ? disputed_ : core_.dead_end(); }
     bool at_dead_end() const { return disputed() || core_.at_dead_end(); }

@@ -38,6 +38,7 @@ inline bool gathers(OpKind k) { return k == OpKind::AllGather || k == OpKind::Br
 enum class Algorithm : std::uint8_t { Auto = 0, Ring = 1, Flat = 2, Direct = 3, RingLogged = 4 };
 
 enum class Policy : std::uint8_t { Raise = 0, Lossy = 1, Replay = 2 };
+inline const char* to_string(Policy p) { return p == Policy::Raise ? "raise" : p == Policy::Lossy ? "lossy" : "replay"; }
 
 // Elements for each rank and where they begin, on the sending and on the receiving side. Empty: `count` elements for each peer, packed.
 struct PerRank {

@@ -6,7 +6,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 21;
+constexpr std::uint32_t kVersion = 22;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 
@@ -23,7 +23,7 @@ Bytes Address::encode() const {
     ByteWriter w;
     w.put(kMagic).put(kVersion).put(job).put(world_size).put(rank).put(incarnation).put(host).put(domain);
     w.text(socket).put(nonce).put(processes).put(pid).put(kernel).ranks(processors).put(transport).put(authority);
-    w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(static_cast<std::uint8_t>(replay));
+    w.put(static_cast<std::uint8_t>(has_store)).put(static_cast<std::uint8_t>(has_secret)).put(policy);
     w.put(static_cast<std::uint8_t>(peer_memory)).put(static_cast<std::uint8_t>(streams));
     w.put(heartbeat)
         .put(flat_limit)
@@ -63,7 +63,7 @@ Status Address::decode(ByteView blob, Address* out) {
     auto authority = r.get<std::uint8_t>();
     a.has_store = r.get<std::uint8_t>() != 0;
     a.has_secret = r.get<std::uint8_t>() != 0;
-    a.replay = r.get<std::uint8_t>() != 0;
+    auto policy = r.get<std::uint8_t>();
     a.peer_memory = r.get<std::uint8_t>() != 0;
     a.streams = r.get<std::uint8_t>() != 0;
     a.heartbeat = r.get<Time>();
@@ -79,10 +79,11 @@ Status Address::decode(ByteView blob, Address* out) {
     a.log = r.text();
     auto tcp = r.bytes();
     a.tcp.assign(tcp.begin(), tcp.end());
-    if (!r.done() || transport > 2 || authority > 2 || a.socket.size() > 64)
+    if (!r.done() || transport > 2 || authority > 2 || policy > 2 || a.socket.size() > 64)
         return Status::error(Code::Invalid, "the address is damaged");
     a.transport = static_cast<TransportChoice>(transport);
     a.authority = static_cast<AuthorityChoice>(authority);
+    a.policy = static_cast<Policy>(policy);
     *out = std::move(a);
     return {};
 }
@@ -104,8 +105,8 @@ Status Address::check_agrees(const Address& other, int slot) const {
     if (other.has_store != has_store) return differs("store", other.has_store ? "given" : "missing", has_store ? "one" : "none");
     if (other.has_secret != has_secret)
         return differs("secret", other.has_secret ? "set" : "missing", has_secret ? "one" : "none");
-    if (other.replay != replay) return differs("policy", other.replay ? "replay" : "another", replay ? "replay" : "another");
-    if (replay && other.peer_memory != peer_memory)  // it decides on the order of sums
+    if (other.policy != policy) return differs("policy", to_string(other.policy), to_string(policy));
+    if (policy == Policy::Replay && other.peer_memory != peer_memory)  // it decides on the order of sums
         return differs("FTCOMM_PEER_MEMORY", other.peer_memory ? "1" : "0", peer_memory ? "1" : "0");
     if (other.log != log) return differs("log", other.log, log);
     if (other.heartbeat != heartbeat)

@@ -30,7 +30,8 @@ struct Address {
     // Equal on all ranks (C8), else the job does not start.
     TransportChoice transport = TransportChoice::Auto;
     AuthorityChoice authority = AuthorityChoice::Auto;
-    bool has_store = false, has_secret = false, replay = false, peer_memory = true;
+    Policy policy = Policy::Raise;    // of the communicator of all ranks
+    bool has_store = false, has_secret = false, peer_memory = true;
     bool streams = false;             // its links (base/streaming.h); equal on all ranks of a machine
     std::string log = "all";          // which messages are logged
     Time heartbeat = 0;

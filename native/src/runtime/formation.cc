@@ -301,7 +301,7 @@ Status Job::link_tcp() {
 
 // Where a slot's earlier processes have logged what this one will do again.
 Status Job::open_log() {
-    if (!config_.replay) return {};
+    if (!config_.replays()) return {};
     FileLogConfig c;
     c.files = config_.log;
     // Hosts that share the folder, or are pretended (option host), keep their halves apart.
@@ -328,7 +328,7 @@ Status Job::make_node() {
     NodeConfig c;
     c.log = log_.get();
     c.log_late = config_.log_late;
-    c.again = config_.replay && config_.incarnation > 0;
+    c.again = config_.replays() && config_.incarnation > 0;
     c.job = config_.job;
     c.slot = config_.rank;
     c.incarnation = config_.incarnation;

@@ -51,7 +51,7 @@ Status Job::prepare() {
     own_.authority = config_.authority;
     own_.has_store = config_.has_store;
     own_.has_secret = config_.has_secret;
-    own_.replay = config_.replay;
+    own_.policy = config_.policy;
     own_.peer_memory = config_.peer_memory;
     own_.log = config_.log_groups.text;
     own_.heartbeat = config_.heartbeat;
@@ -135,7 +135,7 @@ Status Job::leave(Time timeout) {
         Engine::Hold hold(engine_);
         if (left_) return {};
         if (!leave_request_) {
-            never_in_ = engine_.node().comm_solo(0) && !config_.replay;
+            never_in_ = engine_.node().comm_solo(0) && !config_.replays();
             leave_request_ = engine_.node().leave(IoLoop::now());
         }
         request = leave_request_;

@@ -40,13 +40,14 @@ struct JobConfig {
     bool peer_memory = true;  // ranks of one host read each other's memory where the kernel lets them
     std::function<void(const std::string& json)> on_event;
 
+    Policy policy = Policy::Raise;
     // Policy replay
-    bool replay = false;
     pairlog::LogConfig log;  // path: the folder for all hosts that share it
     bool log_remove = false;
     bool log_late = false;
     LogGroups log_groups;
     RankSet finished;
+    bool replays() const { return policy == Policy::Replay; }
 
     // Of this machine's links, or kNeverStreams: for then other algorithms are the faster ones, so nearly all of what large operations put into
     // links has to be as long. (Most of their segments are shorter than they may be: equal_segments() in communicator.cc.) Whether it is never
@@ -104,7 +105,9 @@ private:
     Status read_view(Bytes* view);
     // Whether tcp must not take the place of shared memory that cannot be had. Under replay the order of a sum depends on who shares
     // memory, so that must not depend on a process's luck (L7).
-    bool sums_need_memory() const { return config_.replay && config_.peer_memory && config_.transport != TransportChoice::Tcp; }
+    bool sums_need_memory() const {
+        return config_.replays() && config_.peer_memory && config_.transport != TransportChoice::Tcp;
+    }
     bool needs_memory() const { return config_.transport == TransportChoice::Shm || !tcp_ || sums_need_memory(); }
     Status choose_authority(const RankSet& local);
     Status write_first_view();

@@ -73,6 +73,8 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
     }
     if (c.authority == AuthorityChoice::Store && !c.has_store) return invalid("authority \"store\" without a store");
 
+    if (from.policy < FT_RAISE || from.policy > FT_REPLAY) return invalid("policy is none of raise, lossy, replay");
+    c.policy = static_cast<Policy>(from.policy);
     c.interface_ = text(from.interface_);
     c.host = text(from.host);
     c.faults = text(from.faults);
@@ -84,7 +86,7 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
             return invalid("FTCOMM_FAULTS: rank=" + std::to_string(fault.rank) + ": the job has only " +
                            std::to_string(c.world_size) + " ranks, from 0");
     if (from.log_dir != nullptr && *from.log_dir != 0) {
-        c.replay = true;
+        c.policy = Policy::Replay;
         c.log.path = from.log_dir;
         if (c.log.path.front() != '/') return invalid("log_dir \"" + c.log.path + "\": give an absolute path");
         c.log.job = from.log_job != nullptr ? text(from.log_job) : c.job;
@@ -105,7 +107,7 @@ Status JobConfig::read(const ft_job_config& from, JobConfig* out) {
     for (int r = 0; from.finished != nullptr && r < c.world_size; ++r)
         if (from.finished[r] != 0) c.finished.add(r);
     if (c.finished.has(c.rank)) return invalid("this rank is among those that have finished");
-    if (!c.finished.empty() && !c.replay) return invalid("ranks that have finished before the start need the policy replay");
+    if (!c.finished.empty() && !c.replays()) return invalid("ranks that have finished before the start need the policy replay");
     if (from.secret != nullptr && from.secret_len > 0) {
         c.has_secret = true;
         const auto* p = reinterpret_cast<const std::byte*>(from.secret);

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from ftcomm.errors import ConfigError, Error, PeerFailure, SystemFailure, Timeout
@@ -34,7 +34,9 @@ _sent: list[Any] = []
 class Hosting(Protocol):
     """How rank 0 hosts a store, and the others reach it. ``key``: whoever knows it belongs to the job."""
 
-    def host(self, name: str, key: str, timeout: float) -> tuple[Any, tuple[str, int], Callable[[], Store] | None]:
+    def host(
+        self, name: str, key: str, timeout: float, ranks: int
+    ) -> tuple[Any, tuple[str, int], Callable[[], Store] | None]:
         """At the host ``name``: the store, its address, and what makes another connection to it (None: not for the watch)."""
 
     def visit(self, address: tuple[str, int], key: str, timeout: float) -> Any:
@@ -44,17 +46,23 @@ class Hosting(Protocol):
 class _Own:
     """A TcpStore."""
 
-    def host(self, name: str, key: str, timeout: float) -> tuple[Any, tuple[str, int], Callable[[], Store]]:
+    def host(self, name: str, key: str, timeout: float, ranks: int) -> tuple[Any, tuple[str, int], Callable[[], Store]]:
         from ftcomm.stores.tcp import TcpStore
         from ftcomm.stores.tcp_server import TcpStoreServer
 
         server = TcpStoreServer(name, 0, key.encode())
+        server.expected = ranks  # who comes late to a start that has failed is to read why
+
+        def another() -> Store:
+            server.expected += 1
+            return TcpStore(*server.address, key.encode(), came_up=True)
+
         try:
             store = TcpStore(*server.address, key.encode(), timeout, server)
         except Error:
             server.close(0)
             raise
-        return store, server.address, lambda: TcpStore(*server.address, key.encode())
+        return store, server.address, another
 
     def visit(self, address: tuple[str, int], key: str, timeout: float) -> Any:
         from ftcomm.stores.tcp import TcpStore
@@ -139,7 +147,7 @@ def _host(MPI: Any, hosting: Hosting, options: Options, timeout: float, deadline
         hosts |= set(_complete(MPI, pending, deadline).values())
         key = options.secret or secrets.token_hex(32)  # spread by MPI, never on a command line
         name = "127.0.0.1" if len(hosts) == 1 else MPI.Get_processor_name()
-        store, address, connect = hosting.host(name, key, timeout)
+        store, address, connect = hosting.host(name, key, timeout, world.size)
     except Error as error:
         _tell(MPI, error)
         raise
@@ -240,9 +248,10 @@ def _watch(MPI: Any, usual: Callable[[], Store] | None) -> Callable[..., Any] | 
                 failed = world.Get_failed()
                 if failed.size > 0:
                     dead = MPI.Group.Translate_ranks(failed, range(failed.size), world.group)
-                    store = connect()
-                    fail_start(store, job, world.size, _died(sorted(dead)))
-                    store.close()
+                    with suppress(Error):  # the start has failed meanwhile, and the store is closed
+                        store = connect()
+                        fail_start(store, job, world.size, _died(sorted(dead)))
+                        store.close()
                     return
 
         thread = threading.Thread(target=watch, name="ftcomm-mpi", daemon=True)

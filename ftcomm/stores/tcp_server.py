@@ -44,9 +44,14 @@ class TcpStoreServer:
     """Listens on ``host:port`` (port 0: any) until :meth:`close`.
 
     Without a secret it listens on loopback addresses only: the addresses that the ranks publish decide whom they connect to.
+
+    Attributes:
+        expected: so many clients are on their way here, sooner or later; close() waits for them, too.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, secret: bytes = b"") -> None:
+        self.expected = 0
+        self._came = 0
         self._secret = secret
         self._values: dict[str, bytes] = {}
         self._clients: set[_Client] = set()
@@ -105,7 +110,8 @@ class TcpStoreServer:
     def _may_end(self) -> bool:
         if self._closing_until is None:
             return False
-        return all(client.released for client in self._clients) or time.monotonic() >= self._closing_until
+        done = self._came >= self.expected and all(client.released for client in self._clients)
+        return done or time.monotonic() >= self._closing_until
 
     def _time_left(self) -> float | None:
         deadlines = [wait.deadline for wait in self._waits]
@@ -154,6 +160,7 @@ class TcpStoreServer:
             self._drop(client)
             return False
         client.known = True
+        self._came += 1
         self._send(client, wire.proof(self._secret, b"server", client.nonce, nonce))
         return True
 
@@ -227,7 +234,9 @@ class TcpStoreServer:
     # -- the owner -----------------------------------------------------------------------------------------------
 
     def close(self, linger: float = 5.0) -> None:
-        """Ends the thread once every client has gone or said that it has started, after ``linger`` seconds at the latest."""
+        """Ends the thread once every client has come, and has gone or said that it has started; after ``linger`` seconds at the
+        latest.
+        """
         if self._thread.is_alive():
             self._closing_until = time.monotonic() + linger
             os.write(self._wake[1], b"x")

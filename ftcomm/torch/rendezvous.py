@@ -22,6 +22,7 @@ __all__ = ["register", "starting", "take", "take_agents"]
 # Seconds; the store is up already. torch's client takes a refused connection for one that is not yet, and tries again for all of
 # its timeout, which init_process_group() makes half an hour: too long for a rank 0 that has died.
 _CONNECT_WITHIN = 10.0
+_LINGER = 5.0  # seconds that rank 0, which hosts the store, stays for the others when the start has failed
 _met: list[Any] = []  # the Meeting of a rendezvous whose job has not begun to start
 _agents: list[Any] = []  # torchrun's store, of such a rendezvous
 
@@ -81,7 +82,7 @@ def _query(url: str) -> dict[str, int]:
 class _TorchHosting:
     """A torch TCPStore. It has no secret of its own: as with ``env://``, who reaches its port can read and write it."""
 
-    def host(self, name: str, key: str, timeout: float) -> tuple[Any, tuple[str, int], None]:
+    def host(self, name: str, key: str, timeout: float, ranks: int) -> tuple[Any, tuple[str, int], None]:
         from torch.distributed import TCPStore
 
         from ftcomm.errors import SystemFailure
@@ -138,12 +139,29 @@ def starting(meeting: Any, store: Any, job: str) -> Iterator[None]:
     usual = store.timeout
     try:
         store.set_timeout(min(usual, timedelta(seconds=_CONNECT_WITHIN)))  # TorchStore() makes another connection
-        with watch:
+        with watch, _heard_by_all(meeting, store, job):
             yield
     except DistNetworkError as error:
         raise _lost(error) from None
     finally:
         store.set_timeout(usual)
+
+
+@contextlib.contextmanager
+def _heard_by_all(meeting: Any, store: Any, job: str) -> Iterator[None]:
+    """Around a start: if it fails, rank 0 stays until the others that live have read why, since the store ends with it."""
+    from ftcomm.errors import Error
+
+    try:
+        yield
+    except Error as error:
+        keys = {rank: f"{job}/rdv/heard/{rank}" for rank in range(meeting.world_size) if rank not in error.ranks}
+        with contextlib.suppress(RuntimeError):  # they take longer, or the store is what has failed
+            if meeting.rank in keys:
+                store.set(keys[meeting.rank], "")
+            if meeting.rank == 0:
+                store.wait(list(keys.values()), timedelta(seconds=_LINGER))
+        raise
 
 
 def _lost(error: BaseException) -> Exception:

@@ -11,6 +11,7 @@ import pytest
 from harness import Context, Group, Ranks
 
 import ftcomm
+from ftcomm._lib import lib
 
 Comm = ftcomm.Communicator
 
@@ -63,6 +64,33 @@ def test_a_replacement_whose_last_member_stops(ranks: Ranks, transport: str) -> 
     group.kill(0)
     results = group.results()
     assert results[-1].value == (0,), "\n".join(r.text() for r in results)
+
+
+def test_a_replacement_that_finds_its_host_stopped(ranks: Ranks) -> None:
+    """For longer than two heartbeats. What the job decides is in the memory that it asks for: without it, it could do nothing."""
+
+    def run(comm: Comm, context: Context) -> Any:
+        if context.incarnation:
+            comm.job.join_wait().wait()
+        else:
+            asked = threading.Event()
+            comm.job.add_listener(lambda event: asked.set() if event["event"] == "join-waiting" else None)
+            if comm.rank == 1:
+                context.die()
+            while comm.all_reduce(np.ones(100)).contributors != (0,):
+                pass
+            context.mark("without")
+            lib()[1].ft_fault_step(1)
+            asked.wait()
+            comm.job.admit().wait()
+        return comm.all_reduce(np.ones(2)).contributors
+
+    faults = "rank=0,at=step:1,do=stop:3"
+    group = ranks.start(2, run, policy="lossy", transport="auto", heartbeat=0.25, faults=faults)
+    group.wait_for(0, "without")
+    group.spawn(1, run, incarnation=1)
+    results = [result for result in group.results() if result.value is not None]
+    assert [result.value for result in results] == [(0, 1)] * 2, "\n".join(r.text() for r in results)
 
 
 def test_what_a_script_makes_before_it_is_let_in(ranks: Ranks) -> None:

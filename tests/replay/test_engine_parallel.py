@@ -30,7 +30,7 @@ from torch_keeper import Keep, kept  # noqa: E402
 
 import ftcomm.recovery  # noqa: E402
 import ftcomm.torch  # noqa: E402
-from ftcomm.recovery.engine.parallel import ghost, service  # noqa: E402
+from ftcomm.recovery.engine.parallel import ghost, helpers, service  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +161,7 @@ def test_the_replacement_dies_too(keep: Keep, wanted: Any) -> None:
 
 def slow(context: harness.Context) -> None:
     """Stage 0 takes for ever, until it is not needed any more."""
+    helpers.SLACK = 1.0
     compute = service.compute
 
     def waits(*args: Any) -> Any:

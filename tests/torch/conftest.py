@@ -63,6 +63,7 @@ class World:
 
         ``device``: where tensors are made that do not say where. Of CUDA all ranks use the first.
         """
+        options.setdefault("heartbeat", 3.0)  # a busy machine is no reason to vote anybody out
         group = self._ranks.start(size, None, direct=False, **options)
         address = self._store
 

@@ -99,7 +99,6 @@ def test_random_kills(world: Any, wanted: Run, strategy: str, kills: int, tmp_pa
     job = Kept(
         world,
         lambda context: train(context, epochs=4 * kills if exact else 10000, strategy=strategy, **more),
-        heartbeat=3.0,
     )
     killed, whole = 0, {*()}
     while not (killed == kills and (exact or len(whole) == 4)) and job.step():

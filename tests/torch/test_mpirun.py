@@ -173,9 +173,12 @@ def test_a_secret_that_is_given_stays() -> None:
 
 
 @needs_mpi
+@pytest.mark.parametrize("late", most(["start.link"], ["rendezvous.publish", "none"]))
 @pytest.mark.parametrize("point", most(["rendezvous.gather"], ["rendezvous.publish", "start.link"]))
-def test_dies_while_the_job_starts(point: str) -> None:
-    """The others get an error that names it, long before the timeout of half an hour."""
+def test_dies_while_the_job_starts(point: str, late: str) -> None:
+    """The others get an error that names it, long before the timeout of half an hour; rank 1 also when it comes so late that
+    rank 0, which hosts the store, has failed long ago.
+    """
     done = mpirun(
         """
         try:
@@ -184,7 +187,7 @@ def test_dies_while_the_job_starts(point: str) -> None:
             cause = error if isinstance(error, ftcomm.Error) else error.__cause__
             say(cause.ranks)
         """,
-        FTCOMM_FAULTS=f"rank=2,at={point},do=kill",
+        FTCOMM_FAULTS=f"rank=2,at={point},do=kill" + (f"; rank=1,at={late},do=delay:2000" if late != "none" else ""),
     )
     assert done.lines == ["(2,)"] * 2, done
 

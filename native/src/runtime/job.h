@@ -99,7 +99,8 @@ private:
     Status give_segment(const RankSet& others);
     Status get_segment(const RankSet& others);
     Status join_host();                     // join_host.cc
-    Status join_segment();
+    Status join_segment(bool must);
+    bool must_join_segment();
     Status claim_segment(bool* held);
     Status ask_for_segment(const std::string& socket, std::uint64_t nonce, Time until);
     Status read_view(Bytes* view);

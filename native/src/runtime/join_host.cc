@@ -55,7 +55,8 @@ Status Job::join_host() {
         Engine::Hold hold(engine_);
         giver_.close_own_name();
     }
-    auto status = own_.domain != 0 ? join_segment() : Status::error(Code::System, "this process has no unix socket");
+    const bool must = must_join_segment();
+    auto status = own_.domain != 0 ? join_segment(must) : Status::error(Code::System, "this process has no unix socket");
     asker_.close();
     if (status) {
         FT_POINT("join.mapped");
@@ -69,15 +70,21 @@ Status Job::join_host() {
         Engine::Hold hold(engine_);
         giver_.close();
     }
-    if (needs_memory()) return std::move(status).within("joining through shared memory");
+    if (must) return std::move(status).within("joining through shared memory");
     say("shared memory of this host: " + status.message + ": this rank uses tcp");
     return {};
 }
 
-Status Job::join_segment() {
+// Whether tcp cannot take its place: the job's decisions are nowhere else.
+bool Job::must_join_segment() {
+    Bytes view;
+    return needs_memory() || !config_.has_store || !read_view(&view);
+}
+
+Status Job::join_segment(bool must) {
     const auto common = key_.common(config_.job, own_.domain);
     // Those who have it may all be stopped, not dead. With tcp to fall back on that is not worth much waiting.
-    const auto patience = needs_memory() ? deadline_ : std::min(deadline_, IoLoop::now() + 2 * config_.heartbeat);
+    const auto patience = must ? deadline_ : std::min(deadline_, IoLoop::now() + 2 * config_.heartbeat);
     const std::string stopped = "those of this host who have it do not answer; are they stopped? kill them";
     bool said = false;
     for (;;) {

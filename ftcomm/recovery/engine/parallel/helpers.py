@@ -74,7 +74,8 @@ class Helper(threading.Thread):
             AuthenticationError,
             AssertionError,
         ) as error:  # the last: something else listens there
-            self.why = self.why or f"{type(error).__name__}: {error}"
+            if not self._left.is_set():  # else this end has cut the line
+                self.why = self.why or f"{type(error).__name__}: {error}"
         finally:
             self.ready = False
             self.settled.set()

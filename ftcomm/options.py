@@ -68,14 +68,15 @@ class Options:
     heartbeat: float = _option(
         "heartbeat",
         1.0,
-        "seconds of silence before a rank is suspected; every other deadline is derived from it",
+        "seconds of silence before a rank is suspected; the protocol's own pauses and waits follow from it (not timeout)",
         _seconds,
     )
     timeout: float | None = _option(
         "timeout",
         None,
-        "seconds for an operation that a live rank never enters; then the communicator is revoked "
-        "(None: torch's argument, else 1800)",
+        "seconds for an operation that a live rank never enters; then the communicator is revoked (None: 1800). With torch: "
+        "pg_options=Options(timeout=) wins, then a timeout= of init_process_group or new_group other than torch's 30 minutes, "
+        "then this; the start of the job takes torch's only",
         _seconds,
     )
     transport: str = _option(

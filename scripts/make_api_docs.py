@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import difflib
 import importlib
 import inspect
@@ -53,6 +54,7 @@ MODULES = {
     "ftcomm.recovery": "Planning a recovery by logs: `ftcomm.recovery`",
     "ftcomm.stores": "Stores: `ftcomm.stores`",
 }
+_NOT_MADE = (ftcomm.Communicator, ftcomm.Request, ftcomm.Job)  # by users
 _HEADING = re.compile(r"^(Args|Attributes[^:]*|Raises[^:]*|Returns):$")
 
 
@@ -102,6 +104,18 @@ def signature(function: Any, name: str) -> str:
     return f"{name}({', '.join(parts)}){arrow}"
 
 
+def made(cls: type, name: str) -> str:
+    """How one is made, where a user makes it, and no table of fields says how."""
+    if (
+        cls in _NOT_MADE
+        or "__init__" not in vars(cls)
+        or dataclasses.is_dataclass(cls)
+        or issubclass(cls, BaseException)
+    ):
+        return ""
+    return f"`{signature(cls.__init__, name)}`\n\n"
+
+
 def _name(annotation: Any) -> str:
     return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
 
@@ -129,7 +143,7 @@ def describe(name: str, thing: Any, level: str = "###") -> Iterator[str]:
         yield f"{level} `{signature(thing, name)}`\n\n{doc(thing, name)}\n"
         return
     bases = ", ".join(b.__name__ for b in thing.__bases__ if b is not object and b.__name__ not in _MIXINS)
-    yield f"{level} `class {name}{f'({bases})' if bases else ''}`\n\n{doc(thing, name)}\n"
+    yield f"{level} `class {name}{f'({bases})' if bases else ''}`\n\n{made(thing, name)}{doc(thing, name)}\n"
     inherited = ftcomm.Error if issubclass(thing, ftcomm.Error) and thing is not ftcomm.Error else None
     for member_name, member in members(thing):
         if inherited is not None and hasattr(inherited, member_name):

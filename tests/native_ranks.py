@@ -44,6 +44,7 @@ class JobConfig(ctypes.Structure):
         ("faults", ctypes.c_char_p),
         ("store", ctypes.c_void_p),
         ("authority", ctypes.c_char_p),
+        ("policy", ctypes.c_int32),
         ("on_event", EventFn),
         ("event_context", ctypes.c_void_p),
         ("log_dir", ctypes.c_char_p),
@@ -106,6 +107,7 @@ class Job:
         transport: str = "auto",
         secret: bytes | None = None,
         faults: str = "",
+        policy: int = 0,
         start_timeout: float = 30.0,
     ) -> None:
         self.c, self.rank, self.size = load(), rank, size
@@ -115,7 +117,7 @@ class Job:
         config = JobConfig(
             job=name.encode(), rank=rank, world_size=size, incarnation=incarnation, heartbeat=heartbeat, timeout=60.0,
             transport=transport.encode(), secret=secret, secret_len=len(secret or b""), faults=faults.encode(),
-            authority=b"auto", on_event=self._on_event,
+            authority=b"auto", policy=policy, on_event=self._on_event,
         )  # fmt: skip
         self.handle = ctypes.c_void_p()
         try:

@@ -14,7 +14,8 @@ __all__ = ["load"]
 
 _NAME = "_ftcomm_torch"
 _REBUILD = (
-    "python -m pip install --no-build-isolation --force-reinstall --no-deps ftcomm (in its source tree: make setup)"
+    "python -m pip install --no-build-isolation --force-reinstall --no-deps /path/to/the/source/of/ftcomm "
+    "(in an environment that `make setup` made: make setup TORCH=<the version that is installed>)"
 )
 
 

@@ -85,7 +85,10 @@ Instance& World::start(int slot, std::uint32_t incarnation) {
     c.read_bytes = scenario_.seed % 2 == 0 ? 64 : 1u << 20;  // a message in many parts, or in one
     c.stage_limit = scenario_.stages ? 0 : ~std::uint64_t{0};
     c.post_limit = scenario_.posts ? scenario_.seed % 4 == 0 ? 24 : 16384 : 0;
-    c.goes_round = c.pushes = (scenario_.seed / 2 + static_cast<std::uint64_t>(c.slot) + c.incarnation) % 2 == 0;
+    c.goes_round = (scenario_.seed / 2 + static_cast<std::uint64_t>(c.slot) + c.incarnation) % 2 == 0;
+    // Never, always, or now and then: what was pushed in one attempt is shown in the next.
+    c.pushes = true;
+    c.quick = static_cast<std::uint32_t>((scenario_.seed / 3 + static_cast<std::uint64_t>(c.slot) + c.incarnation) % 4);
     c.stage_bytes = static_cast<std::uint64_t>(scenario_.ranks) * scenario_.segment_bytes * (scenario_.seed % 3 == 0 ? 2 : 1);
     c.segment_bytes = scenario_.segment_bytes;
     c.eager_limit = scenario_.eager_limit;

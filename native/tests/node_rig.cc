@@ -118,6 +118,7 @@ void Rig::start(int slot, std::uint32_t incarnation) {
     c.spread_degree = setup_.spread_degree;
     c.stream_limit = setup_.stream_limit;
     c.pushes = c.goes_round = setup_.pushes && (slot == 0 || !setup_.only_first_pushes);
+    c.quick = c.pushes ? 1 : 0;
     c.stage_limit = setup_.stage_limit;
     c.stage_bytes = setup_.stage_bytes;
     c.post_limit = setup_.post_limit;

@@ -147,6 +147,45 @@ FT_TEST(shm_rings_of_the_dead_take_no_memory) {
     EXPECT(kilobytes(segment) < after_first + 20 * 16);  // a few pages each: the instance and the rings' headers
 }
 
+// Of what the dead have sent each other nobody else knows.
+FT_TEST(shm_rings_between_the_dead_take_no_memory) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 3, 3).ok());
+    Side one(segment, 0, 0);
+    const auto before = kilobytes(segment);
+    Side two(segment, 1, 0), three(segment, 2, 0);
+    for (const auto& [from, to] : {std::pair{&one, &two}, {&one, &three}, {&two, &three}, {&three, &two}}) {
+        from->transport.attach(static_cast<int>(to->instance->slot), 0);
+        to->transport.attach(static_cast<int>(from->instance->slot), 0);
+    }
+    two.send(2, three);
+    three.send(1, two);
+    EXPECT(kilobytes(segment) - before > static_cast<std::int64_t>(shm::ring_capacity(3) / 1024));
+    two.instance->liveness.store(FUTEX_OWNER_DIED);
+    one.transport.detach(1);  // before the other death is known
+    three.instance->liveness.store(FUTEX_OWNER_DIED);
+    one.transport.detach(2);
+    EXPECT(kilobytes(segment) - before < 64);
+}
+
+// Room in the segment is not given back: long rings would take it eight times as fast.
+FT_TEST(shm_rings_are_short_in_a_segment_that_is_half_full) {
+    shm::Segment segment;
+    REQUIRE(segment.create(1, 2, 2).ok());
+    Side one(segment, 0, 0), two(segment, 1, 0);
+    one.transport.attach(1, 0);
+    REQUIRE(segment.allocate(segment.size() / 2, 4096) != 0);
+    const auto used = segment.header().used.load();
+    REQUIRE(one.transport.reserve(1, 8) != nullptr);
+    EXPECT(segment.header().used.load() - used <= shm::ring_capacity(2, shm::kUsualRing) + 8192);
+    two.transport.attach(0, 0);
+    FrameHeader h{};
+    h.length = 8;
+    one.transport.commit(1, h);
+    two.transport.poll(UINT64_MAX);
+    EXPECT_EQ(two.events.bytes, std::uint64_t{8});
+}
+
 FT_TEST(shm_ring_of_a_removed_but_living_rank_keeps_its_content) {
     Linked linked;
     auto& [segment, one, two] = linked;

@@ -245,6 +245,23 @@ def test_another_table_is_an_error_at_start(ranks: nr.Ranks, variable: str) -> N
     assert ranks.result(0) == ranks.result(1) == (nr.MISMATCH, True)
 
 
+def test_another_policy_is_an_error_at_start(ranks: nr.Ranks) -> None:
+    """The leader's would hold for all: who was told to raise would go on without the dead."""
+
+    def run(channel: nr.Channel, rank: int) -> Any:
+        with pytest.raises(nr.Error) as error:
+            nr.Job(name(), rank, 2, channel.exchange, policy=rank)
+        return error.value.code, sorted(set(error.value.detail["message"].split()) & {"raise,", "lossy,", "policy"})
+
+    for rank in range(2):
+        ranks.spawn(rank, partial(run, rank=rank))
+    ranks.exchange(range(2))
+    assert [ranks.result(rank) for rank in range(2)] == [
+        (nr.MISMATCH, ["lossy,", "policy"]),
+        (nr.MISMATCH, ["policy", "raise,"]),
+    ]
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [

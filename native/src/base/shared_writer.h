@@ -21,6 +21,8 @@ public:
     explicit SharedWriter(bool measures = true, bool goes_round = false)
         : measures_(measures), goes_round_(measures || goes_round) {}
     Into way() const { return hold_ > 0 ? Into::Memory : Into::Caches; }
+    // Of so much. Little goes through the caches in any case.
+    Into way(std::size_t bytes) const { return bytes >= kLeast ? way() : Into::Caches; }
     // Whether what is written into the caches had better be where nothing was written for long: near readers have let go of it then
     // (base/streaming.h).
     bool goes_round() const { return goes_round_ && way() == Into::Caches; }

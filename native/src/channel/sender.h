@@ -17,8 +17,8 @@ namespace ftcomm {
 class Sender {
 public:
     // `stream_limit`: base/streaming.h, of what goes to ranks of this host; `paced`: past the caches only while that is faster; `quick`: what
-    // is_quick() says where that is not known.
-    explicit Sender(Transport& transport, std::uint64_t stream_limit = kNeverStreams, bool paced = false, bool quick = false)
+    // of so many times that is_quick() is asked where that is not known, it says yes once, and 0: never.
+    explicit Sender(Transport& transport, std::uint64_t stream_limit = kNeverStreams, bool paced = false, std::uint32_t quick = 0)
         : transport_(transport), stream_limit_(stream_limit), paced_(paced), quick_(quick) {}
 
     std::uint32_t max_payload() const { return transport_.max_payload(); }
@@ -76,7 +76,9 @@ private:
 
     Transport& transport_;
     const std::uint64_t stream_limit_;
-    const bool paced_, quick_;
+    const bool paced_;
+    const std::uint32_t quick_;
+    std::uint32_t asked_ = 0;
     std::vector<SharedWriter> writers_;  // by slot
     std::map<int, std::deque<Queued>> queues_;  // by slot; no empty ones: with a thousand peers they take 0.7 MB
     std::vector<Bytes> spare_;

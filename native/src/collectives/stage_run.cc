@@ -77,7 +77,7 @@ private:
         }
         const auto divisor = op_.desc.op == ReduceOp::Avg ? static_cast<std::uint32_t>(env_.size()) : 1;
         auto* to = gives_ ? own_place(chunk, kResult) : op_.result(p.segment);
-        const bool past = gives_ && env_.shared->way() == Into::Memory;
+        const bool past = gives_ && env_.shared->way(Shares::bytes(op_, p)) == Into::Memory;
         // Of a reduce-scatter in place: it is still to be added, and needed if this does not count (invariant B).
         const bool over_input = !gives_ && to == op_.input(p.segment);
         if ((past || over_input) && env_.scratch->size() < Shares::bytes(op_, p)) env_.scratch->resize(Shares::bytes(op_, p));

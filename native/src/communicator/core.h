@@ -25,7 +25,7 @@ struct Core {
         : config(std::move(c)),
           rules(Rules::without(config.mutations)),
           transport(t),
-          sender(t, config.stream_limit, config.paces_streams, config.goes_round),
+          sender(t, config.stream_limit, config.paces_streams, config.quick),
           cells(a, config.boot, rules),
           host(h),
           now(start),

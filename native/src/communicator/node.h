@@ -99,7 +99,8 @@ struct NodeConfig {
     bool paces_streams = false;  // but only while that is faster than into the caches (base/shared_writer.h)
     bool streams() const { return stream_limit != kNeverStreams; }
     bool pushes = false;  // what the other one of two ranks could read is sent to it while that is quick (Sender::is_quick)
-    bool goes_round = false;  // windows and links are used as where these are streamed, and quick; simulator only
+    bool goes_round = false;  // windows are used as where links are streamed, and quick; simulator only
+    std::uint32_t quick = 0;  // so are links, once of so many times; 0: never; simulator only
     bool own_processor = true;  // every rank of this host has one
     int spread_degree = kSpreadDegree;  // of the trees along which control records go (channel/spread.h)
     bool flat_trees = true, vote_trees = true;  // small operations and votes go along them, too, where ranks are many

@@ -48,8 +48,10 @@ bool Communicator::reads_memory(const OpState& op, bool near) const {
     } else if (core_.config.pull_limit == 0) {
         if (kind == OpKind::Reduce) return false;  // the root alone would do all of it
         if (kind == OpKind::AllReduce) limit = near ? kPullFrom : kGroupsFrom;
-        // Ranks that read each other are on one machine, and agree on whether it streams (Address::check_agrees).
-        if (near && streams_decide()) limit = streamed_limit(op.desc, kind, spec_.members.size(), limit);
+        // Ranks that read each other are on one machine, and agree on whether it streams (Address::check_agrees). Under replay the next
+        // generation of the job may come up on another one, and has to add in the same order. (Two ranks have but one.)
+        const bool is_kept = replays() && reduces(kind) && spec_.members.size() > 2;
+        if (near && streams_decide() && !is_kept) limit = streamed_limit(op.desc, kind, spec_.members.size(), limit);
     }
     return op.shape.algorithm == Algorithm::Auto && op.grid.segments() > 0 && op.desc.count * size_of(op.desc.dtype) >= limit;
 }

@@ -291,8 +291,14 @@ Status Job::link_tcp() {
         if (result == Engine::Wait::Closed) status = Status::error(Code::Closed, "the job was closed while it started");
         if (result != Engine::Wait::Timeout) continue;
         auto why = tcp_->why(missing.lowest());
+        const bool far =
+            std::ranges::any_of(addresses_, [&](const Address& a) { return missing.has(a.rank) && a.host != own_.host; });
+        const char* unless = far && !config_.has_secret
+                                 ? ". This job has no secret, so its ranks listen on loopback only: between "
+                                   "hosts set FTCOMM_SECRET to the same 16 or more characters on all ranks"
+                                 : "";
         status = Status::error(Code::Timeout, "no link to rank(s) " + missing.text() + (why.empty() ? "" : " (" + why + ")") +
-                                                  ": see whether they are running and reachable");
+                                                  ": see whether they are running and reachable" + unless);
         status.ranks = missing.list();
     }
     engine_.unlock();

@@ -65,6 +65,7 @@ public:
     bool writer_waits();
 
     const Ring* ring() const { return ring_; }
+    std::uint64_t capacity() const { return capacity_; }
 
 private:
     const std::byte* data() const { return reinterpret_cast<const std::byte*>(ring_ + 1); }

@@ -96,7 +96,7 @@ void ShmTransport::ring_held(int slot) {
 void ShmTransport::attach(int slot, std::uint32_t incarnation) {
     auto& writer = peers_[static_cast<std::size_t>(slot)].writer;
     if (writer.attached && writer.incarnation == incarnation) return;
-    discard_all_windows();
+    discard_what_is_over();
     ring_held(slot);  // a predecessor that was voted out may live, and has been told so
     const bool refused = writer.waiting;  // for want of a link, or by one that is gone: its frame is still to be sent
     writer = Writer{};
@@ -159,10 +159,31 @@ void ShmTransport::discard_windows(const shm::Instance& dead) {
     }
 }
 
-void ShmTransport::discard_all_windows() {
-    std::erase_if(removed_, [this](const shm::Instance* one) {
+// What it has not read, whoever sent it: senders may have died with it. Who still writes there, not having heard, writes for nobody. Replacements
+// get rings of their own: without this a job would grow with each death. Headers stay, as links of their chain, along which offsets go down.
+void ShmTransport::discard_rings_to(shm::Instance& dead) {
+    for (int slot = 0; slot < segment_.world_size(); ++slot) {
+        auto at = segment_.inbound(&dead, slot).load(std::memory_order_acquire);
+        while (const auto* ring = segment_.at<shm::Ring>(at)) {
+            const auto capacity = ring->capacity, older = ring->older;
+            if (ring->magic != shm::kRingMagic || !shm::is_ring_capacity(capacity) ||
+                segment_.at<shm::Ring>(at, sizeof(shm::Ring) + capacity) == nullptr)
+                break;
+            segment_.discard(at + sizeof(shm::Ring), capacity);
+            if (older >= at) break;
+            at = older;
+        }
+    }
+}
+
+// A voted-out process may still be at work on what was sent to it, and others on what it shows: zeros there would be taken for data.
+void ShmTransport::discard_what_is_over() {
+    std::erase_if(removed_, [this](shm::Instance* one) {
         const bool over = is_over(one->liveness.load(std::memory_order_acquire));
-        if (over) discard_windows(*one);
+        if (over) {
+            discard_windows(*one);
+            discard_rings_to(*one);
+        }
         return over;
     });
 }
@@ -173,23 +194,18 @@ void ShmTransport::detach(int slot) {
     ring_held(slot);
     for (auto& reader : peer.readers)
         if (reader->incarnation <= peer.writer.incarnation) reader->closed = closed_some_ = true;
-    // A voted-out process may still be at work on what this rank sent it: zeros there would be taken for data.
-    if (peer.writer.ring != nullptr && is_over(peer.writer.instance->liveness.load(std::memory_order_acquire)))
-        discard(peer.writer.ring->ring());
-    if (const auto* instance = instance_of(slot); instance != nullptr) removed_.push_back(instance);
-    discard_all_windows();
+    if (auto* instance = instance_of(slot); instance != nullptr) removed_.push_back(instance);
+    discard_what_is_over();
     peer.writer = Writer{};
     sweep(peer);
 }
 
-// Replacements get rings of their own: without this a job would grow with each death. The header stays, as a link of its chain.
-void ShmTransport::discard(const shm::Ring* ring) {
-    segment_.discard(segment_.offset_of(ring) + sizeof(shm::Ring), ring->capacity);
-}
-
+// Long ones while at most half of the segment is used: what is given back is memory, not room in it.
 bool ShmTransport::make_ring(int slot, Writer& writer) {
     if (instance_of(slot) == nullptr) return false;
-    auto capacity = shm::ring_capacity(segment_.world_size());
+    const bool roomy = segment_.header().used.load(std::memory_order_relaxed) <= segment_.size() / 2;
+    const auto capacity =
+        roomy ? shm::ring_capacity(segment_.world_size()) : shm::ring_capacity(segment_.world_size(), shm::kUsualRing);
     auto offset = segment_.allocate(sizeof(shm::Ring) + capacity, 4096);
     auto* ring = segment_.at<shm::Ring>(offset, sizeof(shm::Ring) + capacity);
     if (ring == nullptr) return false;
@@ -377,7 +393,8 @@ void ShmTransport::look_for_peers() {
 void ShmTransport::sweep(Peer& peer) {
     if (reading_) return;  // a reader may be in use further up the stack
     const auto gone = std::erase_if(peer.readers, [this](const auto& reader) {
-        if (reader->closed) discard(reader->ring.ring());
+        if (reader->closed)
+            segment_.discard(segment_.offset_of(reader->ring.ring()) + sizeof(shm::Ring), reader->ring.capacity());
         return reader->closed;
     });
     if (gone == 0) return;

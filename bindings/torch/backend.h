@@ -94,9 +94,10 @@ public:
     std::vector<std::uint8_t> alive();
     bool solo();
     bool closed() const { return closed_; }
+    bool aborted() const { return aborted_; }
     const std::shared_ptr<JobRef>& job() const { return job_; }
-    // Under `lossy`: a broadcast whose root is dead is made from the lowest living rank. Right where all ranks hold replicas
-    // (DDP's buffers and bucket order); set at the same point of every rank's program.
+    // Under `lossy`: a broadcast whose root is dead is made from the lowest living rank. Right where all ranks hold replicas: while
+    // DistributedDataParallel hands its buffers and the order of its buckets round.
     void set_stand_in(bool on) { stand_in_ = on; }
     bool stand_in() const { return stand_in_; }
 
@@ -141,7 +142,7 @@ private:
     const int policy_;
     std::atomic<double> timeout_;
     const std::shared_ptr<std::atomic<int>> last_error_ = std::make_shared<std::atomic<int>>(0);
-    std::atomic<bool> closed_{false}, stand_in_{false};
+    std::atomic<bool> closed_{false}, aborted_{false}, stand_in_{false};
     int derived_ = 0;  // groups made of this one by shrink and split, in the same order on all members
 
     std::mutex order_;  // operations reach the library one at a time, in the order of the calls

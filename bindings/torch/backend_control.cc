@@ -145,6 +145,7 @@ bool FtBackend::solo() {
 }
 
 void FtBackend::abort() {
+    aborted_ = true;
     job_->with([&](ft_job* job) { return ft_comm_revoke(job, id_); });
 }
 

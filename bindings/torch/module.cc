@@ -7,6 +7,7 @@
 
 #include "../python/view.h"
 #include "backend.h"
+#include "pool.h"
 #include "tensors.h"
 
 namespace py = pybind11;
@@ -39,9 +40,11 @@ std::shared_ptr<torch::jit::PythonFutureWrapper> wrapped(c10::intrusive_ptr<c10:
 
 // In a backward pass (a DDP hook written in Python) the future is complete when the hook gets it. Its callbacks then run at
 // once, in the order of the buckets; were they run when an operation happens to end, the operations that they start
-// (PowerSGD) would come in a different order on each rank.
+// (PowerSGD) would come in a different order on each rank. (A message may need what this rank calls next.)
 std::shared_ptr<torch::jit::PythonFutureWrapper> future_for_python(FtWork& work) {
-    if (torch::autograd::get_current_graph_task_id() != -1) work.settle();
+    const auto type = work.retrieveOpType();
+    const bool message = type == c10d::OpType::SEND || type == c10d::OpType::RECV || type == c10d::OpType::RECVANYSOURCE;
+    if (!message && torch::autograd::get_current_graph_task_id() != -1) work.settle();
     return wrapped(work.getFuture());
 }
 
@@ -108,6 +111,11 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         .def_property_readonly("pointer", &JobRef::pointer)
         .def_property_readonly("closed", &JobRef::closed);
 
+    // torch copies a group's options for those that it splits off.
+    py::class_<FtOptions, c10d::Backend::Options, c10::intrusive_ptr<FtOptions>>(m, "FtOptions")
+        .def_readonly("policy", &FtOptions::policy)
+        .def("__deepcopy__", [](const FtOptions& self, const py::dict&) { return c10::make_intrusive<FtOptions>(self); });
+
     py::class_<FtWork, c10d::Work, c10::intrusive_ptr<FtWork>>(m, "FtWork").def("get_future", &future_for_python);
     py::class_<FtGroupWork, c10d::Work, c10::intrusive_ptr<FtGroupWork>>(m, "FtGroupWork");
 
@@ -142,6 +150,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
                      (*fn)();
                  });
              })
+        .def_property_readonly("aborted", &FtBackend::aborted)
+        .def_property_readonly("options", &FtBackend::getBackendOptions)
         .def_property("stand_in", &FtBackend::stand_in, &FtBackend::set_stand_in)
         .def_property_readonly("alive", [](FtBackend& self) { return py::tuple(py::cast(set_bits(self.alive()))); })
         // torch calls it on ranks outside a new group when the default group is bound to a device; nothing to do here.
@@ -149,6 +159,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
 
     m.attr("tensor_view") = py::capsule(reinterpret_cast<void*>(&view_tensor), ftcomm_python::kTensorView);
     m.def("outcome", &outcome, py::arg("work"));
+    m.def(
+        "settle", [](double seconds) { Pool::get().settle(seconds); }, py::arg("seconds"),
+        py::call_guard<py::gil_scoped_release>());
     m.def("tensor_future", &tensor_future, py::arg("work"));
     m.def("set_error_class", [](const py::object& cls) { set_error_class(cls.ptr()); });
     m.def("take_detail", []() -> py::object {

@@ -94,8 +94,7 @@ bool Operation::test() {
     }
     for (ft_request* request : requests_) {
         std::int32_t done = 0;
-        ft_request_test(request, &done);
-        if (done == 0) return false;
+        if (ft_request_test(request, &done) != FT_CLOSED && done == 0) return false;
     }
     complete();
     return true;
@@ -173,7 +172,7 @@ void Operation::complete() {
     if (staging_ && cancelled_ != FT_OK && !error) error = own_error(cancelled_, name + ": it was given up before it was posted");
     for (ft_request* request : requests_) {
         std::int32_t done = 0;
-        const int code = ft_request_test(request, &done);
+        const int code = ft_request_test(request, &done);  // FT_CLOSED: the job has ended before it
         if (code != FT_OK && !error) error = last_error(code);
     }
     if (!error) {

@@ -2,7 +2,9 @@
 
 #include <pthread.h>
 
+#include <chrono>
 #include <exception>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -28,18 +30,35 @@ Pool& Pool::get() {
 }
 
 void Pool::run(std::function<void()> task) {
-    bool start = false;
-    {
-        std::lock_guard<std::mutex> lock(mutex_);
-        tasks_.push_back(std::move(task));
-        start = idle_ < tasks_.size();
+    std::unique_lock<std::mutex> lock(mutex_);
+    tasks_.push_back(std::move(task));
+    if (idle_ < tasks_.size() && start()) return;
+    if (threads_ == 0) {  // nor will there be one: here, then
+        task = std::move(tasks_.back());
+        tasks_.pop_back();
+        lock.unlock();
+        return task();
     }
-    if (!start) {
-        wake_.notify_one();
-        return;
-    }
+    lock.unlock();
+    wake_.notify_one();
+}
+
+// With mutex_. False: the system has no more threads for this process.
+bool Pool::start() {
     const ftcomm::BlockSignals block;
-    std::thread([this] { work(); }).detach();
+    try {
+        std::thread([this] { work(); }).detach();
+    } catch (const std::system_error& e) {
+        LOG(WARNING) << "ftcomm: no thread can be started to finish operations: " << e.what();
+        return false;
+    }
+    ++threads_;
+    return true;
+}
+
+void Pool::settle(double seconds) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    settled_.wait_for(lock, std::chrono::duration<double>(seconds), [this] { return tasks_.empty() && idle_ == threads_; });
 }
 
 void Pool::work() {
@@ -47,6 +66,7 @@ void Pool::work() {
     while (true) {
         while (tasks_.empty()) {
             ++idle_;
+            if (idle_ == threads_) settled_.notify_all();
             wake_.wait(lock);
             --idle_;
         }

@@ -14,14 +14,17 @@ class Pool {
 public:
     static Pool& get();
     void run(std::function<void()> task);
+    // Until there is no task left, or that long: before the interpreter ends, which ends a thread that it meets in a callback, in the middle of C++.
+    void settle(double seconds);
 
 private:
+    bool start();
     void work();
 
     std::mutex mutex_;
-    std::condition_variable wake_;
+    std::condition_variable wake_, settled_;
     std::deque<std::function<void()>> tasks_;
-    std::size_t idle_ = 0;
+    std::size_t idle_ = 0, threads_ = 0;
 };
 
 }  // namespace ftcomm_torch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -24,6 +25,7 @@ from ftcomm.request import Outcome
 from ftcomm.torch import rendezvous
 from ftcomm.torch._extension import load
 from ftcomm.torch.register import DEVICES
+from ftcomm.torch.replicas import serve_replicas
 from ftcomm.torch.shrunk import serve_all_devices
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _POLICIES = {"raise": 0, "lossy": 1, "replay": 2}
+_SETTLE = 5.0  # seconds that callbacks of futures have at the end of the process
 
 
 @dataclasses.dataclass
@@ -52,18 +55,21 @@ class _Entry:
 _lock = threading.RLock()
 _entries: dict[int, _Entry] = {}  # by the native job's address
 _groups: dict[str, Any] = {}  # open backends by torch's name of the group
-_started = 0
+_started: collections.Counter[str] = collections.Counter()  # by a job's name
+_made_before: collections.Counter[tuple[Any, ...]] = collections.Counter()  # groups, by job, name and slots
 
 
 def create(dist_opts: Any, pg_options: Any) -> Any:
     """What torch calls for each device type of a new group; a group has one backend for all of them."""
     extension = load()
-    serve_all_devices(extension.FtBackend)
+    serve_all_devices(extension.FtBackend, _adopt)
+    serve_replicas(_own_backend)
     if pg_options is not None and not isinstance(pg_options, Options):
         raise ConfigError(f"pg_options must be an ftcomm.Options, not {type(pg_options).__name__}.")
     name = str(dist_opts.group_id)
     with _lock:
-        for old in [old for old, backend in _groups.items() if backend.closed]:
+        # torch may give the name of a group that was aborted to another one.
+        for old in [old for old, backend in _groups.items() if backend.closed or backend.aborted]:
             del _groups[old]
         if name in _groups:
             return _groups[name]
@@ -73,18 +79,32 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
         _check_debug_level(options)
         entry, slots = found or (_start(dist_opts, ranks, options), list(range(len(ranks))))
         timeout = _timeout(dist_opts.timeout.total_seconds(), pg_options, options)
+        # And so to what was destroyed, of the same ranks: its number is not free again.
+        key = (entry.job.pointer, name, *slots)
+        before = _made_before[key]
+        _made_before[key] += 1
         backend = extension.FtBackend(
             job=entry.ref,
-            id=communicator_id(entry.job.name, "torch", name, *slots),
+            id=communicator_id(entry.job.name, "torch", name, *slots, *([f"again {before}"] if before else [])),
             name="world" if not dist_opts.global_ranks_in_group else f"group {name}",
             slots=slots,
             rank=dist_opts.group_rank,
             policy=_POLICIES[options.policy],
             timeout=timeout,
         )
-        backend.set_on_lane(functools.partial(_uses_a_device, backend.comm_id))
-        _groups[name] = backend
+        _watch(name, backend)
         return backend
+
+
+def _watch(name: str, backend: Any) -> None:
+    backend.set_on_lane(functools.partial(_uses_a_device, backend.comm_id))
+    _groups[name] = backend
+
+
+def _adopt(backend: Any) -> None:
+    """That of a group which torch has shrunk."""
+    with _lock:
+        _watch(f"{backend.comm_name} {backend.comm_id:x}", backend)
 
 
 def _timeout(given: float, own: Options | None, options: Options) -> float:
@@ -112,7 +132,12 @@ def _find(ranks: list[int]) -> tuple[_Entry, list[int]] | None:
     default = _own_backend(dist.distributed_c10d._get_default_group()) if dist.is_initialized() else None
     if default is not None and not default.closed:
         # After shrink_group the default group's ranks are numbered anew.
-        return _entries[default.job.pointer], [default.slots[rank] for rank in ranks]
+        entry = _entries.get(default.job.pointer)
+        if entry is None:
+            raise ConfigError(
+                "This process has left the job of the default group; a group of it can't be made any more."
+            )
+        return entry, [default.slots[rank] for rank in ranks]
     for entry in _entries.values():
         if not entry.job.closed and set(ranks) <= set(entry.ranks):
             return entry, [entry.ranks.index(rank) for rank in ranks]
@@ -120,7 +145,6 @@ def _find(ranks: list[int]) -> tuple[_Entry, list[int]] | None:
 
 
 def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
-    global _started
     meeting = None if dist_opts.global_ranks_in_group else rendezvous.take()
     agents = None if dist_opts.global_ranks_in_group else rendezvous.take_agents()
     store, rank, size, timeout = (
@@ -136,8 +160,9 @@ def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
         name = meeting.job if meeting is not None else job_name()
     if dist_opts.global_ranks_in_group:  # the default group has another backend
         name += f".{communicator_id('group', dist_opts.group_id, *ranks):x}"
-    elif _started:
-        name += f".{_started}"  # destroyed and initialized again, maybe over the same store
+    base = name
+    if _started[base]:
+        name += f".{_started[base]}"  # destroyed and initialized again, maybe over the same store
     around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if meeting is not None:
         options = dataclasses.replace(options, secret=options.secret or meeting.secret)
@@ -151,8 +176,7 @@ def _start(dist_opts: Any, ranks: list[int], options: Options) -> _Entry:
             job=name,
             timeout=timeout,
         )
-    if not dist_opts.global_ranks_in_group:
-        _started += 1
+    _started[base] += 1
     entry = _Entry(job, None, ranks)
     entry.ref = load().JobRef(job.pointer, lambda: _leave(entry))
     _entries[job.pointer] = entry
@@ -289,14 +313,16 @@ def others_open() -> list[Communicator]:
     """Of this process's groups besides the default one, in the order in which they were made."""
     default = backend_of()
     with _lock:
-        found = [backend for backend in _groups.values() if backend is not default and not backend.closed]
+        found = [one for one in _groups.values() if one is not default and not one.closed and not one.aborted]
     return [communicator_of(backend) for backend in found]
 
 
 def over_all_ranks(job: Job) -> list[Any]:
     """The open backends of this process's groups that have all ranks of the job, the default group's among them."""
     with _lock:
-        found = [one for one in _groups.values() if not one.closed and one.job.pointer == job.pointer]
+        found = [
+            one for one in _groups.values() if not one.closed and not one.aborted and one.job.pointer == job.pointer
+        ]
     return [one for one in found if len(one.slots) == job.world_size]
 
 
@@ -322,6 +348,8 @@ def _leave_all() -> None:
             _leave(entry, at_exit=True)
         except Exception:  # noqa: BLE001 - at exit there is nobody to tell
             continue
+    if _started:
+        load().settle(_SETTLE)
 
 
 def _forget_in_child() -> None:

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 
 from ftcomm.torch._extension import load
-from ftcomm.torch.groups import backend_of
 
 __all__ = ["lossy_hook"]
 
@@ -21,7 +20,5 @@ def lossy_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torc
         state: the process group, or None for the default one.
     """
     group = state if state is not None else dist.group.WORLD
-    # The ranks are replicas: what DDP broadcasts from rank 0 (buffers, bucket order) can come from another one.
-    backend_of(group).stand_in = True
     work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
     return load().tensor_future(work)

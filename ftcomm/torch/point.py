@@ -14,6 +14,7 @@ from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.job import Job
 from ftcomm.torch.groups import backend_of, communicator_of, job_of
 from ftcomm.torch.shards import Shards, sharded
+from ftcomm.torch.state import check_movable
 
 __all__ = ["DOUBTS", "GOES", "HAS", "LEFT", "NEEDS", "WAITS", "Point", "expect", "flag_left", "point_of"]
 
@@ -87,10 +88,11 @@ def _make_point(model: Any) -> Point:
     backend = backend_of(getattr(model, "process_group", None))
     job = job_of(backend)
     shards = Shards(model, job.world_size) if sharded(model) else None
-    backend.stand_in = shards is None  # the ranks are replicas: see lossy_hook
+    group = communicator_of(backend)
+    if group.policy == "lossy":
+        check_movable(model)
     number = communicator_id(job.name, "join_point", backend.comm_id)
     everybody = Communicator.create(job, "join point", id=number, policy="lossy")
-    group = communicator_of(backend)
     flags = torch.zeros(job.world_size + 3, dtype=torch.uint8)
     point = Point(job, everybody, group, flags, shards, expected=tuple(range(job.world_size)))
     job.add_listener(point.hear)

@@ -84,12 +84,15 @@ def _builtin_hook(ddp: Any) -> Any:
 
 
 def reset_hook_state(state: Any) -> None:
-    """PowerSGD keeps errors and factors by bucket, and counts iterations until its start: all begin again, on all ranks."""
+    """PowerSGD keeps errors and factors by bucket, and counts iterations until its start, as post-local SGD does.
+
+    All of that begins again, on all ranks.
+    """
     for name in ("error_dict", "p_memory_dict", "q_memory_dict"):
         kept = getattr(state, name, None)
         if isinstance(kept, dict):
             kept.clear()
-    if hasattr(state, "start_powerSGD_iter"):
+    if isinstance(getattr(state, "iter", None), int):
         state.iter = 0
 
 

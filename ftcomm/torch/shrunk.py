@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from ftcomm.torch.register import DEVICES
 __all__ = ["serve_all_devices"]
 
 
-def serve_all_devices(backend_class: type) -> None:
+def serve_all_devices(backend_class: type, adopt: Callable[[Any], None]) -> None:
     """From now on a shrunk group's backend serves the tensors of each device, as that of the group before it did.
 
     torch registers it for one device only: that which the group was bound to, or the CPU. On the others the first operation after
-    the recovery would fail.
+    the recovery would fail. ``adopt`` is told of it, too.
     """
     made = getattr(distributed_c10d, "_create_shrunk_process_group", None)
     if made is None or hasattr(made, "_ftcomm"):
@@ -27,6 +28,7 @@ def serve_all_devices(backend_class: type) -> None:
     def create(new_backend: Any, *args: Any, **more: Any) -> Any:
         group = made(new_backend, *args, **more)
         if isinstance(new_backend, backend_class):
+            adopt(new_backend)
             for device in map(torch.device, DEVICES):
                 try:
                     group._get_backend(device)

@@ -30,6 +30,26 @@ class _Slot:
         self.index, self.part = index, part
 
 
+def tensors_of(module: Any) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers, with their names."""
+    named = [(f"parameter {name}", local(p.data)) for name, p in module.named_parameters()]
+    return named + [(f"buffer {name}", local(b.data)) for name, b in module.named_buffers()]
+
+
+def check_movable(model: Any) -> None:
+    """At the first join point: at that of the first replacement it would be the end of those who are there.
+
+    Raises:
+        ConfigError: some tensor is none of the kind that can be handed over.
+    """
+    for what, tensor in tensors_of(unwrapped(model)):
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_conj():
+            kind = "quantized" if tensor.is_quantized else "a conjugate view" if tensor.is_conj() else tensor.layout
+            raise ConfigError(
+                f"join_point moves dense tensors, but {what} is {kind}. Keep it out of the module's state."
+            )
+
+
 class TrainingState:
     """Collects (on a survivor) or receives (on a replacement) the state of a replicated training run.
 
@@ -74,8 +94,7 @@ class TrainingState:
             )
 
     def model_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        named = [(f"parameter {name}", local(p.data)) for name, p in self.module.named_parameters()]
-        return named + [(f"buffer {name}", local(b.data)) for name, b in self.module.named_buffers()]
+        return tensors_of(self.module)
 
     # -- on a survivor -------------------------------------------------------------------------------------------
 

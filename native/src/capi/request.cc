@@ -59,7 +59,8 @@ int ft_request_test(ft_request* r, int32_t* done) {
     if (int rc = check(r); rc != FT_OK) return rc;
     ring(r);
     *done = is_done(r) ? 1 : 0;
-    return *done != 0 ? result(r) : int{FT_OK};
+    if (*done != 0) return result(r);
+    return r->job->running() ? int{FT_OK} : fail(Code::Closed, "the job was closed before the operation was done");
 }
 
 int ft_request_fail(ft_request* r, int32_t why) {

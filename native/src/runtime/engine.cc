@@ -103,7 +103,8 @@ void Engine::drop_node() {
 
 bool Engine::on_done(const RequestPtr& request, std::function<void()> fn) {
     Hold hold(*this);
-    if (request->done.load(std::memory_order_acquire)) return false;
+    if (request->done.load(std::memory_order_acquire) || node_ == nullptr)
+        return false;  // or nobody will ever say that it is done
     request->on_done = [fn = std::move(fn)](Request&) { fn(); };
     if (with_callback_.size() >= prune_at_) {
         std::erase_if(with_callback_, [](const auto& weak) { return weak.expired(); });

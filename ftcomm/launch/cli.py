@@ -23,6 +23,7 @@ from ftcomm.launch.folder import RunFolder
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.nodes import End
 from ftcomm.launch.pair_log import PairLog
+from ftcomm.launch.parent import raise_file_limit
 from ftcomm.launch.replay import ReplayAgent
 from ftcomm.launch.signals import Signals, parse_signals
 from ftcomm.launch.standbys import check_standbys
@@ -85,6 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         value = getattr(args, name)
         if value is not None:
             os.environ[f"FTCOMM_{name.upper()}"] = value
+    raise_file_limit()
     pair_log = None
     try:
         options = Options()  # a wrong value is told once, here, instead of by every worker

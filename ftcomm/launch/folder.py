@@ -157,10 +157,10 @@ class RunFolder:
         return sorted(events, key=lambda e: e["time"])
 
     def _names(self) -> list[str]:
-        """Of what is in it. Who has removed the folder takes the events away, not the run."""
+        """Of what is in it. Who has removed the folder, or left no descriptor for it, takes the events away, not the run."""
         try:
             return sorted(os.listdir(self.path))
-        except FileNotFoundError:
+        except OSError:
             return []
 
     def _tail(self, name: str) -> list[Event]:
@@ -169,7 +169,7 @@ class RunFolder:
             with open(self.path / name, "rb") as file:
                 file.seek(start)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # the next time goes on from here
             return []
         whole = data.rfind(b"\n") + 1  # the rest of a line is still being written
         if self._held is not None and start // _FREED < (start + whole) // _FREED:  # nobody reads them again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import select
 import subprocess
 import sys
@@ -51,6 +52,24 @@ def test_a_worker_that_writes_wakes_the_reader(tmp_path: Path) -> None:
     assert [e["event"] for e in folder.new_events()] == ["b"]
     folder.close()
     assert tmp_path.exists()
+
+
+def test_what_cannot_be_read_is_read_later(tmp_path: Path) -> None:
+    """No descriptor is left for it. What is no file is never read."""
+    folder = RunFolder(str(tmp_path))
+    folder.begin([0, 1], node=0, nodes=1)
+    (tmp_path / "events-0-0.jsonl").write_text('{"time": 1, "event": "a"}\n')
+    (tmp_path / "events-1-0.jsonl").mkdir()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(folder.fd)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+    try:
+        assert folder.new_events() == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert [e["event"] for e in folder.new_events()] == ["a"]
+    folder.close()
 
 
 def test_folders_of_dead_ftruns_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -95,6 +96,22 @@ def test_ctrl_c_ends_the_wait_for_processes(start: Start, no_processes: Callable
     code, _, err = run.finish()
     assert code != 0
     assert "did not end in time" not in err
+
+
+def test_ftrun_has_all_descriptors_and_workers_have_the_usual(start: Start) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    low = 500
+    resource.setrlimit(resource.RLIMIT_NOFILE, (low, limits[1]))
+    run = start(
+        HELLO
+        + """
+import resource
+say(*(resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] for pid in (os.getpid(), os.getppid())))
+"""
+    )
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    code, out, err = run.finish()
+    assert (code, out) == (0, f"{low} {limits[1]}\n"), err
 
 
 def test_a_worker_that_comes_back_too_often_is_given_up(start: Start) -> None:

@@ -18,7 +18,7 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
 
-from ftcomm.launch.folder import Event, RunFolder
+from ftcomm.launch.folder import MALFORMED, Event, RunFolder
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.nodes import End, Nodes, serves_store
 from ftcomm.launch.pair_log import PairLog
@@ -186,16 +186,21 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     def _read_events(self) -> None:
         for event in self._setting.folder.new_events():
             self._speaks_ftcomm = True
-            slot, incarnation = event.get("slot"), event.get("slot_incarnation")
-            if event["event"] == "joined" and isinstance(slot, int) and isinstance(incarnation, int):
-                self._admitted.add((slot, incarnation))
-            if event["event"] == "refused":
-                self._refused.add((event["rank"], event["incarnation"]))
-            began = event["event"] == "started" and event.get("joining") is False and event.get("world_size", 1) > 1
-            if began and isinstance(process := event.get("process"), int):  # a new job, together with others
-                self._admitted.add((event["rank"], process))
             self._setting.narrator.hear(event)
-            self._on_event(event)
+            with contextlib.suppress(*MALFORMED):
+                self._hear(event)
+                self._on_event(event)
+
+    def _hear(self, event: Event) -> None:
+        """Who holds the training state, and who never will."""
+        slot, incarnation = event.get("slot"), event.get("slot_incarnation")
+        if event["event"] == "joined" and isinstance(slot, int) and isinstance(incarnation, int):
+            self._admitted.add((slot, incarnation))
+        if event["event"] == "refused":
+            self._refused.add((event["rank"], event["incarnation"]))
+        began = event["event"] == "started" and event.get("joining") is False and event.get("world_size", 1) > 1
+        if began and isinstance(process := event.get("process"), int):  # a new job, together with others
+            self._admitted.add((event["rank"], process))
 
     def _on_event(self, event: Event) -> None:
         """A worker's event, for more than being told."""

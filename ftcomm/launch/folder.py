@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import heapq
 import json
+import math
 import os
 import re
 import shutil
@@ -33,6 +34,9 @@ _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 0x1, 0x2
 _FREED = 1 << 20  # bytes that have been read, from which on they are given back
 _WINDOW = 4096  # events of one file, over which they are put in order
 
+# What comes of an event of which a field is missing or is something else: such a one is left out, and the run goes on.
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError)
+
 
 def parse_line(line: bytes) -> Event | None:
     """One event, or None for what is not one: a killed worker may leave half a line."""
@@ -40,14 +44,20 @@ def parse_line(line: bytes) -> Event | None:
         return None
     try:
         event = json.loads(line)
-    except ValueError:
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            return None
+        if not _is_number(event.get("time"), float) or not math.isfinite(event["time"]):
+            return None
+    except (ValueError, OverflowError, RecursionError):
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return None
-    if isinstance(event.get("time"), bool) or not isinstance(event.get("time"), (int, float)):
+    if not all(_is_number(event[name]) for name in ("rank", "incarnation") if name in event):
         return None
     event["event"] = event["event"].replace("_", "-").replace(" ", "-")
     return event
+
+
+def _is_number(value: Any, *kinds: type) -> bool:
+    return isinstance(value, (int, *kinds)) and not isinstance(value, bool)
 
 
 def read_events(path: str | os.PathLike[str]) -> list[Event]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 from ftcomm.job import missed_fault
-from ftcomm.launch.folder import Event
+from ftcomm.launch.folder import MALFORMED, Event
 from ftcomm.launch.summary import Ledger
 
 Key = tuple[Any, ...]
@@ -71,7 +71,7 @@ class Narrator:
             return
         try:
             tell(event)
-        except (KeyError, TypeError, ValueError):
+        except MALFORMED:
             self._once(("malformed", event["event"]), f"an event that can't be read: {event!r:.200}")
 
     def say(self, text: str, at: float | None = None) -> None:

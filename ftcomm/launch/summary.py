@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from ftcomm.launch.folder import Event
+from ftcomm.launch.folder import MALFORMED, Event
 from ftcomm.launch.lanes import LaneReader, State, Timeline
 
 __all__ = ["Ledger", "summary"]
@@ -29,13 +29,12 @@ class Ledger:
         self._start = self._end = 0.0
 
     def hear(self, event: Event) -> None:
-        if event["event"] == "job":
-            self._reader = LaneReader(event.get("ranks", ()))
-            self._start = event["time"]
-        if self._reader is not None:
-            self._end = max(self._end, event["time"])
-            # The narrator says which event it was that can't be read.
-            with contextlib.suppress(KeyError, TypeError, ValueError):
+        with contextlib.suppress(*MALFORMED):  # the narrator says which event it was that can't be read
+            if event["event"] == "job":
+                self._reader = LaneReader(event.get("ranks", ()))
+                self._start = event["time"]
+            if self._reader is not None:
+                self._end = max(self._end, event["time"])
                 self._reader.read(event)
 
     def close(self) -> list[str]:

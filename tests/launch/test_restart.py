@@ -98,6 +98,36 @@ def test_ctrl_c_ends_the_wait_for_processes(start: Start, no_processes: Callable
     assert "did not end in time" not in err
 
 
+@pytest.mark.parametrize("flags", [(), ("--policy", "replay")], ids=["", "replay"])
+def test_events_that_lack_what_they_should_have_are_left_out(
+    start: Start, tmp_path: Path, flags: tuple[str, ...]
+) -> None:
+    run = start(
+        HELLO
+        + """
+import json
+with open(f"{os.environ['FTCOMM_EVENTS']}/events-0-0.jsonl", "a") as file:
+    for event in (
+        {"event": "refused"},
+        {"event": "job", "ranks": 5},
+        {"event": "exit", "code": 1, "how": 5, "waiting": [], "rank": 0},
+        {"event": "started", "joining": False, "world_size": "2", "process": 0, "rank": 0},
+        {"event": "started", "log_group": [0]},
+        {"event": "joined", "slot": [], "slot_incarnation": {}},
+        {"event": "removed", "slot": [], "slot_incarnation": {}},
+        {"event": "suspected", "slot": 0, "evidence": "pidfd", "slot_incarnation": [], "rank": 0},
+    ):
+        file.write(json.dumps({"time": 1, **event}) + "\\n")
+say("done")
+""",
+        "--pair-log" if flags else "--nproc-per-node",
+        str(tmp_path) if flags else "1",
+        *flags,
+    )
+    code, out, err = run.finish()
+    assert (code, out) == (0, "done\n"), err
+
+
 def test_ftrun_has_all_descriptors_and_workers_have_the_usual(start: Start) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     low = 500

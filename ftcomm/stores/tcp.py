@@ -23,6 +23,9 @@ class TcpStore(Store):
 
     ``came_up``: it did before its address was told, so that a refused connection says that it has ended. With ``server`` the
     client owns the server too and ends it at close().
+
+    A call that fails closes its connection, and the next one makes a new one: an answer that comes too late must not be taken
+    for that of the next question.
     """
 
     def __init__(
@@ -37,13 +40,23 @@ class TcpStore(Store):
     ) -> None:
         self._lock = threading.Lock()
         self._server = server
-        self._parser = wire.Parser()
+        self._address, self._secret = (host, port), secret
         self._where = f"{host}:{port}"
-        self._sock = self._connect(host, port, time.monotonic() + timeout, came_up)
-        self._handshake(secret)
+        self._connected = self._closed = self._released = False
+        self._open(time.monotonic() + timeout, came_up)
 
-    def _connect(self, host: str, port: int, deadline: float, came_up: bool) -> socket.socket:
-        family, kind, protocol, _, address = resolve(host, port)
+    def _open(self, deadline: float, came_up: bool) -> None:
+        self._parser = wire.Parser()
+        self._sock = self._connect(deadline, came_up)
+        try:
+            self._handshake(self._secret)
+        except BaseException:
+            self._sock.close()
+            raise
+        self._connected = True
+
+    def _connect(self, deadline: float, came_up: bool) -> socket.socket:
+        family, kind, protocol, _, address = resolve(*self._address)
         pause = _FIRST_PAUSE
         while True:
             sock = socket.socket(family, kind, protocol)
@@ -71,16 +84,17 @@ class TcpStore(Store):
         self._sock.settimeout(_GRACE)
         hello = self._take(len(wire.MAGIC) + wire.NONCE)
         if not hello.startswith(wire.MAGIC):
-            self._sock.close()
             raise ConfigError(
                 f"Something else than an ftcomm store listens at {self._where}. Choose another MASTER_PORT (the same on "
                 "every rank); where torch hosts the store, start the job through torch."
             )
         server_nonce, nonce = hello[len(wire.MAGIC) :], wire.challenge()
-        self._sock.sendall(nonce + wire.proof(secret, b"client", server_nonce, nonce))
+        try:
+            self._sock.sendall(nonce + wire.proof(secret, b"client", server_nonce, nonce))
+        except OSError as error:
+            raise self._lost(error) from None
         answer = self._take(wire.PROOF)
         if not hmac.compare_digest(answer, wire.proof(secret, b"server", server_nonce, nonce)):
-            self._sock.close()
             raise ConfigError(
                 f"The store at {self._where} has another secret. Give every rank the same FTCOMM_SECRET (or none)."
             )
@@ -108,17 +122,31 @@ class TcpStore(Store):
 
     def _call(self, operation: int, *parts: bytes, wait: float = 0.0) -> list[bytes]:
         with self._lock:
+            try:
+                if not self._connected and not self._closed:
+                    self._open(time.monotonic() + _GRACE, came_up=True)
+                    if self._released:  # else its host would wait for this rank
+                        self._ask(wire.RELEASE)
+                return self._ask(operation, *parts, wait=wait)
+            except BaseException:
+                self._connected = False
+                self._sock.close()
+                raise
+
+    def _ask(self, operation: int, *parts: bytes, wait: float = 0.0) -> list[bytes]:
+        try:
             self._sock.settimeout(wait + _GRACE)
-            try:
-                self._sock.sendall(wire.pack(operation, *parts))
-            except OSError as error:
-                raise self._lost(error) from None
-            try:
-                while (frame := self._parser.next()) is None:
-                    self._receive()
-            except wire.Broken as error:
-                raise SystemFailure(f"The store at {self._where} sent {error}.") from None
-            return frame[1]
+            self._sock.sendall(wire.pack(operation, *parts))
+        except OSError as error:
+            raise self._lost(error) from None
+        try:
+            while (frame := self._parser.next()) is None:
+                self._receive()
+            if frame[0] != operation:
+                raise wire.Broken(f"the answer to operation {frame[0]} for that to {operation}")
+        except wire.Broken as error:
+            raise SystemFailure(f"The store at {self._where} sent {error}.") from None
+        return frame[1]
 
     def get(self, key: str) -> bytes | None:
         return self._call(wire.GET, _key(key))[0] or None
@@ -135,9 +163,11 @@ class TcpStore(Store):
         return [part.decode() for part in self._call(wire.WAIT, *parts, wait=timeout)]
 
     def release(self) -> None:
+        self._released = True
         self._call(wire.RELEASE)
 
     def close(self) -> None:
+        self._closed = True
         self._sock.close()
         if self._server is not None:
             self._server.close()

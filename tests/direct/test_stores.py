@@ -8,12 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ftcomm import ConfigError
 from ftcomm.errors import SystemFailure, Timeout
-from ftcomm.stores import MAX_VALUE, Store, wire
+from ftcomm.stores import MAX_VALUE, Store, tcp, wire
 from ftcomm.stores.file import FileStore
 from ftcomm.stores.memory import MemoryStore
 from ftcomm.stores.tcp import TcpStore
@@ -206,6 +207,47 @@ def test_tcp_lost_server() -> None:
     server.close(0)
     with pytest.raises(SystemFailure, match="lost|closed"):
         store.get("k")
+
+
+def test_tcp_an_answer_that_comes_too_late_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = TcpStoreServer()
+    other, store = TcpStore(*server.address), TcpStore(*server.address)
+    for key in ("a", "b"):
+        other.set(key, key.encode())
+    other.release()
+    store.release()
+    held, whole = threading.Event(), server._answer
+
+    def answer(client: Any, operation: int, parts: list[bytes]) -> None:
+        if parts == [b"a"]:
+            held.wait()
+        whole(client, operation, parts)
+
+    monkeypatch.setattr(server, "_answer", answer)
+    with monkeypatch.context() as patch:
+        patch.setattr(tcp, "_GRACE", 0.1)
+        with pytest.raises(SystemFailure, match="does not answer"):
+            store.get("a")
+    held.set()
+    assert store.get("b") == b"b"
+    assert all(
+        client.released for client in server._clients
+    )  # of a new connection nobody waits for the end of the start
+    server.close(0)
+
+
+def test_tcp_an_answer_to_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = TcpStoreServer()
+    store = TcpStore(*server.address)
+    whole = server._send
+
+    def send(client: Any, data: bytes) -> None:
+        whole(client, wire.pack(wire.SET) if data == wire.pack(wire.GET, b"") else data)
+
+    monkeypatch.setattr(server, "_send", send)
+    with pytest.raises(SystemFailure, match="sent the answer to operation 2 for that to 1"):
+        store.get("a")
+    server.close(0)
 
 
 def test_tcp_host_waits_for_those_who_still_start() -> None:

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from ftcomm._lib import check, lib
-from ftcomm.errors import ConfigError, Error, Timeout
+from ftcomm.errors import ConfigError, Error, PeerFailure, Timeout
 from ftcomm.job import FT_INTERRUPTED, Job, check_first, current
 from ftcomm.options import Options
 from ftcomm.stores import Store
@@ -158,6 +158,7 @@ class _Start:
             # Maybe only because another rank had failed before and was gone: then it has said why.
             _raise_if_error(self._said_by_others())
             raise
+        _failpoint("rendezvous.ready")
         self._claim(self._key("ready", 0, self.job.rank), _GOOD)
         self._gather("ready", "finished the start of the job")
 
@@ -204,6 +205,7 @@ class _Start:
                 "would be alone. Start with --policy lossy (and a join point) or --policy replay, or without restarts "
                 "(--max-restarts 0); or found a new job with the survivors: ftcomm.init(job=..., incarnation=0)."
             )
+        self._end_unfinished_start()
         self._gather("ready", "finished the start of the job")  # its founders; an error of theirs is ours
         boot = self._read(f"{job.instance}/rdv/boot")
         _failpoint("rendezvous.publish")
@@ -214,6 +216,20 @@ class _Start:
         addresses[job.rank] = self._address()
         job.joining = True
         self._link(addresses, int.from_bytes(boot, "little"), joining=True)
+
+    def _end_unfinished_start(self) -> None:
+        """The process before this one may have died after all had linked to it, and before it said so. The others wait for its
+        word, which nobody but this one knows will never come.
+        """
+        job = self.job
+        error = PeerFailure(
+            f"Rank {job.rank} died at the start of job {job.name!r}, when all had linked to it: start the job again.",
+            ranks=(job.rank,),
+            operation="rendezvous",
+        )
+        value = _as_value(error)
+        if self.store.compare_set(self._key("ready", 0, job.rank), b"", value) == value:
+            raise error  # which tells the others
 
     def _announce_newest(self) -> None:
         """``newest/RANK`` only goes up: two replacements of one slot may be on their way."""
@@ -292,10 +308,7 @@ def fail_start(store: Store, job: str, world_size: int, error: Error, rank: int 
 
     ``rank``: where the error came up, to be named.
     """
-    detail = error.fields()
-    if rank is not None and not error.message.startswith("Rank "):
-        detail["message"] = f"Rank {rank} failed at the start of the job: {error.message}"
-    value = _ERROR + json.dumps({"type": type(error).__name__, **detail}).encode()
+    value = _as_value(error, rank)
     try:
         for phase in ("address", "ready"):
             for slot in range(world_size):
@@ -303,6 +316,13 @@ def fail_start(store: Store, job: str, world_size: int, error: Error, rank: int 
         store.release()
     except Exception:  # noqa: BLE001 - the store itself may be what failed; the first error is the one to report
         return
+
+
+def _as_value(error: Error, rank: int | None = None) -> bytes:
+    detail = error.fields()
+    if rank is not None and not error.message.startswith("Rank "):
+        detail["message"] = f"Rank {rank} failed at the start of the job: {error.message}"
+    return _ERROR + json.dumps({"type": type(error).__name__, **detail}).encode()
 
 
 def _key(job: str, phase: str, incarnation: int, rank: int) -> str:

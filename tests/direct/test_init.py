@@ -199,6 +199,31 @@ def test_killed_before_it_published_then_replaced(ranks: Ranks) -> None:
     )
 
 
+def test_killed_when_it_had_linked_then_replaced(ranks: Ranks) -> None:
+    """The others wait for its word that it has started. Its replacement knows that it never comes, and all are told."""
+
+    def run(group: Group, context: Context) -> tuple[int, ...]:
+        with pytest.raises(ftcomm.PeerFailure, match="Rank 1 died at the start of job") as caught:
+            ftcomm.init(
+                context.rank,
+                3,
+                store=group.store(),
+                job=group.job,
+                options=group.options,
+                timeout=600,
+                incarnation=context.incarnation,
+            )
+        return caught.value.ranks
+
+    group = ranks.start(3, run, direct=False, policy="lossy", faults="rank=1,at=rendezvous.ready,do=kill")
+    group.wait_ended(1)
+    group.spawn(1, run, incarnation=1)
+    results = group.results()
+    assert [(r.rank, r.value) for r in results if r.status == 0] == [(rank, (1,)) for rank in range(3)], "\n".join(
+        r.text() for r in results
+    )
+
+
 def test_two_jobs_at_once(ranks: Ranks, transport: str) -> None:
     first = ranks.start(3, lambda comm: comm.all_reduce(np.ones(100)).contributors, transport=transport)
     second = ranks.start(3, lambda comm: comm.all_reduce(np.ones(100)).contributors, transport=transport)

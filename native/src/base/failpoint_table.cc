@@ -14,6 +14,7 @@ static constexpr PointInfo kPoints[] = {
     {"handshake.hello", "A tcp link is open and its hello is about to be sent."},
     {"handshake.proof", "The peer's hello has arrived and the proof of the job's secret is about to be sent."},
     {"handshake.done", "The handshake of a tcp link succeeded; no frame has been sent on it yet."},
+    {"rendezvous.ready", "This rank has linked to all others and is about to say so; they wait for its word."},
     {"comm.create", "A communicator is about to be registered at this rank."},
 
     {"collective.part",

@@ -28,6 +28,7 @@ from ftcomm.launch.worker import describe_exit, describe_state
 from ftcomm.launch.workers import Exit, Slot, SlotState, WorkerContext, start_workers
 
 KILLS = 3  # of a worker, before ftrun ends without it
+LOOK = 86400.0  # seconds, for which it waits at most at a time: the kernel takes milliseconds in 31 bits
 ONCE = 0.3  # seconds, in which the same news may come twice: whoever signals all processes of a job may pass a signal on, too
 
 
@@ -364,7 +365,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     def _time_left(self) -> float | None:
         times = [self._context.worker(slot).again_at() for slot in self._context.running()]
         due = [at for at in (self._kill_at, self._retries.next_at(), *times) if at is not None]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return min(max(0.0, min(due) - time.monotonic()), LOOK) if due else None
 
     # -- end -----------------------------------------------------------------------------------------------------
 

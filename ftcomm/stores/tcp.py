@@ -15,6 +15,7 @@ from ftcomm.stores.tcp_server import TcpStoreServer, resolve
 __all__ = ["TcpStore"]
 
 _GRACE = 5.0  # an answer that is this late is a lost server
+_LONGEST_WAIT = 20 * 86400.0  # the kernel takes milliseconds in 31 bits
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25
 
 
@@ -158,6 +159,7 @@ class TcpStore(Store):
         return self._call(wire.COMPARE_SET, _key(key), expected, _value(desired))[0]
 
     def wait(self, keys: Sequence[str], timeout: float) -> list[str]:
+        timeout = min(timeout, _LONGEST_WAIT)
         milliseconds = max(0, round(timeout * 1000))
         parts = (milliseconds.to_bytes(8, "little"), *map(_key, keys))
         return [part.decode() for part in self._call(wire.WAIT, *parts, wait=timeout)]

@@ -20,6 +20,7 @@ __all__ = ["TcpStoreServer"]
 
 _servers: weakref.WeakSet[TcpStoreServer] = weakref.WeakSet()
 _HANDSHAKE_SECONDS = 10.0
+_LONGEST_WAIT = 86400.0  # at a time: the kernel takes milliseconds in 31 bits
 
 
 @dataclass(eq=False)
@@ -118,7 +119,7 @@ class TcpStoreServer:
         deadlines += [client.deadline for client in self._clients if not client.known]
         if self._closing_until is not None:
             deadlines.append(self._closing_until)
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        return min(max(0.0, min(deadlines) - time.monotonic()), _LONGEST_WAIT) if deadlines else None
 
     def _accept(self) -> None:
         try:

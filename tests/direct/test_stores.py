@@ -101,6 +101,21 @@ def test_wait_ends_when_the_key_comes(connect: Connect) -> None:
     assert waited == [[]]
 
 
+def test_tcp_wait_of_weeks() -> None:
+    """More milliseconds than the kernel takes at a time."""
+    server = TcpStoreServer()
+    store, writer = TcpStore(*server.address), TcpStore(*server.address)
+    waited: list[list[str]] = []
+    thread = threading.Thread(target=lambda: waited.append(store.wait(["late"], 3e6)))
+    thread.start()
+    while not server._waits and thread.is_alive():
+        pass
+    writer.set("late", b"1")
+    thread.join(30)
+    assert waited == [[]]
+    server.close(0)
+
+
 def test_tcp_secret() -> None:
     server = TcpStoreServer(secret=b"s" * 32)
     store = TcpStore(*server.address, secret=b"s" * 32)

@@ -72,7 +72,7 @@ def test_ctrl_c_ends_everything(start: Start) -> None:
 
 def test_a_second_signal_ends_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "ONCE", 0.0)
-    run = start(STUBBORN, "--nproc-per-node", "2", "--shutdown-timeout", "3600")
+    run = start(STUBBORN, "--nproc-per-node", "2", "--shutdown-timeout", "3000000")
     workers = [os.pidfd_open(int(line)) for line in run.read_lines(2)]
     run.send(signal.SIGTERM)
     run.hear("SIGTERM: the workers finish")

@@ -224,17 +224,21 @@ def give_back(path: Path, size: int) -> None:
 
 def remove_abandoned(report: Callable[[str], None] | None = None) -> None:
     """Removes temporary run folders whose ftrun is gone (it was killed with SIGKILL)."""
-    for entry in Path(tempfile.gettempdir()).iterdir():
+    try:
+        entries = list(Path(tempfile.gettempdir()).iterdir())
+    except OSError:  # a folder where files may be made, but not listed
+        return
+    for entry in entries:
         match = _TEMPORARY.match(entry.name)
-        if match is None or entry.is_symlink() or _exists(int(match[1])):
+        if match is None or entry.is_symlink():
             continue
-        try:
-            if entry.stat().st_uid == os.getuid() and not _is_held(entry):
-                shutil.rmtree(entry)
-                if report is not None:
-                    report(str(entry))
-        except OSError:
-            continue
+        # OverflowError: anybody may make a folder there whose name has no number of a process.
+        with contextlib.suppress(OSError, OverflowError):
+            if entry.stat().st_uid != os.getuid() or _exists(int(match[1])) or _is_held(entry):
+                continue
+            shutil.rmtree(entry)
+            if report is not None:
+                report(str(entry))
 
 
 def _is_held(folder: Path) -> bool:

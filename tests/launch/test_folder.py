@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,22 @@ def test_folders_of_dead_ftruns_are_removed(tmp_path: Path, monkeypatch: pytest.
     assert removed == [str(abandoned)]
     assert used.exists()
     assert foreign.exists()
+
+
+def test_names_that_are_no_ftruns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody may make them in the folder for temporary files, and that may be one that can't be listed."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "ftrun-99999999999-x").mkdir()
+    (tmp_path / f"ftrun-{'9' * 30}-x").mkdir()
+    remove_abandoned()
+    RunFolder(None).close()
+    assert len(list(tmp_path.iterdir())) == 2
+
+    def refuse(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    RunFolder(None).close()
 
 
 def test_one_that_is_held_by_a_process_that_is_not_seen_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

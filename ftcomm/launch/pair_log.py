@@ -53,7 +53,7 @@ class _Owned:
         os.ftruncate(self.fd, len(text))
 
     def remove(self) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
+        _remove(self.path)
         os.close(self.fd)
 
 
@@ -119,9 +119,25 @@ def _remove_if_abandoned(entry: Path, report: Callable[[str], None] | None) -> N
                 return
             if (spilled := _spilled(entry)) is not None:  # before the note of it is gone
                 _remove_if_abandoned(spilled, report)
-            shutil.rmtree(entry)
+            if not _remove(entry):
+                return
         if report is not None:
             report(str(entry))
+
+
+def _remove(folder: Path) -> bool:
+    """Whether it is gone. The owner's file goes last: who is killed meanwhile leaves what the next one knows as abandoned."""
+    with contextlib.suppress(OSError):
+        for entry in [one for one in folder.iterdir() if one.name != _OWNER]:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                with contextlib.suppress(OSError):
+                    os.unlink(entry)
+        if set(os.listdir(folder)) <= {_OWNER}:
+            shutil.rmtree(folder)
+            return True
+    return False
 
 
 def _spilled(log: Path) -> Path | None:

@@ -61,6 +61,27 @@ def test_removed_after_a_signal(start: Start, tmp_path: Path, sig: signal.Signal
     assert list((tmp_path / "logs").iterdir()) == []
 
 
+def test_killed_while_it_is_removed(tmp_path: Path) -> None:
+    """At the worst moment: its owner's file has gone. In which order a folder's files are found is the file system's."""
+    script = f"""
+import os, signal
+from ftcomm.launch.pair_log import PairLog
+log = PairLog({str(tmp_path)!r})
+for name in "abcdefgh": (log.path / name).write_text("x")
+unlink = os.unlink
+def once(path, **how):
+    unlink(path, **how)
+    if os.path.basename(path) == "owner": os.kill(os.getpid(), signal.SIGKILL)
+os.unlink = once
+log.remove()
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
+    (left,) = tmp_path.iterdir()
+    os.utime(left, (0, 0))  # else it may be one that is being made just now
+    remove_abandoned_logs(tmp_path)
+    assert not left.exists()
+
+
 def test_removed_after_a_failure(start: Start, tmp_path: Path) -> None:
     run = start(SHOW + "sys.exit(3)", *REPLAY, "--max-restarts", "0", FTCOMM_LOG_DIR=str(tmp_path / "logs"))
     code, out, err = run.finish()

@@ -39,10 +39,7 @@ class LineFile:
         except OSError as error:
             if not self._told:
                 self._told = True
-                with contextlib.suppress(OSError):  # it may be on the same disk
-                    print(
-                        f"ftcomm: {self.path}: {error.strerror}; the run goes on, but events are lost", file=sys.stderr
-                    )
+                _tell_lost(self.path, error)
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
@@ -50,18 +47,30 @@ class LineFile:
             os.close(fd)
 
 
+def _tell_lost(path: str, error: OSError) -> None:
+    with contextlib.suppress(OSError):  # it may be on the same disk
+        print(f"ftcomm: {path}: {error.strerror}; the run goes on, but events are lost", file=sys.stderr)
+
+
 class EventFile:
-    """Appends events to ``folder/events-RANK-INCARNATION.jsonl``."""
+    """Appends events to ``folder/events-RANK-INCARNATION.jsonl``. Where that can't be made it is said, and the run goes on."""
 
     def __init__(self, folder: str, rank: int, incarnation: int) -> None:
-        os.makedirs(folder, exist_ok=True)
-        self._lines = LineFile(os.path.join(folder, event_file_name(rank, incarnation)))
+        path = os.path.join(folder, event_file_name(rank, incarnation))
+        self._lines: LineFile | None = None
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self._lines = LineFile(path)
+        except OSError as error:
+            _tell_lost(path, error)
         self._stamp = {"rank": rank, "incarnation": incarnation}
 
     def write(self, event: dict[str, Any]) -> None:
         """Adds ``time`` (seconds since 1970), ``rank`` and ``incarnation`` of the writer unless the event has them."""
         whole = {"time": time.time(), **self._stamp, **event}
-        self._lines.write(json.dumps(whole, separators=(",", ":"), default=str))
+        if self._lines is not None:
+            self._lines.write(json.dumps(whole, separators=(",", ":"), default=str))
 
     def close(self) -> None:
-        self._lines.close()
+        if self._lines is not None:
+            self._lines.close()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from ftcomm.errors import ConfigError
+from ftcomm.events import EventFile
 from ftcomm.launch.folder import RunFolder, parse_line, remove_abandoned
 
 
@@ -192,3 +193,12 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path: Path) -> None:
     assert read[-1] == 9
     assert read[:-1] == list(range(len(read) - 1))
     assert len(lines) == len(read) + 1
+
+
+def test_where_no_file_can_be_made_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A disk without inodes looks like this: else no replacement could start there."""
+    (tmp_path / "file").write_text("")
+    events = EventFile(str(tmp_path / "file" / "run"), 0, 1)
+    events.write({"event": "step"})
+    events.close()
+    assert capsys.readouterr().err.count("Not a directory; the run goes on, but events are lost") == 1

@@ -29,9 +29,18 @@ MAX_RANKS = 1024
 def job_name() -> str:
     """``FTCOMM_JOB``, else the launcher's id of this run, else ``"job"``."""
     name = os.environ.get("FTCOMM_JOB") or os.environ.get("TORCHELASTIC_RUN_ID") or "job"
-    if len(name) > 200 or any(c.isspace() or c == "/" or not c.isprintable() for c in name):
+    if len(name) > 200 or not all(map(_may_be_in_name, name)):
         raise ConfigError(f"The job name {name!r} must have at most 200 printable characters, no blank and no slash.")
     return name
+
+
+def as_job_name(text: str) -> str:
+    """The text without what no job's name may have, and with room for ten characters more."""
+    return "".join(c if _may_be_in_name(c) else "_" for c in text)[:190]
+
+
+def _may_be_in_name(c: str) -> bool:
+    return c.isprintable() and not c.isspace() and c != "/"
 
 
 def job_of_this_start(store: Any, rank: int, world_size: int, timeout: float) -> str:

@@ -26,6 +26,7 @@ from ftcomm.launch.retries import TRIES, Begin, Retries
 from ftcomm.launch.signals import Signals
 from ftcomm.launch.worker import describe_exit, describe_state
 from ftcomm.launch.workers import Exit, Slot, SlotState, WorkerContext, start_workers
+from ftcomm.rendezvous import as_job_name
 
 KILLS = 3  # of a worker, before ftrun ends without it
 LOOK = 86400.0  # seconds, for which it waits at most at a time: the kernel takes milliseconds in 31 bits
@@ -107,8 +108,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _name_job(self, worker_group: WorkerGroup) -> None:
         """Job name and secret: new for each run, the same on all nodes."""
-        run_id = worker_group.spec.rdzv_handler.get_run_id()
-        job = f"{run_id}-{secrets.token_hex(4)}"
+        run_id = str(worker_group.spec.rdzv_handler.get_run_id())
+        job = f"{as_job_name(run_id)}-{secrets.token_hex(4)}"
         secret = os.environ.get("FTCOMM_SECRET") or secrets.token_hex(32)
         if worker_group.group_world_size > 1:
             store = worker_group.store

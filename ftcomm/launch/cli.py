@@ -142,7 +142,9 @@ _FAILURES = {
 
 def _check(args: argparse.Namespace) -> None:
     """What torchrun finds out in the middle of its start. Its error says what is wrong: it has no class of its own for them."""
-    torchrun.config_from_args(argparse.Namespace(**vars(args) | {"log_dir": os.devnull}))
+    config, _, _ = torchrun.config_from_args(argparse.Namespace(**vars(args) | {"log_dir": os.devnull}))
+    if "/" in config.run_id:
+        raise ValueError(f"--rdzv-id {config.run_id!r} can't have a slash: folders are named after it")
     if args.no_python and shutil.which(args.training_script) is None:
         raise ValueError(f"there is no program {args.training_script!r} (--no-python)")
     if args.log_dir and args.log_dir != os.devnull:

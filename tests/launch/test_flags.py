@@ -20,6 +20,7 @@ from launch.running import Start
         (("--nnodes", "a"), "'a'"),
         (("--nnodes", "2:1"), "min_nodes=2, max_nodes=1"),
         (("--nnodes", "1:2:3"), "1:2:3"),
+        (("--rdzv-id", "me/run"), "--rdzv-id 'me/run' can't have a slash"),
         (("--tee", "9"), "9 does not match"),
         (("--max-restarts", "-1"), "max_restarts must be >= 0"),
         (("--log-dir", "/proc/none"), "/proc/none"),
@@ -45,3 +46,12 @@ def test_wrong_variable(start: Start) -> None:
 def test_an_empty_variable_of_torchruns_is_none(start: Start) -> None:
     code, out, err = start("print('started')", PET_MAX_RESTARTS="").finish()
     assert (code, out) == (0, "started\n"), err
+
+
+def test_an_id_that_can_be_no_jobs_name(start: Start) -> None:
+    own = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "my run" + 200 * "x")
+    run = start("from ftcomm.rendezvous import job_name; print(job_name())", *own)
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert out.startswith("my_runxx")
+    assert len(out.strip()) == 199

@@ -81,13 +81,13 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a job and returns ftrun's exit code."""
+    _fill_standard_descriptors()
     args = parser().parse_args(argv)
     for name in OPTION_FLAGS:
         value = getattr(args, name)
         if value is not None:
             os.environ[f"FTCOMM_{name.upper()}"] = value
     raise_file_limit()
-    pair_log = None
     try:
         options = Options()  # a wrong value is told once, here, instead of by every worker
         check(
@@ -96,41 +96,63 @@ def main(argv: list[str] | None = None) -> int:
         handled = parse_signals(args.signals_to_handle)
         standbys = check_standbys(args)
         _check(args)
-        if options.policy == "replay":
-            pair_log = PairLog(args.pair_log or options.log_dir, options.log_spill)
-        elif args.pair_log:
+        if args.pair_log and options.policy != "replay":
             raise ConfigError("--pair-log is for --policy replay")
-        # Of an ftrun whose worker has started this one, the folder is its own.
-        inherited = None if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get("FTCOMM_EVENTS")
-        folder = RunFolder(args.events or inherited or None)
     except (ConfigError, ValueError, AssertionError, RuntimeError, OSError) as error:
-        if pair_log is not None:
-            pair_log.remove()
         print(f"ftrun: {error}", file=sys.stderr)
         return 2
     # torch's agent says there that it shuts the workers down on a signal, which is not what happens here.
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
-    if not args.log_dir:
-        args.log_dir = str(folder.path / "logs")  # torch's default is a folder in /tmp that nobody ever removes
     args.run_path = False  # a script is always started in a fresh interpreter
     narrator = Narrator()
     signals = Signals(handled)
+    signals.collect()  # until all is made that has to be removed, whatever comes
+    pair_log: PairLog | None = None
+    folder: RunFolder | None = None
     try:
+        try:
+            if options.policy == "replay":
+                pair_log = PairLog(args.pair_log or options.log_dir, options.log_spill)
+            # Of an ftrun whose worker has started this one, the folder is its own.
+            inherited = None if "TORCHELASTIC_RUN_ID" in os.environ else os.environ.get("FTCOMM_EVENTS")
+            folder = RunFolder(args.events or inherited or None)
+        except (ConfigError, OSError) as error:
+            print(f"ftrun: {error}", file=sys.stderr)
+            return 2
+        if not args.log_dir:
+            args.log_dir = str(folder.path / "logs")  # torch's default is a folder in /tmp that nobody ever removes
         return _run(args, Setting(folder, narrator, signals, pair_log, standbys, 2 if args.module else 1))
     finally:
         signals.collect()  # one that comes now interrupts nothing
         if pair_log is not None:
             pair_log.remove()
         signals.close()
-        for line in narrator.ledger.close():
-            narrator.say(line)
-        try:
-            merged = folder.merge()
-            if merged is not None:
-                narrator.say(f"events: {_shown(str(merged))}")
-        except OSError as error:  # a full disk
-            narrator.say(f"the events of all workers are not in one file: {error}")
-        folder.close()
+        if folder is not None:
+            _end(folder, narrator)
+
+
+def _fill_standard_descriptors() -> None:
+    """Whoever has started ftrun may have closed some. A pipe or a log file that got one's number would be written to as if it
+    were that, by workers too.
+    """
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(fd, True)
+    os.close(fd)
+    # What the interpreter has found closed at its start is None, and stays so.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+
+
+def _end(folder: RunFolder, narrator: Narrator) -> None:
+    for line in narrator.ledger.close():
+        narrator.say(line)
+    try:
+        merged = folder.merge()
+        if merged is not None:
+            narrator.say(f"events: {_shown(str(merged))}")
+    except OSError as error:  # a full disk
+        narrator.say(f"the events of all workers are not in one file: {error}")
+    folder.close()
 
 
 _FAILURES = {
@@ -157,6 +179,7 @@ def _run(args: argparse.Namespace, setting: Setting) -> int:
     say = setting.narrator.say
     agent = FtAgent if setting.pair_log is None else ReplayAgent
     try:
+        setting.signals.interrupt()
         with replaced(launcher, "LocalElasticAgent", functools.partial(agent, setting=setting)):
             torchrun.run(args)
     except SignalException as error:

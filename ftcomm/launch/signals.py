@@ -10,6 +10,8 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 # If they are ignored: by nohup, and by shells for what runs in the background.
 _IGNORED_STAY = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+# Two that nobody can handle, and the one by which ftrun hears of its workers' deaths.
+_NOT_TO_HANDLE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 
 
 class Signals:
@@ -40,6 +42,12 @@ class Signals:
         """From now on :meth:`take` tells which signals came."""
         self._collecting = True
 
+    def interrupt(self) -> None:
+        """From now on a signal raises again, at once if one has come meanwhile."""
+        self._collecting = False
+        for sig in self.take():
+            self._on_signal(sig, None)
+
     def take(self) -> list[signal.Signals]:
         """Handled signals since the last call; empties ``fd``."""
         try:
@@ -59,8 +67,12 @@ class Signals:
 
 
 def parse_signals(text: str) -> list[signal.Signals]:
-    """``"SIGTERM,SIGINT"`` -> the signals; ValueError names what is none."""
+    """``"SIGTERM,SIGINT"`` -> the signals; ValueError names what is none, or can't be handled."""
     try:
-        return [signal.Signals[name.strip()] for name in text.split(",") if name.strip()]
+        handled = [signal.Signals[name.strip()] for name in text.split(",") if name.strip()]
     except KeyError as error:
         raise ValueError(f"--signals-to-handle: {error.args[0]!r} is no signal; an example is SIGTERM,SIGINT") from None
+    for sig in handled:
+        if sig in _NOT_TO_HANDLE:
+            raise ValueError(f"--signals-to-handle: {sig.name} can't be handled; an example is SIGTERM,SIGINT")
+    return handled

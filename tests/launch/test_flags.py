@@ -20,6 +20,8 @@ from launch.running import Start
         (("--nnodes", "a"), "'a'"),
         (("--nnodes", "2:1"), "min_nodes=2, max_nodes=1"),
         (("--nnodes", "1:2:3"), "1:2:3"),
+        (("--signals-to-handle", "SIGTERM,SIGKILL"), "--signals-to-handle: SIGKILL can't be handled"),
+        (("--signals-to-handle", "SIGCHLD"), "--signals-to-handle: SIGCHLD can't be handled"),
         (("--rdzv-id", "me/run"), "--rdzv-id 'me/run' can't have a slash"),
         (("--tee", "9"), "9 does not match"),
         (("--max-restarts", "-1"), "max_restarts must be >= 0"),

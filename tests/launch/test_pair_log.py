@@ -15,6 +15,7 @@ import pytest
 from launch.running import Start, clean_environment, wait_gone
 
 from ftcomm.cli import main
+from ftcomm.launch import pair_log
 from ftcomm.launch.pair_log import PairLog, remove_abandoned_logs, start_time
 
 REPLAY = ("--policy", "replay")
@@ -58,6 +59,22 @@ def test_removed_after_a_signal(start: Start, tmp_path: Path, sig: signal.Signal
     run.send(sig)
     code, _, err = run.finish()
     assert code == 128 + sig, err
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+@pytest.mark.parametrize("sig", [signal.SIGINT, signal.SIGTERM])
+def test_removed_after_a_signal_that_comes_when_it_is_made(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sig: signal.Signals
+) -> None:
+    whole = pair_log._Owned.__init__
+
+    def init(self: pair_log._Owned, path: Path, notes: dict[str, str]) -> None:
+        whole(self, path, notes)
+        os.kill(os.getpid(), sig)
+
+    monkeypatch.setattr(pair_log._Owned, "__init__", init)  # ftrun is forked from here
+    code, out, err = start(SHOW, *REPLAY, "--pair-log", str(tmp_path / "logs")).finish()
+    assert (code, out) == (128 + sig, ""), err
     assert list((tmp_path / "logs").iterdir()) == []
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from launch.running import Start, wait_gone
+from launch.running import Start, clean_environment, wait_gone
 
 from ftcomm.launch import agent, preempt, worker, workers
 
@@ -206,3 +208,13 @@ def test_nobody_reads_what_ftrun_says(start: Start) -> None:
     os.kill(pid, signal.SIGKILL)
     assert run.read_lines(1) == ["1"]
     assert run.finish()[0] == 0
+
+
+def test_nobody_ever_reads_what_it_says(tmp_path: Path) -> None:
+    """It is started without a stderr, as some daemons start their children."""
+    script = tmp_path / "script.py"
+    script.write_text("import os; os.write(1, b'started'); os.write(2, b'heard')")
+    command = [sys.executable, "-m", "ftcomm.launch.cli", str(script)]
+    closed = ["sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    run = subprocess.run(closed, env=clean_environment(TMPDIR=str(tmp_path)), stdout=subprocess.PIPE, check=False)
+    assert (run.returncode, run.stdout) == (0, b"started")

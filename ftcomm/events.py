@@ -7,9 +7,10 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["EventFile", "LineFile", "event_file_name"]
+__all__ = ["EventFile", "LineFile", "event_file_name", "event_folders"]
 
 
 def event_file_name(rank: int, incarnation: int) -> str:
@@ -52,25 +53,38 @@ def _tell_lost(path: str, error: OSError) -> None:
         print(f"ftcomm: {path}: {error.strerror}; the run goes on, but events are lost", file=sys.stderr)
 
 
-class EventFile:
-    """Appends events to ``folder/events-RANK-INCARNATION.jsonl``. Where that can't be made it is said, and the run goes on."""
+def event_folders(wanted: str | None) -> list[str]:
+    """The folder that the options name, and under ftrun its own: by its workers' events it knows who is a member."""
+    folders = [wanted] if wanted else []
+    launchers = os.environ.get("FTCOMM_EVENTS") if "FTCOMM_INCARNATION" in os.environ else None
+    if launchers and not any(os.path.realpath(folder) == os.path.realpath(launchers) for folder in folders):
+        folders.append(launchers)
+    return folders
 
-    def __init__(self, folder: str, rank: int, incarnation: int) -> None:
-        path = os.path.join(folder, event_file_name(rank, incarnation))
-        self._lines: LineFile | None = None
-        try:
-            os.makedirs(folder, exist_ok=True)
-            self._lines = LineFile(path)
-        except OSError as error:
-            _tell_lost(path, error)
+
+class EventFile:
+    """Appends events to ``events-RANK-INCARNATION.jsonl`` in each folder. Where that can't be made it is said, and the run goes
+    on.
+    """
+
+    def __init__(self, folders: Iterable[str], rank: int, incarnation: int) -> None:
+        self._files: list[LineFile] = []
+        for folder in folders:
+            path = os.path.join(folder, event_file_name(rank, incarnation))
+            try:
+                os.makedirs(folder, exist_ok=True)
+                self._files.append(LineFile(path))
+            except OSError as error:
+                _tell_lost(path, error)
         self._stamp = {"rank": rank, "incarnation": incarnation}
 
     def write(self, event: dict[str, Any]) -> None:
         """Adds ``time`` (seconds since 1970), ``rank`` and ``incarnation`` of the writer unless the event has them."""
         whole = {"time": time.time(), **self._stamp, **event}
-        if self._lines is not None:
-            self._lines.write(json.dumps(whole, separators=(",", ":"), default=str))
+        line = json.dumps(whole, separators=(",", ":"), default=str)
+        for file in self._files:
+            file.write(line)
 
     def close(self) -> None:
-        if self._lines is not None:
-            self._lines.close()
+        for file in self._files:
+            file.close()

@@ -18,7 +18,7 @@ from ftcomm import exit_code
 from ftcomm._calls import gate
 from ftcomm._lib import check, last_error, lib
 from ftcomm.errors import Closed, ConfigError, Error
-from ftcomm.events import EventFile
+from ftcomm.events import EventFile, event_folders
 from ftcomm.options import POLICIES, Options
 from ftcomm.request import Request
 from ftcomm.stores.callbacks import StoreCallbacks
@@ -76,7 +76,8 @@ class Job:
         self.finished = frozenset(finished)
         self._pid, self._forks = os.getpid(), _forks
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
-        self._events = EventFile(options.events, rank, incarnation) if options.events else None
+        folders = event_folders(options.events)
+        self._events = EventFile(folders, rank, incarnation) if folders else None
         self._keep: list[Any] = []  # what the native side points to
         self._users: list[Callable[[], None]] = []  # native code that has the handle
         self._handle: Any = None

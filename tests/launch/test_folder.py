@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launch.running import Start
 
 from ftcomm.errors import ConfigError
 from ftcomm.events import EventFile
-from ftcomm.launch.folder import RunFolder, parse_line, remove_abandoned
+from ftcomm.launch.folder import RunFolder, parse_line, read_events, remove_abandoned
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path: Path) -> None:
     script = f"""
         import resource
         from ftcomm.events import EventFile
-        file = EventFile({str(tmp_path)!r}, 0, 0)
+        file = EventFile([{str(tmp_path)!r}], 0, 0)
         hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (200, hard))
         for step in range(5):
@@ -198,7 +199,23 @@ def test_a_full_disk_costs_events_and_nothing_else(tmp_path: Path) -> None:
 def test_where_no_file_can_be_made_the_run_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A disk without inodes looks like this: else no replacement could start there."""
     (tmp_path / "file").write_text("")
-    events = EventFile(str(tmp_path / "file" / "run"), 0, 1)
+    events = EventFile([str(tmp_path / "file" / "run")], 0, 1)
     events.write({"event": "step"})
     events.close()
     assert capsys.readouterr().err.count("Not a directory; the run goes on, but events are lost") == 1
+
+
+def test_a_folder_that_the_script_names_takes_nothing_from_ftrun(start: Start, tmp_path: Path) -> None:
+    run = start(
+        """
+        import os, ftcomm
+        ftcomm.init(options=ftcomm.Options(events=os.environ["WORK"] + "/own")).leave()
+        """,
+        "--events",
+        str(tmp_path / "run"),
+    )
+    code, _, err = run.finish()
+    assert code == 0, err
+    own = read_events(tmp_path / "own" / "events-0-0.jsonl")
+    assert "started" in [event["event"] for event in own]
+    assert own == read_events(tmp_path / "run" / "events-0-0.jsonl")

@@ -62,6 +62,11 @@ def event_folders(wanted: str | None) -> list[str]:
     return folders
 
 
+def _numbers_under_ftrun() -> list[int] | None:
+    numbers = [os.environ.get(name, "") for name in ("RANK", "FTCOMM_INCARNATION")]
+    return [*map(int, numbers)] if all(map(str.isdigit, numbers)) else None
+
+
 class EventFile:
     """Appends events to ``events-RANK-INCARNATION.jsonl`` in each folder. Where that can't be made it is said, and the run goes
     on.
@@ -76,10 +81,14 @@ class EventFile:
                 self._files.append(LineFile(path))
             except OSError as error:
                 _tell_lost(path, error)
-        self._stamp = {"rank": rank, "incarnation": incarnation}
+        self._stamp: dict[str, Any] = {"rank": rank, "incarnation": incarnation}
+        # In a job that the script has made this process may have other numbers than ftrun knows it by.
+        launched = _numbers_under_ftrun()
+        if launched not in (None, [rank, incarnation]):
+            self._stamp["worker"] = launched
 
     def write(self, event: dict[str, Any]) -> None:
-        """Adds ``time`` (seconds since 1970), ``rank`` and ``incarnation`` of the writer unless the event has them."""
+        """Adds ``time`` (seconds since 1970), ``rank`` and ``incarnation`` in the job, unless the event has them."""
         whole = {"time": time.time(), **self._stamp, **event}
         line = json.dumps(whole, separators=(",", ":"), default=str)
         for file in self._files:

@@ -19,6 +19,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalExce
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
 
 from ftcomm.launch.folder import MALFORMED, Event, RunFolder
+from ftcomm.launch.members import Members
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.nodes import End, Nodes, serves_store
 from ftcomm.launch.pair_log import PairLog
@@ -70,10 +71,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._failures: dict[int, ProcessFailure] = {}  # of slots that are given up, by rank
         # By rank, of each slot's last worker that held the training state: what replacements came for.
         self._replaced: dict[int, ProcessFailure] = {}
-        self._refused: set[tuple[int, int]] = (
-            set()
-        )  # (rank, incarnation) of replacements to whom the policy gave no place
-        self._admitted: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that came in
+        self._members = Members()
         self._orphaned: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that had nobody to join
         self._ends: dict[int, Exit] = {}  # of each slot's last worker, by rank
         self._retries = Retries()
@@ -190,19 +188,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._speaks_ftcomm = True
             self._setting.narrator.hear(event)
             with contextlib.suppress(*MALFORMED):
-                self._hear(event)
-                self._on_event(event)
-
-    def _hear(self, event: Event) -> None:
-        """Who holds the training state, and who never will."""
-        slot, incarnation = event.get("slot"), event.get("slot_incarnation")
-        if event["event"] == "joined" and isinstance(slot, int) and isinstance(incarnation, int):
-            self._admitted.add((slot, incarnation))
-        if event["event"] == "refused":
-            self._refused.add((event["rank"], event["incarnation"]))
-        began = event["event"] == "started" and event.get("joining") is False and event.get("world_size", 1) > 1
-        if began and isinstance(process := event.get("process"), int):  # a new job, together with others
-            self._admitted.add((event["rank"], process))
+                if self._members.hear(event):
+                    self._on_event(event)
 
     def _on_event(self, event: Event) -> None:
         """A worker's event, for more than being told."""
@@ -234,7 +221,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         slot = ended.slot
         slot.failures += 1
         restarts = self._worker_group.spec.max_restarts
-        if (slot.rank, slot.incarnation) in self._refused:
+        if (slot.rank, slot.incarnation) in self._members.refused:
             self._give_up(ended, "the policy raise takes no replacements (--policy lossy and replay do)")
         elif self._nobody_to_join():
             self._give_up(ended, "no worker is left that it could join")
@@ -288,7 +275,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         assert ended.failure is not None
         rank = ended.slot.rank
         # A replacement that was refused, or that we ended, did not fail: what it came for is the slot's failure.
-        failed = (rank, ended.incarnation) not in self._orphaned | self._refused
+        failed = (rank, ended.incarnation) not in self._orphaned | self._members.refused
         self._failures[rank] = ended.failure if failed else self._replaced[rank]
         others = 0 if self._nobody_to_join() else len(self._context.running())
         self._log("given-up", rank=rank, incarnation=ended.incarnation, why=why, others=others)
@@ -296,7 +283,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     # -- when nobody holds the training state any more -------------------------------------------------------------
 
     def _holds_state(self, slot: Slot) -> bool:
-        return slot.incarnation == slot.founder or (slot.rank, slot.incarnation) in self._admitted
+        return slot.incarnation == slot.founder or (slot.rank, slot.incarnation) in self._members.admitted
 
     def _nobody_to_join(self) -> bool:
         """True when no running worker holds the training state. Known only where all workers are this node's.

@@ -28,6 +28,7 @@ class LineFile:
     def __init__(self, path: str) -> None:
         self.path = path
         self.fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.lost = False  # something could not be written
         self._torn = False  # the last line was written in part: the next one must not become its end
         self._told = False
 
@@ -37,7 +38,9 @@ class LineFile:
         data = b"\n" * self._torn + line.encode() + b"\n"
         try:
             self._torn = os.write(self.fd, data) < len(data)
+            self.lost = self.lost or self._torn
         except OSError as error:
+            self.lost = True
             if not self._told:
                 self._told = True
                 _tell_lost(self.path, error)

@@ -305,6 +305,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         for slot in self._context.running():
             if (slot.rank, slot.incarnation) in self._orphaned:
                 continue  # killed already; its end will be seen like any other, and finds nobody to join
+            if self._setting.folder.loses_events():
+                return  # it may have come in, and told so
             self._orphaned.add((slot.rank, slot.incarnation))
             finished = any(other.state is SlotState.SUCCEEDED for other in self._context.slots.values())
             why = "the others had finished before it came in" if finished else "no worker is left that it could join"

@@ -32,6 +32,7 @@ _TEMPORARY = re.compile(r"^ftrun-(\d+)-\w+$")
 _MAX_LINE = 1 << 20
 _FALLOC_FL_KEEP_SIZE, _FALLOC_FL_PUNCH_HOLE = 0x1, 0x2
 _FREED = 1 << 20  # bytes that have been read, from which on they are given back
+_PROBE = 1 << 16  # bytes
 _WINDOW = 4096  # events of one file, over which they are put in order
 
 # What comes of an event of which a field is missing or is something else: such a one is left out, and the run goes on.
@@ -115,6 +116,7 @@ class RunFolder:
         self._ranks: set[int] = set()
         self._node = 0
         self._own: LineFile | None = None
+        self._full = False
         self.fd = int(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         if self.fd < 0:
             raise OSError(ctypes.get_errno(), "inotify is not available: see fs.inotify.max_user_instances")
@@ -151,6 +153,16 @@ class RunFolder:
         if self._own is not None:
             self._own.write(json.dumps(event))
         return event
+
+    def loses_events(self) -> bool:
+        """Whether something that workers have told may be lost: the disk is full, or was so when ftrun wrote."""
+        if not self._full:
+            try:
+                with tempfile.TemporaryFile(dir=self.path) as probe:
+                    probe.write(bytes(_PROBE))
+            except OSError:
+                self._full = True
+        return self._full or (self._own is not None and self._own.lost)
 
     def new_events(self) -> list[Event]:
         """What workers have written since the last call, oldest first. Never blocks."""

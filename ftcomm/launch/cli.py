@@ -19,6 +19,7 @@ from torch.distributed.launcher import api as launcher
 from ftcomm._lib import check, lib
 from ftcomm.errors import ConfigError
 from ftcomm.launch.agent import FtAgent, Setting, replaced
+from ftcomm.launch.background import BackgroundWriter
 from ftcomm.launch.folder import RunFolder
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.nodes import End
@@ -104,7 +105,8 @@ def main(argv: list[str] | None = None) -> int:
     # torch's agent says there that it shuts the workers down on a signal, which is not what happens here.
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
     args.run_path = False  # a script is always started in a fresh interpreter
-    narrator = Narrator()
+    out = BackgroundWriter(2)
+    narrator = Narrator(out)
     signals = Signals(handled)
     signals.collect()  # until all is made that has to be removed, whatever comes
     pair_log: PairLog | None = None
@@ -129,6 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         signals.close()
         if folder is not None:
             _end(folder, narrator)
+        out.close()
 
 
 def _fill_standard_descriptors() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 from ftcomm.job import missed_fault
+from ftcomm.launch.background import BackgroundWriter
 from ftcomm.launch.folder import MALFORMED, Event
 from ftcomm.launch.summary import Ledger
 
@@ -18,8 +18,8 @@ Key = tuple[Any, ...]
 class Narrator:
     """Hears the events of ftrun and of its workers, each of which reports the same happening, and tells it once."""
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out if out is not None else sys.stderr
+    def __init__(self, out: TextIO | BackgroundWriter) -> None:
+        self._out = out
         self.ledger = Ledger()
         self._start = time.time()
         self._world = 0

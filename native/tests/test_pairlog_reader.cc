@@ -79,6 +79,36 @@ FT_TEST(pairlog_an_observer_is_told_that_it_was_late) {
     EXPECT(holds_all(*reader));
 }
 
+// Who comes to a living log looks from its oldest segment on, which may be another stream's before it is mapped.
+FT_TEST(pairlog_a_segment_that_is_recycled_while_it_is_opened_is_gone) {
+    Folder folder;
+    auto dir = open_log(folder.config());
+    auto writer = open_writer(*dir);
+    for (int i = 0; i < 70; ++i) REQUIRE(add(*writer, 40000).ok());  // one in each segment
+    std::atomic<bool> stop{false};
+    std::atomic<std::uint64_t> looked{0}, damaged{0};
+    std::thread other([&] {
+        auto theirs = open_log(folder.config());
+        while (!stop) {
+            // A new one each time: it has mapped nothing yet.
+            auto reader = open_reader(*theirs, Role::Observer);
+            RecordInfo info;
+            ByteView view;
+            damaged += reader->find(reader->last_seq(), &info, &view, false).code == Code::LogCorrupt;
+            ++looked;
+        }
+    });
+    bool ok = true;
+    for (int i = 0; ok && (i < 20'000 || looked < 2'000) && i < 2'000'000; ++i) {
+        const Bytes payload(40000);
+        ok = writer->append({}, payload).ok() && writer->collect(writer->last_seq() - 60).ok();
+    }
+    stop = true;
+    other.join();
+    EXPECT(ok);
+    EXPECT_EQ(damaged.load(), 0u);
+}
+
 // Also where there are many between two checkpoints, and whichever stream has them next: to map one costs more than to copy it.
 FT_TEST(pairlog_a_reader_keeps_what_it_has_mapped) {
     Folder folder;

@@ -154,7 +154,15 @@ Status StreamReader::open_segment(std::uint64_t ordinal, bool spilled, std::shar
         if (!spilled) fault_in(*file, Access::Read);
     }
     SegmentHeader header;
-    if (auto status = Segment::check(*file, key_, ordinal, spilled, &header); !status) return status;
+    if (auto status = Segment::check(*file, key_, ordinal, spilled, &header); !status) {
+        // Its writer takes the name away before it writes another header: what was collected meanwhile is not damaged, it is gone.
+        struct stat named{};
+        const int folder = spilled ? spill_folder_.get() : folder_.get();
+        const bool gone = ::fstatat(folder, segment_name(ordinal).c_str(), &named, 0) != 0
+                              ? errno == ENOENT
+                              : named.st_dev != info.st_dev || named.st_ino != info.st_ino;
+        return gone ? Status{} : status;
+    }
     *out = std::make_shared<Segment>(std::move(file), header);
     (*out)->spilled = spilled;
     return {};

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <sys/wait.h>
 
+#include <fstream>
 #include <set>
 #include <thread>
 #include <vector>
@@ -99,6 +100,50 @@ FT_TEST(pairlog_reader_finds_its_way_after_spills_and_collects) {
     reader->refresh();
     EXPECT(holds(*reader, 17));
     EXPECT(holds_all(*reader));
+}
+
+// A process has 65530 mappings, and a job that runs for days may have more spilled segments.
+FT_TEST(pairlog_few_spilled_segments_are_mapped_at_once) {
+    Folder folder;
+    auto config = folder.config();
+    config.segment_bytes = 2 * kPage;
+    config.limit = 6 * config.segment_bytes;
+    config.spill_path = folder.path + "/spill";
+    const auto mapped = [&] {
+        std::ifstream maps("/proc/self/maps");
+        std::size_t n = 0;
+        for (std::string line; std::getline(maps, line);) n += line.find(config.spill_path) != std::string::npos;
+        return n;
+    };
+    constexpr std::uint64_t kRecords = MappedSpilled::kMost + 300;
+    auto dir = open_log(config);
+    auto writer = open_writer(*dir);
+    auto reader = open_reader(*dir, Role::Consumer);
+    for (std::uint64_t i = 0; i < kRecords; ++i) REQUIRE(add(*writer, 4000).ok());  // one in each
+    REQUIRE(reader->refresh());
+    EXPECT(holds(*reader, kRecords - 20));  // past all the others
+    EXPECT(mapped() <= MappedSpilled::kMost);
+    for (int i = 0; i < 2; ++i) {
+        EXPECT(holds_all(*reader));
+        EXPECT(mapped() <= MappedSpilled::kMost);
+        EXPECT(holds_all(*writer));
+        EXPECT(mapped() <= MappedSpilled::kMost);
+    }
+    // What goes while it is not mapped is gone, and not damaged.
+    reader->acknowledge(50);
+    REQUIRE(writer->collect(50).ok());
+    RecordInfo info;
+    ByteView view;
+    EXPECT_EQ(reader->find(7, &info, &view).code, Code::Invalid);
+    EXPECT(holds(*reader, 51) && holds(*reader, kRecords));
+    reader.reset();
+    writer.reset();
+    dir = open_log(config);
+    writer = open_writer(*dir);
+    EXPECT(mapped() <= 1);
+    EXPECT_EQ(writer->last_seq(), kRecords);
+    EXPECT(holds_all(*writer));
+    EXPECT(mapped() <= MappedSpilled::kMost);
 }
 
 FT_TEST(pairlog_spills_what_it_is_not_writing_to) {

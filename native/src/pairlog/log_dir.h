@@ -11,6 +11,7 @@
 #include "base/status.h"
 #include "pairlog/files.h"
 #include "pairlog/pool.h"
+#include "pairlog/segment.h"
 
 namespace ftcomm::pairlog {
 
@@ -53,6 +54,7 @@ public:
     bool host_durable() const { return config_.durability == LogConfig::Durability::Host; }
     int folder() const { return folder_.get(); }
     IdleMappings& idle() { return idle_; }  // of all readers
+    MappedSpilled& mapped_spilled() { return mapped_spilled_; }  // of all streams
     int spill_folder() const { return spill_folder_.get(); }  // -1: none
 
 private:
@@ -75,6 +77,7 @@ private:
     std::uint64_t boot_ = 0;
     Fd folder_, spill_folder_;
     IdleMappings idle_;
+    MappedSpilled mapped_spilled_;
     mutable std::mutex mutex_;
     Pool pool_;
     std::vector<StreamWriter*> writers_;

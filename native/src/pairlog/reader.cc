@@ -96,6 +96,16 @@ Status StreamReader::find_segment(std::uint64_t seq, Segment** out) {
             it = std::next(segments_.begin());
         }
         Segment* segment = std::prev(it)->second.get();
+        if (segment->file() == nullptr) {
+            const auto ordinal = segment->ordinal();
+            Status status;
+            segment = known(ordinal, &status);
+            if (!status) return status;
+            if (segment == nullptr) {  // collected since: look again from what is left
+                segments_.erase(segments_.begin(), segments_.upper_bound(ordinal));
+                continue;
+            }
+        }
         if (segment->first_seq() > seq) return damaged(key_, seq, "its segment is missing");
         for (;; segment = *out) {
             *out = segment;
@@ -132,12 +142,24 @@ Status StreamReader::open_oldest() {
 }
 
 Segment* StreamReader::known(std::uint64_t ordinal, Status* status) {
-    if (const auto it = segments_.find(ordinal); it != segments_.end()) return it->second.get();
+    const auto it = segments_.find(ordinal);
+    if (it != segments_.end() && it->second->file() != nullptr) return it->second.get();
     std::shared_ptr<Segment> segment;
+    if (it != segments_.end()) {  // spilled, and not mapped any more
+        *status = open_segment(ordinal, true, &segment);
+        if (*status && segment != nullptr && segment->file_size < it->second->file_size)
+            *status =
+                damaged(key_, 0, "segment " + std::to_string(ordinal) + " is truncated to " + size_text(segment->file_size));
+        if (!*status || segment == nullptr) return nullptr;
+        it->second->move_to(segment->file());
+        dir_.mapped_spilled().add(it->second);
+        return it->second.get();
+    }
     *status = open_segment(ordinal, false, &segment);
     if (*status && segment == nullptr && dir_.spill_folder() >= 0) *status = open_segment(ordinal, true, &segment);
     if (!*status || segment == nullptr) return nullptr;
     opened_ = true;
+    if (segment->spilled) dir_.mapped_spilled().add(segment);
     return segments_.emplace(ordinal, std::move(segment)).first->second.get();
 }
 

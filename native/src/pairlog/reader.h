@@ -41,7 +41,8 @@ public:
     std::uint64_t newest_segment() const { return segments_.empty() ? 0 : segments_.rbegin()->first; }
     bool is_at(const RecordInfo& info, ByteView so_far) const;
 
-    // A record of first_seq() to last_seq(). The view holds until the next refresh().
+    // A record of first_seq() to last_seq(). The view holds until the next refresh(); of a spilled one until MappedSpilled::kMost other
+    // segments are mapped.
     Status find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify = true);
     // What was copied of this record before is what was committed: its memory has not been given to another one.
     bool intact(std::uint64_t seq) const;
@@ -56,7 +57,8 @@ private:
     void let_go();  // of segments that are collected or spilled
     Status find_segment(std::uint64_t seq, Segment** out);
     Status open_oldest();
-    Segment* known(std::uint64_t ordinal, Status* status);  // opens it if needed; null with status ok: there is none
+    // Mapped; opens it if needed. Null with status ok: there is none (any more).
+    Segment* known(std::uint64_t ordinal, Status* status);
     Status open_segment(std::uint64_t ordinal, bool spilled, std::shared_ptr<Segment>* out);
 
     LogDir& dir_;

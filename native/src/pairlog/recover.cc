@@ -90,17 +90,23 @@ Status StreamWriter::load_one(std::uint64_t ordinal, bool spilled) {
     const std::string name = segment_name(ordinal), shown = "segment " + std::to_string(ordinal) + " of the log " + text_of(key_);
     Fd fd(::openat(spilled ? spill_folder_.get() : folder_.get(), name.c_str(), (spilled ? O_RDONLY : O_RDWR) | O_CLOEXEC));
     if (!fd) return system_error("opening " + shown);
-    std::shared_ptr<Mapping> file;
-    SegmentHeader header;
-    auto status = map_file(fd.get(), spilled ? Access::Read : Access::Write, shown, &file);
-    if (status) status = Segment::check(*file, key_, ordinal, spilled, &header);
     struct stat info{};
-    // All blocks were taken before it got its name: a hole now would be a SIGBUS when the file system is full.
-    if (status && !spilled && ::fstat(fd.get(), &info) == 0 && static_cast<std::uint64_t>(info.st_blocks) * 512 < file->size)
-        status = reserve(fd.get(), file->size, shown);
-    if (!status) return status;
-    segments_.push_back(std::make_shared<Segment>(std::move(file), header));
-    segments_.back()->spilled = spilled;
+    if (::fstat(fd.get(), &info) != 0) return system_error("looking at " + shown);
+    const auto size = static_cast<std::uint64_t>(info.st_size);
+    SegmentHeader header;
+    if (spilled) {  // mapped when somebody looks into it
+        if (::pread(fd.get(), &header, sizeof header, 0) < 0) return system_error("reading " + shown);
+        if (auto status = Segment::check(header, size, key_, ordinal, true); !status) return status;
+        segments_.push_back(std::make_shared<Segment>(size, header));
+    } else {
+        std::shared_ptr<Mapping> file;
+        auto status = map_file(fd.get(), Access::Write, shown, &file);
+        if (status) status = Segment::check(*file, key_, ordinal, false, &header);
+        // All blocks were taken before it got its name: a hole now would be a SIGBUS when the file system is full.
+        if (status && static_cast<std::uint64_t>(info.st_blocks) * 512 < size) status = reserve(fd.get(), size, shown);
+        if (!status) return status;
+        segments_.push_back(std::make_shared<Segment>(std::move(file), header));
+    }
     segments_.back()->age = ++dir_.ages_;
     (spilled ? dir_.spilled_ : dir_.resident_) += segments_.back()->file_size;
     return {};
@@ -112,6 +118,8 @@ Status StreamWriter::find_end() {
     last_ = collected_;
     if (!segments_.empty()) {
         Segment& newest = *segments_.back();
+        if (newest.file() == nullptr)
+            if (auto status = map_spilled(segments_.back()); !status) return status;
         newest.scan(~std::uint64_t{0});
         // A record whose header came and whose watermark did not: nobody has seen it, and it counts if it is whole.
         RecordInfo info;
@@ -137,6 +145,8 @@ Status StreamWriter::find_synced_end() {
     for (; kept < segments_.size() && last_ < synced; ++kept) {
         Segment& segment = *segments_[kept];
         if (segment.first_seq() > last_ + 1) break;
+        if (segment.file() == nullptr)
+            if (auto status = map_spilled(segments_[kept]); !status) return status;
         segment.scan(synced);
         for (auto seq = std::max(segment.first_seq(), collected_ + 1); seq < segment.next_seq(); ++seq) {
             if (auto status = segment.read(key_, seq, true, &info, &payload); !status) return status;

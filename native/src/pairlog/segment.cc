@@ -15,22 +15,27 @@ std::uint64_t segment_size_for(std::uint64_t length, std::uint64_t usual) {
 }
 
 Status Segment::check(const Mapping& file, const StreamKey& key, std::uint64_t ordinal, bool spilled, SegmentHeader* out) {
+    if (file.size >= sizeof *out) std::memcpy(out, file.base, sizeof *out);
+    return check(*out, file.size, key, ordinal, spilled);
+}
+
+Status Segment::check(const SegmentHeader& header, std::uint64_t size, const StreamKey& key, std::uint64_t ordinal,
+                      bool spilled) {
     const std::string name = "segment " + std::to_string(ordinal);
-    if (file.size < kPage) return damaged(key, 0, name + " is truncated to " + size_text(file.size));
-    std::memcpy(out, file.base, sizeof *out);
-    if (out->magic != kSegmentMagic) return damaged(key, 0, name + " does not begin like a segment");
-    if (out->version != kVersion)
+    if (size < kPage) return damaged(key, 0, name + " is truncated to " + size_text(size));
+    if (header.magic != kSegmentMagic) return damaged(key, 0, name + " does not begin like a segment");
+    if (header.version != kVersion)
         return damaged(key, 0,
-                       name + " has version " + std::to_string(out->version) + " of the format, this ftcomm has " +
+                       name + " has version " + std::to_string(header.version) + " of the format, this ftcomm has " +
                            std::to_string(kVersion) + ": remove the folder, or go on with the ftcomm that wrote it");
-    if (out->crc != crc_of(*out)) return damaged(key, 0, "the header of " + name + " does not match its checksum");
-    if (!(StreamKey{out->comm, out->src, out->dst} == key) || out->ordinal != ordinal)
+    if (header.crc != crc_of(header)) return damaged(key, 0, "the header of " + name + " does not match its checksum");
+    if (!(StreamKey{header.comm, header.src, header.dst} == key) || header.ordinal != ordinal)
         return damaged(key, 0,
-                       name + " is segment " + std::to_string(out->ordinal) + " of " + text_of({out->comm, out->src, out->dst}) +
-                           " by its header");
+                       name + " is segment " + std::to_string(header.ordinal) + " of " +
+                           text_of({header.comm, header.src, header.dst}) + " by its header");
     // In the spill folder it ends with its last record.
-    if (spilled ? file.size > out->size : file.size != out->size)
-        return damaged(key, 0, name + " has " + size_text(file.size) + ", its header says " + size_text(out->size));
+    if (spilled ? size > header.size : size != header.size)
+        return damaged(key, 0, name + " has " + size_text(size) + ", its header says " + size_text(header.size));
     return {};
 }
 

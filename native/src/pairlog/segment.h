@@ -1,7 +1,9 @@
 // One file of a stream: where its records lie. Used by the writer, who adds records, and by readers, who scan for them.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,9 +23,14 @@ class Segment {
 public:
     // Looks at the header of a mapped file. LogCorrupt says what is wrong with it.
     static Status check(const Mapping& file, const StreamKey& key, std::uint64_t ordinal, bool spilled, SegmentHeader* out);
+    // The same of one that was read from a file of that size.
+    static Status check(const SegmentHeader& header, std::uint64_t size, const StreamKey& key, std::uint64_t ordinal,
+                        bool spilled);
 
     Segment(std::shared_ptr<Mapping> file, const SegmentHeader& header)
         : file_size(file->size), file_(std::move(file)), header_(header) {}
+    // A spilled one that is not mapped yet.
+    Segment(std::uint64_t size, const SegmentHeader& header) : spilled(true), file_size(size), header_(header) {}
 
     const SegmentHeader& header() const { return header_; }
     std::uint64_t ordinal() const { return header_.ordinal; }
@@ -53,6 +60,21 @@ private:
     SegmentHeader header_;
     std::vector<std::uint32_t> offsets_;   // of the headers from first_seq on, by 64 bytes
     std::uint64_t end_ = kFirstRecord;
+};
+
+// Which spilled segments are mapped: those looked into last, as there may be more of them than mappings of a process.
+class MappedSpilled {
+public:
+    static constexpr std::size_t kMost = 1024;
+    void add(const std::shared_ptr<Segment>& segment) {
+        mapped_.push_back(segment);
+        if (mapped_.size() <= kMost) return;
+        if (const auto oldest = mapped_.front().lock()) oldest->move_to(nullptr);
+        mapped_.pop_front();
+    }
+
+private:
+    std::deque<std::weak_ptr<Segment>> mapped_;
 };
 
 }  // namespace ftcomm::pairlog

@@ -51,7 +51,7 @@ Status StreamWriter::spill(Segment* segment) {
     return {};
 }
 
-Status StreamWriter::map_spilled(Segment* segment) {
+Status StreamWriter::map_spilled(const std::shared_ptr<Segment>& segment) {
     const std::string name = segment_name(segment->ordinal());
     const std::string shown = dir_.config_.spill_path + "/" + name_of(key_) + "/" + name;
     Fd fd(::openat(spill_folder_.get(), name.c_str(), O_RDONLY | O_CLOEXEC));
@@ -61,8 +61,10 @@ Status StreamWriter::map_spilled(Segment* segment) {
     auto status = map_file(fd.get(), Access::Read, shown, &file);
     if (status) status = Segment::check(*file, key_, segment->ordinal(), true, &header);
     if (status && file->size < segment->file_size) status = damaged(key_, 0, shown + " is truncated to " + size_text(file->size));
-    if (status) segment->move_to(std::move(file));
-    return status;
+    if (!status) return status;
+    segment->move_to(std::move(file));
+    dir_.mapped_spilled().add(segment);
+    return {};
 }
 
 void StreamWriter::drop_spilled(std::uint64_t ordinal) { ::unlinkat(spill_folder_.get(), segment_name(ordinal).c_str(), 0); }

@@ -164,7 +164,7 @@ Status StreamWriter::find_segment(std::uint64_t seq, Segment** out) {
     FT_CHECK(it != segments_.begin(), "record %llu of a log is before its first segment", static_cast<unsigned long long>(seq));
     Segment& segment = **--it;
     if (segment.file() == nullptr)
-        if (auto status = map_spilled(&segment); !status) return status;
+        if (auto status = map_spilled(*it); !status) return status;
     if (!segment.scan(seq)) return damaged(key_, segment.next_seq(), "its header does not match its checksum");
     *out = &segment;
     return {};

@@ -56,6 +56,20 @@ FT_TEST(file_log_says_which_stream_cannot_be_used) {
     }
 }
 
+// Nor is one that cannot be looked for taken for one that is not there.
+FT_TEST(file_log_says_which_stream_cannot_be_looked_for) {
+    const LogKey key{7, 2, kHeard};
+    pairlog::Folder folder;
+    auto log = open_as(folder, 2);
+    REQUIRE(log != nullptr);
+    const auto stream = folder.path + "/job/log/" + pairlog::name_of({7, 2, 12});
+    std::filesystem::create_symlink(stream, stream);
+    EXPECT_EQ(log->last(key), 0u);
+    EXPECT_EQ(log->state(key).code, Code::System);
+    std::filesystem::remove(stream);
+    EXPECT(log->state(key).ok());
+}
+
 // A replacement finds its predecessor's mark. Where there is none, that stays known: its own replacement finds a mark, and not the log.
 FT_TEST(file_log_knows_that_its_predecessor_was_elsewhere) {
     pairlog::Folder here, there;

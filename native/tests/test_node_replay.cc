@@ -316,8 +316,9 @@ FT_TEST(replay_damaged_part_of_a_logged_ring_goes_no_further) {
 }
 
 FT_TEST(replay_log_that_cannot_be_read_is_not_an_empty_one) {
-    for (const auto& key : {LogKey{Rig::kComm, 2, kResults}, LogKey{Rig::kComm, 2, kAnswers}, LogKey{Rig::kComm, 2, kMarks},
-                            LogKey{Rig::kComm, 2, 0}, LogKey{Rig::kComm, 1, 2}}) {
+    for (const auto& key :
+         {LogKey{Rig::kComm, 2, kResults}, LogKey{Rig::kComm, 2, kAnswers}, LogKey{Rig::kComm, 2, kMarks},
+          LogKey{Rig::kComm, 2, 0}, LogKey{Rig::kComm, 1, 2}, LogKey{Rig::kComm, 2, kHeard}, LogKey{Rig::kComm, 2, kHeard, 1}}) {
         Rig rig(3, Rig::replaying());
         rig.comm(kThree, Rig::kComm, Policy::Replay);
         std::int64_t x[3] = {1, 2, 4};

@@ -1,6 +1,8 @@
 // What is not as it was written is told, with the stream and the record; what is another's is refused.
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <fstream>
@@ -158,6 +160,47 @@ FT_TEST(pairlog_torn_tail_is_dropped) {
     auto writer = open_writer(*dir);
     EXPECT_EQ(writer->last_seq(), 5u);
     EXPECT(holds_all(*writer));
+}
+
+// Whatever is the first thing that there is no descriptor for: the log is not damaged.
+FT_TEST(pairlog_what_cannot_be_read_for_want_of_descriptors_is_not_damaged) {
+    Folder folder;
+    auto config = folder.config();
+    config.limit = 6 * kSmall;
+    config.spill_path = folder.path + "/spill";
+    {
+        auto dir = open_log(config);
+        auto writer = open_writer(*dir);
+        for (int i = 0; i < 60; ++i) REQUIRE(add(*writer, 10000).ok());
+    }
+    for (const bool writes : {true, false}) {
+        const int status = child_with("", [&] {
+            auto dir = open_log(config);
+            const int next = ::dup(0);
+            ::close(next);
+            int refused = 0;
+            for (int more = 0; more < 40; ++more) {
+                const rlimit limit{static_cast<rlim_t>(next + more), static_cast<rlim_t>(next + 40)};
+                if (setrlimit(RLIMIT_NOFILE, &limit) != 0) _exit(97);
+                std::unique_ptr<StreamWriter> writer;
+                std::unique_ptr<StreamReader> reader;
+                RecordInfo info;
+                ByteView view;
+                auto s =
+                    writes ? StreamWriter::open(*dir, kKey, &writer) : StreamReader::open(*dir, kKey, Role::Observer, &reader);
+                if (s && reader != nullptr) s = reader->find(30, &info, &view);
+                if (s && writer != nullptr) s = writer->find(30, &info, &view);
+                if (s) _exit(refused > 2 ? 42 : 1);
+                if (s.code != Code::System) {
+                    std::fprintf(stderr, "%d more: %s\n", more, s.message.c_str());
+                    _exit(2);
+                }
+                ++refused;
+            }
+            _exit(3);
+        });
+        EXPECT_EQ(WEXITSTATUS(status), 42);
+    }
 }
 
 FT_TEST(pairlog_truncated_missing_and_foreign_files) {

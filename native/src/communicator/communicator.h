@@ -355,6 +355,7 @@ private:
     class Restore;
     bool has_lost_log() const;
     void on_restored();
+    Status find_what_was_heard();
     Status read_log_since();
     void note_log_since(std::size_t rank, std::uint32_t incarnation);
     void learn_log_since(const std::vector<std::uint32_t>& decided);

@@ -15,7 +15,7 @@
 namespace ftcomm {
 
 void Communicator::begin_replay() {
-    if (auto s = read_log_since(); !s) core_.abandoned = std::move(s).within("the log of communicator " + spec_.name);
+    if (auto s = find_what_was_heard(); !s) core_.abandoned = std::move(s).within("the log of communicator " + spec_.name);
     if (!has_lost_log()) {
         read_log();
         return;
@@ -27,6 +27,14 @@ void Communicator::begin_replay() {
     start_after_admissions();
     catching_up_ = true;
     freeze();
+}
+
+// Since when its log counts, and that of others; and who was given an answer, which is read later.
+Status Communicator::find_what_was_heard() {
+    if (core_.config.again)
+        for (int part : {0, 1})
+            if (auto s = core_.config.log->state({spec_.id, core_.self(), kHeard, part}); !s) return s;
+    return read_log_since();
 }
 
 void Communicator::read_log() {

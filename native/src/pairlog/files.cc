@@ -52,21 +52,35 @@ Status open_folder(int at, const std::string& path, bool make, Fd* out) {
     return {};
 }
 
-std::vector<std::string> list_folder(int folder) {
-    std::vector<std::string> names;
+Status list_folder(int folder, std::vector<std::string>* out) {
+    out->clear();
     // A descriptor of its own: readdir moves the offset.
     const int fd = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     DIR* listing = fd >= 0 ? ::fdopendir(fd) : nullptr;
     if (listing == nullptr) {
+        auto status = system_error("listing a folder of a log");
         if (fd >= 0) ::close(fd);
-        return names;
+        return status;
     }
-    while (const dirent* entry = ::readdir(listing)) {
+    Status status;
+    for (;;) {
+        errno = 0;
+        const dirent* entry = ::readdir(listing);
+        if (entry == nullptr) {
+            if (errno != 0) status = system_error("listing a folder of a log");
+            break;
+        }
         const std::string name = entry->d_name;
-        if (name != "." && name != "..") names.push_back(name);
+        if (name != "." && name != "..") out->push_back(name);
     }
     ::closedir(listing);
-    std::sort(names.begin(), names.end());
+    std::sort(out->begin(), out->end());
+    return status;
+}
+
+std::vector<std::string> list_folder(int folder) {
+    std::vector<std::string> names;
+    if (!list_folder(folder, &names)) names.clear();
     return names;
 }
 

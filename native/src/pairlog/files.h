@@ -35,7 +35,8 @@ std::string size_text(std::uint64_t bytes);    // "4.0 GiB"
 
 // Opens a folder of ours, after making it (0700) if it is absent. Others' folders, and those that others may write, are refused.
 Status open_folder(int at, const std::string& path, bool make, Fd* out);
-std::vector<std::string> list_folder(int folder);  // without . and ..
+Status list_folder(int folder, std::vector<std::string>* out);  // without . and ..
+std::vector<std::string> list_folder(int folder);  // for who can do without: empty if it cannot be read
 Status write_all(int fd, const void* data, std::size_t size);
 bool read_file(int at, const std::string& name, std::string* out);
 

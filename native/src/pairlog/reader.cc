@@ -125,14 +125,25 @@ Status StreamReader::find_segment(std::uint64_t seq, Segment** out) {
     }
 }
 
+Status StreamReader::open_spill_folder() {
+    const std::string name = name_of(key_);
+    struct stat info{};
+    if (spill_folder_ || dir_.spill_folder() < 0) return {};
+    if (::fstatat(dir_.spill_folder(), name.c_str(), &info, 0) != 0 && errno == ENOENT) return {};
+    return open_folder(dir_.spill_folder(), name, false, &spill_folder_);
+}
+
 Status StreamReader::open_oldest() {
     std::vector<std::uint64_t> ordinals;
+    std::vector<std::string> names;
     std::uint64_t ordinal = 0;
-    if (!spill_folder_ && dir_.spill_folder() >= 0) (void)open_folder(dir_.spill_folder(), name_of(key_), false, &spill_folder_);
-    for (const int folder : {folder_.get(), spill_folder_.get()})
-        if (folder >= 0)
-            for (const auto& name : list_folder(folder))
-                if (parse_segment_name(name, &ordinal)) ordinals.push_back(ordinal);
+    if (auto status = open_spill_folder(); !status) return status;
+    for (const int folder : {folder_.get(), spill_folder_.get()}) {
+        if (folder < 0) continue;
+        if (auto status = list_folder(folder, &names); !status) return std::move(status).within("the log " + text_of(key_));
+        for (const auto& name : names)
+            if (parse_segment_name(name, &ordinal)) ordinals.push_back(ordinal);
+    }
     std::sort(ordinals.begin(), ordinals.end());
     for (const auto number : ordinals) {  // those at the front may go while we look
         Status status;
@@ -164,7 +175,8 @@ Segment* StreamReader::known(std::uint64_t ordinal, Status* status) {
 }
 
 Status StreamReader::open_segment(std::uint64_t ordinal, bool spilled, std::shared_ptr<Segment>* out) {
-    if (spilled && !spill_folder_ && !open_folder(dir_.spill_folder(), name_of(key_), false, &spill_folder_)) return {};
+    if (spilled)
+        if (auto status = open_spill_folder(); !status || !spill_folder_) return status;
     const std::string shown = "segment " + std::to_string(ordinal) + " of the log " + text_of(key_);
     Fd fd(::openat(spilled ? spill_folder_.get() : folder_.get(), segment_name(ordinal).c_str(), O_RDONLY | O_CLOEXEC));
     if (!fd) return errno == ENOENT ? Status{} : system_error("opening " + shown);

@@ -57,6 +57,7 @@ private:
     void let_go();  // of segments that are collected or spilled
     Status find_segment(std::uint64_t seq, Segment** out);
     Status open_oldest();
+    Status open_spill_folder();  // if there is one of this stream
     // Mapped; opens it if needed. Null with status ok: there is none (any more).
     Segment* known(std::uint64_t ordinal, Status* status);
     Status open_segment(std::uint64_t ordinal, bool spilled, std::shared_ptr<Segment>* out);

@@ -7,6 +7,8 @@
 #include <cerrno>
 #include <cstring>
 #include <map>
+#include <string>
+#include <vector>
 
 #include "pairlog/writer.h"
 
@@ -30,8 +32,9 @@ Status StreamWriter::open(LogDir& dir, const StreamKey& key, std::unique_ptr<Str
     return {};
 }
 
-bool StreamWriter::exists(const LogDir& dir, const StreamKey& key) {
-    return ::faccessat(dir.folder(), name_of(key).c_str(), F_OK, 0) == 0;
+Status StreamWriter::exists(const LogDir& dir, const StreamKey& key, bool* there) {
+    *there = ::faccessat(dir.folder(), name_of(key).c_str(), F_OK, 0) == 0;
+    return *there || errno == ENOENT ? Status{} : system_error("looking for the log " + text_of(key));
 }
 
 Status StreamWriter::recover() {
@@ -55,27 +58,33 @@ Status StreamWriter::recover() {
 
 Status StreamWriter::load() {
     std::map<std::uint64_t, bool> found;   // ordinal, whether it is spilled
+    std::vector<std::string> names;
     std::uint64_t ordinal = 0;
-    for (const auto& name : list_folder(folder_.get()))
+    if (auto status = list_folder(folder_.get(), &names); !status) return std::move(status).within("the log " + text_of(key_));
+    for (const auto& name : names)
         if (parse_segment_name(name, &ordinal)) found[ordinal] = false;
+    names.clear();
     if (spill_folder_)
-        for (const auto& name : list_folder(spill_folder_.get())) {
-            if (parse_segment_name(name, &ordinal)) {
-                // The spilled one is whole; its writer died before it could remove the other.
-                if (found.contains(ordinal)) ::unlinkat(folder_.get(), name.c_str(), 0);
-                found[ordinal] = true;
-                if (ordinal > index_->spilled.load()) index_->spilled.store(ordinal);
-            } else if (name.ends_with(".new")) {
-                ::unlinkat(spill_folder_.get(), name.c_str(), 0);
-            }
+        if (auto status = list_folder(spill_folder_.get(), &names); !status)
+            return std::move(status).within("the log " + text_of(key_));
+    for (const auto& name : names) {
+        if (parse_segment_name(name, &ordinal)) {
+            // The spilled one is whole; its writer died before it could remove the other.
+            if (found.contains(ordinal)) ::unlinkat(folder_.get(), name.c_str(), 0);
+            found[ordinal] = true;
+            if (ordinal > index_->spilled.load()) index_->spilled.store(ordinal);
+        } else if (name.ends_with(".new")) {
+            ::unlinkat(spill_folder_.get(), name.c_str(), 0);
         }
+    }
     if (found.empty()) next_ordinal_ = index_->open_ordinal.load() + 1;  // readers know the earlier ones by their ordinals
     for (const auto& [number, spilled] : found) {
         if (!segments_.empty() && number != segments_.back()->ordinal() + 1)
             return damaged(key_, segments_.back()->next_seq(),
                            "segment " + std::to_string(segments_.back()->ordinal() + 1) + " is missing");
         auto status = load_one(number, spilled);
-        if (!status && index_->boot.load() != dir_.boot()) break;  // find_synced_end says whether that matters
+        // find_synced_end says whether that matters.
+        if (status.code == Code::LogCorrupt && index_->boot.load() != dir_.boot()) break;
         if (!status) return status;
         next_ordinal_ = number + 1;
     }
@@ -155,7 +164,7 @@ Status StreamWriter::find_synced_end() {
     }
     if (last_ < synced)
         return damaged(key_, last_ + 1, "it is missing, and records up to " + std::to_string(synced) + " were synced");
-    drop_segments_after(kept);
+    if (auto status = drop_segments_after(kept); !status) return status;
     if (kept > 0) next_ordinal_ = segments_.back()->ordinal() + 1;
     // An old record beyond the end must not be taken for one that follows a new one.
     if (kept > 0 && !segments_.back()->spilled) {
@@ -165,18 +174,21 @@ Status StreamWriter::find_synced_end() {
     return {};
 }
 
-void StreamWriter::drop_segments_after(std::size_t count) {
+Status StreamWriter::drop_segments_after(std::size_t count) {
     while (segments_.size() > count) {
         (segments_.back()->spilled ? dir_.spilled_ : dir_.resident_) -= segments_.back()->file_size;
         segments_.pop_back();
     }
     const auto last = segments_.empty() ? 0 : segments_.back()->ordinal();
+    std::vector<std::string> names;
     std::uint64_t ordinal = 0;
     for (const int folder : {folder_.get(), spill_folder_.get()}) {
         if (folder < 0) continue;
-        for (const auto& name : list_folder(folder))
+        if (auto status = list_folder(folder, &names); !status) return std::move(status).within("the log " + text_of(key_));
+        for (const auto& name : names)
             if (parse_segment_name(name, &ordinal) && ordinal > last) ::unlinkat(folder, name.c_str(), 0);
     }
+    return {};
 }
 
 }  // namespace ftcomm::pairlog

@@ -24,7 +24,7 @@ public:
     // another living process writes it. The LogDir must outlive the writer.
     static Status open(LogDir& dir, const StreamKey& key, std::unique_ptr<StreamWriter>* out);
     // Whether there is one to go on with.
-    static bool exists(const LogDir& dir, const StreamKey& key);
+    static Status exists(const LogDir& dir, const StreamKey& key, bool* there);
     ~StreamWriter();
 
     const StreamKey& key() const { return key_; }
@@ -89,7 +89,7 @@ private:
     Status load_one(std::uint64_t ordinal, bool spilled);
     Status find_end();
     Status find_synced_end();
-    void drop_segments_after(std::size_t count);
+    Status drop_segments_after(std::size_t count);
     // writer.cc
     Status place(const RecordInfo& info);
     Status find_segment(std::uint64_t seq, Segment** out);

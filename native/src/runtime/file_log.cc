@@ -101,7 +101,13 @@ pairlog::StreamWriter* FileLog::writer(const LogKey& key, Status* why) {
 pairlog::StreamWriter* FileLog::used_writer(const LogKey& key, Status* why) {
     const bool known = (recent_ != nullptr && recent_key_ == key) || writers_.contains(key);
     if (known || !unused_.contains(key)) {
-        if (known || pairlog::StreamWriter::exists(*dir_, file_of(key))) return writer(key, why);
+        bool there = known;
+        if (!known)
+            if (auto s = pairlog::StreamWriter::exists(*dir_, file_of(key), &there); !s) {
+                if (why != nullptr) *why = std::move(s);
+                return nullptr;
+            }
+        if (there) return writer(key, why);
         unused_.insert(key);
     }
     return nullptr;

@@ -146,6 +146,8 @@ class _Start:
                 self._join()
             else:
                 self._found()
+            if self.job.options.policy == "replay":
+                self.store.compare_set(self._begun, b"", _GOOD)  # before this process does anything that is logged
         except Error as error:
             self._tell_others(error)
             raise
@@ -161,6 +163,8 @@ class _Start:
         _failpoint("rendezvous.gather")
         addresses = self._gather("address", "came to the start of the job")
         boot = self._read(f"{self.job.instance}/rdv/boot")
+        if self.job.incarnation > 0 and self._is_unlogged():
+            check(lib()[1].ft_job_unlogged(self.job.handle))
         try:
             self._link(addresses, int.from_bytes(boot, "little"), joining=False)
         except Error:
@@ -170,6 +174,19 @@ class _Start:
         _failpoint("rendezvous.ready")
         self._claim(self._key("ready", 0, self.job.rank), _GOOD)
         self._gather("ready", "finished the start of the job")
+
+    def _is_unlogged(self) -> bool:
+        """No process of this job has come to its end of a start, in no generation: nobody's log is missing, there is none yet.
+
+        A job that somebody goes on with by hand may be older than its store.
+        """
+        if self.job.options.policy != "replay" or os.environ.get("FTCOMM_LOG_OWNER") == "user":
+            return False
+        return self.store.get(self._begun) is None
+
+    @property
+    def _begun(self) -> str:
+        return f"{self.job.name}/rdv/begun"  # of all generations
 
     def _said_by_others(self) -> bytes:
         try:

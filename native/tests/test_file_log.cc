@@ -12,12 +12,13 @@ namespace ftcomm {
 
 namespace {
 
-std::unique_ptr<FileLog> open_as(const pairlog::Folder& folder, int slot, bool again = false) {
+std::unique_ptr<FileLog> open_as(const pairlog::Folder& folder, int slot, bool again = false, bool unlogged = false) {
     FileLogConfig c;
     c.files = folder.config();
     c.files.path = folder.path + "/job/log";
     c.slot = slot;
     c.again = again;
+    c.unlogged = unlogged;
     c.hosts = std::vector<std::uint64_t>(8, 1);
     std::unique_ptr<FileLog> log;
     const auto s = FileLog::open(c, &log);
@@ -86,6 +87,17 @@ FT_TEST(file_log_knows_that_its_predecessor_was_elsewhere) {
 }
 
 // With durability "host": what is late is synced once for each stream, however many records wait, and a send is done after that.
+// All may have ended before they had a log: then nothing is lost. Where something is logged, that is not believed.
+FT_TEST(file_log_of_a_job_that_had_none_is_not_lost) {
+    pairlog::Folder folder;
+    for (int slot : {1, 2}) EXPECT(!open_as(folder, slot, true, true)->lost());
+    EXPECT(!open_as(folder, 1, true)->lost());
+    EXPECT(open_as(folder, 1, true)->append({7, 1, 2}, 1, 2, {}).ok());
+    EXPECT(!open_as(folder, 2, true, true)->lost());
+    EXPECT(open_as(folder, 3, true, true)->lost());
+    EXPECT(open_as(folder, 3, true, true)->lost());
+}
+
 FT_TEST(file_log_syncs_what_is_late_together) {
     pairlog::Folder folder("/tmp");
     FileLogConfig c;

@@ -472,4 +472,70 @@ FT_TEST(restore_older_log_of_a_rank_that_has_moved_is_refused) {
     }
 }
 
+namespace {
+
+// Ranks 1 and 2 have lost their logs, one after the other; each is where the others are.
+struct OneByOne : Apart {
+    std::vector<std::int64_t> done;
+    void sum(std::int64_t each) {
+        sums(each);
+        done.push_back(each);
+    }
+    void lose(int slot) {
+        const auto ready = lost(slot);
+        REQUIRE(ready->done && ready->status.ok());
+        for (const auto each : done) {
+            std::int64_t value = each;
+            const auto again = rig.sum(slot, value);
+            rig.settle();
+            EXPECT(again->done && value == 3 * each);
+        }
+    }
+    std::vector<RequestPtr> make_another(CommId id) {
+        rig.comm(kThree, id, Policy::Replay);
+        std::vector<RequestPtr> out;
+        for (int s : kThree) out.push_back(rig.node(s).comm_ready(rig.now(), id));
+        rig.settle();
+        return out;
+    }
+};
+
+}  // namespace
+
+// A communicator that is made when a rank is past all that its processes have done was in none of their logs.
+FT_TEST(restore_new_communicator_of_two_that_lost_their_logs_is_empty) {
+    OneByOne a;
+    a.sum(1);
+    for (int victim : {1, 2}) {
+        a.lose(victim);
+        for (std::int64_t each : {4, 5}) a.sum(each);
+    }
+    constexpr CommId kOther = 8;
+    for (const auto& ready : a.make_another(kOther)) EXPECT(ready->done && ready->status.ok());
+    std::int64_t values[3] = {1, 2, 4};
+    for (int s : kThree) a.rig.sum(s, values[s], kOther);
+    a.rig.settle();
+    for (auto v : values) EXPECT_EQ(v, 7);
+    // It is on record: who dies with it goes on.
+    a.kill(1);
+    const auto ready = a.restart(1);
+    a.rig.settle();
+    EXPECT(ready->done && ready->status.ok());
+    a.rig.join_comm(1, kThree, kOther, Policy::Replay);
+    a.rig.settle();
+    std::int64_t again = 2;
+    const auto served = a.rig.sum(1, again, kOther);
+    a.rig.settle();
+    EXPECT(served->done && served->status.ok() && again == 7);
+}
+
+// Of one that is made before that nobody can tell whether it was.
+FT_TEST(restore_communicator_of_two_that_lost_their_logs_may_be_an_old_one) {
+    OneByOne a;
+    a.sum(1);
+    for (int victim : {1, 2}) a.lose(victim);
+    const auto ready = a.make_another(8);
+    EXPECT(has(a.refused(ready[1]), "has lost its log, too"));
+}
+
 }  // namespace ftcomm::unit

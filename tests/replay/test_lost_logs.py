@@ -126,6 +126,26 @@ def test_one_after_another(keep: Keep, undisturbed: Any) -> None:
     assert [rank for rank, _ in job.deaths].count(1) == 2
 
 
+def test_a_new_communicator_of_ranks_that_lost_their_logs(keep: Keep, undisturbed: Any) -> None:
+    """It was in none of these logs: neither of the two has lost anything of it."""
+
+    def with_another(comm: Any, context: Context) -> list[str]:
+        history = stages(comm, context)
+        other = comm.dup()
+        x = np.full(100, comm.rank, np.float32)
+        other.all_reduce(x, "sum")
+        other.ft_send(x, (comm.rank + 1) % comm.size)
+        got = np.zeros(100, np.float32)
+        other.ft_recv(got, (comm.rank - 1) % comm.size)
+        return [*history, programs.digest(x, got)]
+
+    wanted = undisturbed(3, with_another, "tcp")
+    faults = "rank=1.0,at=result.after:20,do=kill;rank=2.0,at=result.after:45,do=kill"
+    job = keep(3, with_another, transport="tcp", faults=faults, heartbeat=2.0, on_death=another_host)
+    assert job.values() == wanted
+    job.died_only((1, 0), (2, 0))
+
+
 def test_all_die_afterwards(keep: Keep, undisturbed: Any) -> None:
     """The log that was got back is one like any other: a new generation starts from it."""
     wanted = undisturbed(3, stages, "tcp")

@@ -100,6 +100,9 @@ FT_API int ft_job_address(ft_job* job, const uint8_t** data, size_t* length);
  * boot_nonce: chosen by the lowest rank and distributed with the addresses. */
 FT_API int ft_job_start(ft_job* job, const uint8_t* const* addresses, const size_t* lengths, uint64_t boot_nonce, int32_t joining,
                         double timeout);
+/* Policy replay, before ft_job_start() of one that is no replacement: no process of this job has come to a communicator yet, so
+ * the slot's earlier ones have logged nothing. */
+FT_API int ft_job_unlogged(ft_job* job);
 /* Graceful: says goodbye, lingers until nobody needs this rank (bounded by 2 heartbeats of silence), stops threads. */
 FT_API int ft_job_leave(ft_job* job, double timeout);
 FT_API void ft_job_close(ft_job* job);                 /* also without leave; frees all; NULL is fine */

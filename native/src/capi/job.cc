@@ -55,6 +55,12 @@ int ft_job_start(ft_job* job, const uint8_t* const* addresses, const size_t* len
     });
 }
 
+int ft_job_unlogged(ft_job* job) {
+    if (int rc = check(job); rc != FT_OK) return rc;
+    job->job->set_unlogged();
+    return FT_OK;
+}
+
 int ft_job_leave(ft_job* job, double timeout) {
     return guarded([&] {
         if (int rc = check_running(job); rc != FT_OK) return rc;

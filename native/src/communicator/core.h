@@ -64,6 +64,9 @@ struct Core {
     };
     std::map<CommId, Unmarked> unmarked;
     std::uint64_t resumes = 0;
+    // Replay: an operation is complete here that no process of this slot before this one has returned from. What the program
+    // makes from now on none of them had.
+    bool beyond_others = false;
     RankSet may_leave;  // slots that want to, and have heard from this rank that they may
     RankSet left;  // slots that said goodbye (not necessarily out of the view yet)
 

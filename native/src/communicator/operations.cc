@@ -329,6 +329,9 @@ void Communicator::finish_current(Status status) {
     }
     if (op->request == nullptr) return;  // a helper: the caller had its result long ago
     done_seq_ = op->seq;
+    // Who returns from an operation has seen that all have begun it, and so have logged the one before: if a process of this slot
+    // had, the log that this one began with, or has had again of the others, would be as long as that.
+    core_.beyond_others |= status.ok() && replays() && spec_.members.size() > 1 && op->seq > inherited_ + 1;
     // All that live have begun it, and so are past those before.
     if (status.ok() && op->ran && op->shape.runs_as() == OpKind::AllReduce && op->grid.segments() > 0) unrun_.clear();
     // One that failed at once (a dead root) was never shared work: the one before stays what the others may still need (C6).

@@ -54,8 +54,8 @@ void Communicator::Restore::on_reply(int rank, ByteView body) {
 
 void Communicator::Restore::on_state(int rank, RestoreState state) {
     if (state.older) return;  // said to a process before this one
-    if (state.lost) {
-        refuse("rank " + std::to_string(rank) + " has lost its log, too, and so both copies of the messages between the two");
+    if (state.lost && !state.none && !comm_.core_.beyond_others) {
+        refuse(lost_both(rank));
         return;
     }
     auto& p = peer(rank);
@@ -182,6 +182,10 @@ bool Communicator::Restore::is_lost(std::int64_t tag, ByteView head) const {
 
 void Communicator::Restore::keep(int rank, const FrameHeader& header, ByteView payload) {
     frames_.push_back({rank, header, Bytes(payload.begin(), payload.end())});
+}
+
+std::string Communicator::Restore::lost_both(int rank) const {
+    return "rank " + std::to_string(rank) + " has lost its log, too, and so both copies of the messages between the two";
 }
 
 void Communicator::Restore::fail(const Status& status) {

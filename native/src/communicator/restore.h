@@ -61,11 +61,13 @@ private:
     void on_records(int rank, const RestoreAsk& asked, ByteReader& r);
     Status put(Copy& copy, const RestoredPiece& piece);
     bool is_lost(std::int64_t tag, ByteView head) const;
+    std::string lost_both(int rank) const;
     void refuse(const std::string& what);
     void refuse(Status status);
 
     // restore_plan.cc
     Status plan();
+    Status check_others_that_lost();
     Status find_marks(std::uint64_t* oldest, std::uint64_t* newest, Mark* base);
     Status plan_messages(int rank, const Mark* base, const Mark* oldest);
     Status check_fellow(int rank);

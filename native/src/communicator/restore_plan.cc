@@ -16,6 +16,7 @@ Status missing(std::string what) { return Status::error(Code::LogCorrupt, std::m
 // All ranks have said how they stand.
 Status Communicator::Restore::plan() {
     Mark base, oldest;
+    if (auto s = check_others_that_lost(); !s) return s;
     if (auto s = find_marks(&first_mark_, &last_mark_, &base); !s) return s;
     if (first_mark_ > 0) oldest = mark_at(first_mark_);
     base_seq_ = first_mark_ > 0 ? base.place.next_seq - 1 : 0;
@@ -46,6 +47,19 @@ Status Communicator::Restore::plan() {
     if (first_mark_ > 0)
         p.copies.push_back({LostStream::Results, 1, later, oldest.place.next_seq - base.place.next_seq, last[1]});
     return {};
+}
+
+// Of what two have lost nothing can be had again; of a communicator that is new nothing was there. That it is new is believed only
+// as long as nobody has anything of it.
+Status Communicator::Restore::check_others_that_lost() {
+    int lost = -1;
+    bool history = false;
+    for (int r = 0; r < size(); ++r) {
+        if (r == comm_.rank_) continue;
+        if (peer(r).state->lost) lost = r;
+        history |= peer(r).state->has_history();
+    }
+    return lost >= 0 && history ? missing(lost_both(lost)) : Status{};
 }
 
 // Checkpoints that all other ranks have, and behind all that this one was told and nobody else was.

@@ -36,6 +36,7 @@ struct RestoreAsk {
 
 struct RestoreState {
     bool lost = false;  // it has lost its own log, too, and has not got it back
+    bool none = false;  // but no process of it had this communicator, so nothing of that was in there
     bool older = false;  // what the receiver voted with is an older log than the one that its rank has written last
     bool readable = false;  // it reads the lost rank's streams where they are: they were on one host
     std::uint64_t logged = 0, done = 0;  // its results; complete, as far as it knows
@@ -45,9 +46,15 @@ struct RestoreState {
     std::vector<Bytes> marks;
     std::array<std::array<std::uint64_t, 2>, kLostStreams> last{};  // by stream and part
 
+    // An operation, a checkpoint, or a message of the one who asks: the communicator was there before that lost its log.
+    bool has_history() const {
+        const auto any = [this](LostStream s) { return last[static_cast<std::size_t>(s)] != std::array<std::uint64_t, 2>{}; };
+        return logged > 0 || !marks.empty() || any(LostStream::Sent) || any(LostStream::RingSent);
+    }
     std::uint64_t last_mark() const { return first_mark + marks.size() - 1; }
     void encode(ByteWriter& w) const {
         w.put(static_cast<std::uint8_t>(lost))
+            .put(static_cast<std::uint8_t>(none))
             .put(static_cast<std::uint8_t>(older))
             .put(static_cast<std::uint8_t>(readable))
             .put(logged)
@@ -61,6 +68,7 @@ struct RestoreState {
     static RestoreState decode(ByteReader& r) {
         RestoreState s;
         s.lost = r.get<std::uint8_t>() != 0;
+        s.none = r.get<std::uint8_t>() != 0;
         s.older = r.get<std::uint8_t>() != 0;
         s.readable = r.get<std::uint8_t>() != 0;
         s.logged = r.get<std::uint64_t>();

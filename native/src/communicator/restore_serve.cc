@@ -55,8 +55,9 @@ void Communicator::put_lost_state(int rank, ByteWriter& w) {
     const int lost = spec_.members[static_cast<std::size_t>(rank)];
     RestoreState s;
     s.lost = restore_ != nullptr;
+    s.none = s.lost && core_.beyond_others;
+    s.readable = log.readable(lost);
     if (!s.lost) {
-        s.readable = log.readable(lost);
         s.logged = logged_whole();
         s.done = std::max({done_seq_, served_, decision_.done_through});
         const auto heard = pairs_->heard_of(rank);

@@ -32,15 +32,20 @@ std::string mark_name(int slot) { return "rank-" + std::to_string(slot); }
 std::string lost_name(int slot) { return "lost-" + std::to_string(slot); }
 
 // Whether the slot's earlier processes have logged in another folder than this one. Every process that has a log leaves its mark in the
-// folder; where there is none, that is noted before this process leaves its own, which its replacement will find.
+// folder; where there is none, that is noted before this process leaves its own, which its replacement will find. Those that
+// ended before they had a log are not meant: two such ranks would each take the other's log for lost, though nobody has anything yet.
 Status look_for_predecessor(int folder, const FileLogConfig& config, bool* lost) {
     const auto name = lost_name(config.slot);
     struct stat info{};
     // After the host's end the mark may be missing beside streams that were synced.
     const auto streams = "-" + std::to_string(config.slot) + "-";
     bool found = ::fstatat(folder, mark_name(config.slot).c_str(), &info, 0) == 0;
-    for (const auto& entry : pairlog::list_folder(folder)) found = found || entry.find(streams) == 16;
-    if (!found) {
+    bool logged = false;  // by anybody: then the store has not seen the job's beginning
+    for (const auto& entry : pairlog::list_folder(folder)) {
+        found = found || entry.find(streams) == 16;
+        logged = logged || entry.find('-') == 16;
+    }
+    if (!found && (logged || !config.unlogged)) {
         const pairlog::Fd made(::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
         if (!made || ::fsync(made.get()) != 0 || ::fsync(folder) != 0)
             return Status::error(Code::System, config.files.path + "/" + name + ": " + std::strerror(errno));

@@ -320,6 +320,7 @@ Status Job::open_log() {
     c.remove_old = config_.log_remove && config_.incarnation == 0;
     c.slot = config_.rank;
     c.again = config_.incarnation > 0;
+    c.unlogged = unlogged_;
     c.deadline = deadline_;
     c.stop_event = stop_event_;
     for (const auto& a : addresses_) c.hosts.push_back(a.job != 0 ? a.host : 0);

@@ -74,6 +74,7 @@ public:
     Status prepare();                       // binds, listens: address() is then complete
     const Bytes& address() const { return address_blob_; }
     // Code::Interrupted: a signal came; call again to go on waiting.
+    void set_unlogged() { unlogged_ = true; }  // before start()
     Status start(std::vector<Bytes> addresses, std::uint64_t boot, bool joining, Time timeout);
     Status leave(Time timeout);             // likewise
     void close();
@@ -137,7 +138,7 @@ private:
     std::vector<Bytes> blobs_;
     std::vector<Address> addresses_;        // job 0: not known
     std::uint64_t boot_ = 0;
-    bool joining_ = false;
+    bool joining_ = false, unlogged_ = false;
     Time deadline_ = 0;
 
     HandoffKey key_;

@@ -173,6 +173,8 @@ Status Communicator::give_up_before(std::uint64_t keep) {
     pairs_->collect(old->place.messages);
     if (core_.config.log->last({spec_.id, core_.self(), kHeard, 1}) > 0) pairs_->forget_heard(keep);
     if (ring_ != nullptr) ring_->pairs().collect(old->place.ring);
+    pairs_->forget_answers(keep);
+    if (auto s = log_->collect(note_key(kAnswers), old->place.messages.answers); !s) return s;
     if (auto s = log_->collect(note_key(kResults), old->place.next_seq - 1); !s) return s;
     return core_.config.log->collect(note_key(kMarks), keep - 1);
 }

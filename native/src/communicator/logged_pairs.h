@@ -120,6 +120,7 @@ public:
     };
     Heard heard_of(int rank) const { return heard_[static_cast<std::size_t>(rank)]; }
     void forget_heard(std::uint64_t before);  // of marks that nobody goes back to
+    void forget_answers(std::uint64_t before);  // the same
 
 private:
     static constexpr std::uint8_t kFirstPiece = 1, kSummedPiece = 2;  // flags of a LogPiece

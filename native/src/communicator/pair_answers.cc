@@ -1,6 +1,7 @@
 // What receives were told that depends on time: who answered ANY, and which were given up. On record before the program can act on it, so
 // that a process that runs again is told the same (L5); and what is to be done when a stream cannot be read or written any more.
 #include <algorithm>
+#include <limits>
 
 #include "base/failpoint.h"
 #include "communicator/logged_pairs.h"
@@ -99,6 +100,10 @@ void LoggedPairs::forget_heard(std::uint64_t before) {
     while (through < log.last(key) && log.peek(key, through + 1, &record) && record.aux < before) ++through;
     if (through < log.first(key)) return;
     if (auto s = log.collect(key, through); !s) broke(std::move(s));
+}
+
+void LoggedPairs::forget_answers(std::uint64_t before) {
+    answers_.erase(answers_.begin(), answers_.lower_bound(Asked{before, -1, std::numeric_limits<std::int64_t>::min(), 0}));
 }
 
 // Run again it would find a message that came later, and take it from the receive after it.

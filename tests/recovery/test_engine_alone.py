@@ -236,6 +236,35 @@ def test_optimizer_state_of_another_type_than_its_parameter(tmp_path: Path, kind
     assert weights(tmp_path) == weights(tmp_path / "other")
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_groups_that_the_script_keeps_stay_the_optimizers(tmp_path: Path, kept: bool) -> None:
+    def weights(folder: Path, end_at: int = -1) -> Any:
+        torch.manual_seed(3)
+        net, rates = nn.Linear(8, 1), [torch.tensor(0.1) for _ in range(2)]
+        shared = torch.tensor(0.1)
+        groups = [
+            {"params": [one], **({"lr": rate} if kept else {})}
+            for one, rate in zip(net.parameters(), rates, strict=True)
+        ]
+        optimizer = torch.optim.Adam(groups, shared, foreach=False)
+        engine = Engine(net, optimizer, checkpoint_dir=folder, checkpoint_every=3)
+        data = TensorDataset(torch.arange(STEPS * 4 * 8.0).reshape(-1, 8).sin())
+        for step, (x,) in engine.steps(DataLoader(data, 4)):
+            if step == end_at:
+                raise Ended
+            for number, rate in enumerate(rates if kept else [shared]):
+                rate.fill_(0.1 / (1 + step + number))
+            with engine.step():
+                net(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return net.weight.tolist(), net.bias.tolist()
+
+    with pytest.raises(Ended):
+        weights(tmp_path, 5)
+    assert weights(tmp_path) == weights(tmp_path / "other")
+
+
 def test_a_checkpoint_goes_into_a_model_of_another_type(tmp_path: Path) -> None:
     """Then the optimizer's state follows its parameters, as with torch alone."""
 

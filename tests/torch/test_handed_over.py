@@ -239,3 +239,43 @@ def test_nothing_of_a_death_is_left(world: Any, kind: Any, dtype: torch.dtype, h
         job = Kept(world, lambda context, phase=phase: training(context, kind, dtype, phase, **how), 2)
         assert job.values() == wanted
         assert job.incarnation == [0, 1]
+
+
+def with_groups_kept(context: Any, rate: Any, odd: bool = False) -> Any:
+    """A script that has taken hold of the optimizer's groups before the loop, and sets their rates by hand."""
+    torch.manual_seed(1)
+    replicas = DistributedDataParallel(nn.Linear(48, 1))
+    lr = rate()
+    optimizer = torch.optim.SGD(replicas.parameters(), lr, foreach=False)
+    engine = ftcomm.recovery.Engine(replicas, optimizer, strategy="replication")
+    groups, (group,) = optimizer.param_groups, optimizer.param_groups
+    for step, (x, y) in engine.steps(DataLoader(DATA, batch_size=2)):
+        if isinstance(lr, torch.Tensor):
+            lr.fill_(0.1 / (1 + step))
+        else:
+            group["lr"] = 0.1 / (1 + step)
+        groups[0]["weight_decay"] = 0.5 if odd and context.incarnation else 0.01 * step
+        if step == 3 and context.rank == 1 and context.incarnation == 0:
+            context.die()
+        with engine.step():
+            (replicas(x) - y).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.tolist() for parameter in replicas.parameters()], engine.progress.joined
+
+
+@pytest.mark.parametrize("rate", [lambda: 0.1, lambda: torch.tensor(0.1)], ids=["number", "tensor"])
+def test_groups_that_the_script_keeps_stay_the_optimizers(world: Any, rate: Any) -> None:
+    ours, theirs = Kept(world, lambda context: with_groups_kept(context, rate), 2).values()
+    assert ours == theirs
+    assert ours[1] == 1
+
+
+def test_who_comes_in_and_trains_with_other_settings_is_found_a_step_later(world: Any) -> None:
+    def differs(context: Any) -> str:
+        with pytest.raises(ftcomm.Mismatch) as caught:
+            with_groups_kept(context, lambda: 0.1, odd=True)
+        return str(caught.value)
+
+    for text in Kept(world, differs, 2).values():
+        assert "parameter weight on rank 1 differs from rank 0's" in text

@@ -68,6 +68,7 @@ class Replicated(Kind):
         self.alive = self._slots
         self._samples = 0  # of this rank in the present step
         self._lost: int | None = None  # batches, as was told last
+        self._look_again = False  # at the replicas, when those who have come in have made a step
 
     def _check_model(self) -> None:
         if not isinstance(self._model, DistributedDataParallel) and not sharded(self._model):
@@ -112,10 +113,14 @@ class Replicated(Kind):
             self._gradients.joined()
             self.state.progress.joined += len(here.joined)
         if here.joined or gone:  # the same on all: who was not at the last begin has `joined`
-            tensors = check_replicas(
-                join.everybody(self._model), self._model, [self._optimizer], join.shards(self._model)
-            )
-            self._job.emit("replicas-equal", step=here.step, tensors=tensors, joined=list(here.joined))
+            self._job.emit("replicas-equal", step=here.step, tensors=self._check_equal(), joined=list(here.joined))
+        elif self._look_again:
+            self._check_equal()
+        self._look_again = bool(here.joined)
+
+    def _check_equal(self) -> int:
+        """Also one step after somebody has come in: what the script has got no hold of there shows only when it is used."""
+        return check_replicas(join.everybody(self._model), self._model, [self._optimizer], join.shards(self._model))
 
     def offer(self, share: Share) -> None:
         self._samples = share.samples

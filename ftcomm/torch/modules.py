@@ -8,13 +8,19 @@ from typing import Any
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["ddp_of", "extra_states", "keeps_more", "set_extra_states", "unwrapped"]
+__all__ = ["ddp_of", "ddps_in", "extra_states", "keeps_more", "set_extra_states", "unwrapped"]
 
 
 def ddp_of(model: Any) -> DistributedDataParallel | None:
     """The DistributedDataParallel that a model is, also a compiled one; None: it is another module."""
     inner = getattr(model, "_orig_mod", model)  # of torch.compile
     return inner if isinstance(inner, DistributedDataParallel) else None
+
+
+def ddps_in(model: Any) -> list[DistributedDataParallel]:
+    """Those that are somewhere in a module: itself, what was compiled, stages in a ModuleList."""
+    modules = model.modules() if isinstance(model, nn.Module) else ()
+    return [module for module in modules if isinstance(module, DistributedDataParallel)]
 
 
 def unwrapped(model: Any) -> Any:

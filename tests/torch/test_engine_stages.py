@@ -193,3 +193,51 @@ def test_a_replacement_is_refused(world: Any) -> None:
         return str(caught.value)
 
     assert all("nobody has what its stage had" in text for text in world(4, refused, policy="lossy"))
+
+
+def wrapped(form: str) -> tuple[Any, Any]:
+    """A DistributedDataParallel, and what the engine is given of it."""
+    replicas = DistributedDataParallel(nn.Linear(WIDTH, 1))
+    if form == "list":
+        return replicas, nn.ModuleList([replicas])
+    return replicas, torch.compile(replicas, backend="eager") if form == "compiled" else replicas
+
+
+@pytest.mark.parametrize("form", ["plain", "list", "compiled"])
+def test_replicas_draw_different_samples_however_they_are_given(world: Any, tmp_path: Path, form: str) -> None:
+    """Under replay: inside of another module, or compiled, they are replicas still."""
+
+    def seen(context: Any) -> list[int]:
+        replicas, model = wrapped(form)
+        optimizer = torch.optim.SGD(replicas.parameters(), 0.01)
+        engine = ftcomm.recovery.Engine(model, optimizer, checkpoint_dir=tmp_path, checkpoint_every=2)
+        assert engine.strategy.name == "replay"
+        found = []
+        for _, (x, numbers) in engine.steps(DataLoader(TensorDataset(INPUTS[:16], torch.arange(16)), batch_size=2)):
+            found += numbers.tolist()
+            with engine.step():
+                replicas(x).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert engine.step_number == 4
+        return found
+
+    ours, theirs = world(2, seen, policy="replay")
+    assert sorted(ours + theirs) == [*range(16)]
+
+
+def test_a_rank_whose_modules_have_different_replicas_is_refused(world: Any) -> None:
+    def refused(context: Any) -> str:
+        halves = [torch.distributed.new_group(ranks) for ranks in ([0], [1])]
+        both = [
+            DistributedDataParallel(nn.Linear(2, 2)),
+            DistributedDataParallel(nn.Linear(2, 2), process_group=halves[context.rank]),
+        ]
+        model = nn.ModuleList(both)
+        with pytest.raises(ftcomm.ConfigError) as caught:
+            ftcomm.recovery.Engine(model, torch.optim.SGD(model.parameters(), 0.1))
+        return str(caught.value)
+
+    texts = world(2, refused, policy="replay")
+    assert texts[0].startswith("The model has DistributedDataParallel over ranks [0, 1] and [0]: ")
+    assert texts[1].startswith("The model has DistributedDataParallel over ranks [0, 1] and [1]: ")

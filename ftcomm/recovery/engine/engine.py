@@ -25,6 +25,7 @@ from ftcomm.recovery.engine.restorable import reseed
 from ftcomm.recovery.engine.staged import Staged
 from ftcomm.recovery.strategies import Facts, choose
 from ftcomm.torch.groups import communicator
+from ftcomm.torch.modules import ddps_in
 from ftcomm.torch.shards import Shards, sharded
 
 __all__ = ["Engine"]
@@ -106,9 +107,10 @@ class Engine:
         comm = communicator(getattr(model, "process_group", None)) if dist.is_initialized() else None
         under = launcher(os.environ)
         size = 1 if comm is None else comm.job.world_size
-        replicas = isinstance(model, DistributedDataParallel)
+        logged = comm is not None and comm.policy == "replay"
+        replicas = bool(ddps_in(model)) if logged else isinstance(model, DistributedDataParallel)
         stages, shards = False, None
-        if comm is not None and comm.policy != "replay":
+        if comm is not None and not logged:
             stages = schedule is not None and size > 1 and not (replicas and comm.size == size)
             shards = Shards(model, comm.size) if sharded(model) and not stages else None
         self.strategy, self.reason = choose(

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError, SystemFailure, Unsupported
@@ -22,6 +21,7 @@ from ftcomm.recovery.engine.kind import Kind, Setup, check_parameters
 from ftcomm.recovery.engine.logged_step import LoggedStep
 from ftcomm.recovery.engine.saved import RunState
 from ftcomm.torch.groups import communicator
+from ftcomm.torch.modules import ddps_in
 from ftcomm.torch.shards import sharded
 
 __all__ = ["Stage"]
@@ -51,8 +51,7 @@ class Stage(Kind):
         self._setup, self._model, self._everybody = setup, setup.model, everybody
         self.rank = everybody.job.rank
         # Replicas of a module draw different samples; all others the whole batch: the first stage needs inputs, the last targets.
-        replicas = isinstance(self._model, DistributedDataParallel)
-        self._replicas = communicator(self._model.process_group) if replicas else None
+        self._replicas = _replicas(self._model)
         self._share, shares = (0, 1) if self._replicas is None else (self._replicas.rank, self._replicas.size)
         self._of_pipeline = shares < everybody.size  # also replicated stages
         self.alive = tuple(range(shares))
@@ -107,9 +106,9 @@ class Stage(Kind):
     def _build_buckets(self) -> None:
         """DDP orders its buckets by its first iteration, collectively, in the forward pass of the next one. A replacement's next
         one comes after its checkpoint, where the others have no such thing: so all do it here."""
-        for module in self._model.modules():
-            if isinstance(module, DistributedDataParallel) and module.reducer._rebuild_buckets():
-                module._has_rebuilt_buckets = True
+        for ddp in ddps_in(self._model):
+            if ddp.reducer._rebuild_buckets():
+                ddp._has_rebuilt_buckets = True
 
     @abstractmethod
     def _go_on(self) -> bool:
@@ -213,6 +212,22 @@ class Stage(Kind):
     def _say(self, text: str) -> None:
         who = "" if self.rank == 0 else f"rank {self.rank}: "
         print(f"ftcomm: {who}{text}", file=sys.stderr, flush=True)
+
+
+def _replicas(model: Any) -> Communicator | None:
+    """Of the replicas of what this rank has, wherever in it DistributedDataParallel is; None: there are none.
+
+    Raises:
+        ConfigError: not all of it has the same replicas.
+    """
+    groups = {group.slots: group for group in (communicator(ddp.process_group) for ddp in ddps_in(model))}
+    if len(groups) > 1:
+        found = " and ".join(str(list(slots)) for slots in groups)
+        raise ConfigError(
+            f"The model has DistributedDataParallel over ranks {found}: the replicas of a rank draw different samples, and it is "
+            "not clear which ranks those are. Give all that a rank has the same process group."
+        )
+    return next(iter(groups.values()), None)
 
 
 def _check_model(model: Any) -> None:

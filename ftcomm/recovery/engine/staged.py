@@ -6,8 +6,6 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from torch.nn.parallel import DistributedDataParallel
-
 from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError
 from ftcomm.recovery.data import Share
@@ -19,6 +17,7 @@ from ftcomm.recovery.engine.stage import Stage
 from ftcomm.recovery.engine.stopping import Stopping
 from ftcomm.recovery.engine.twins import Twins
 from ftcomm.torch.groups import communicator
+from ftcomm.torch.modules import ddps_in, unwrapped
 from ftcomm.torch.optimizers import parameters_of
 
 __all__ = ["Staged"]
@@ -47,14 +46,14 @@ class Staged(Stage):
         self._used: dict[int, tuple[int, int]] = {}  # gradients of the last update
         group = self._replicas
         if self.folder is not None and group is not None and group.size > 1 and _notes_are_cheap(group):
-            self._twins = Twins(group, self.state, self._model.module, setup.optimizer)
+            self._twins = Twins(group, self.state, unwrapped(self._model), setup.optimizer)
             self._hook = setup.optimizer.register_step_post_hook(self._updated)
         self._stopping: Stopping | None = None
 
     def _check(self, setup: Setup) -> None:
         if setup.checkpoint_dir is None:
             return
-        if any(isinstance(module, DistributedDataParallel) and module.static_graph for module in setup.model.modules()):
+        if any(ddp.static_graph for ddp in ddps_in(setup.model)):
             raise ConfigError(
                 "static_graph=True is not supported with checkpoints under the policy 'replay': DistributedDataParallel orders "
                 "its buckets in a later iteration then, and a replacement would do so when the others do not. Leave it out, or "

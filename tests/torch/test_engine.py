@@ -254,6 +254,24 @@ def test_all_die_and_the_next_start_goes_on(world: Any, wanted: Run, tmp_path: P
     assert {value["steps"] for value in values} == {2 * STEPS}
 
 
+@pytest.mark.parametrize(("phase", "saved"), [("backward-50", AT - 1), ("update", AT + 1)])
+def test_with_checkpoint_a_death_ends_all_whatever_the_policy_allows(
+    world: Any, tmp_path: Path, phase: str, saved: int
+) -> None:
+    """In a step, or between two."""
+    how = {"strategy": "checkpoint", "checkpoint_dir": tmp_path, "checkpoint_every": 2}
+
+    def ends(context: Any) -> tuple[Any, str]:
+        with pytest.raises(ftcomm.PeerFailure) as caught:
+            train(context, phase, **how)
+        return caught.value.ranks, str(caught.value)
+
+    for ranks, text in world.values(world.start(3, ends, policy="lossy"), dies=(2,))[:2]:
+        assert ranks == (2,)
+        assert text.startswith("Rank 2 is gone, and with strategy 'checkpoint' all end. Start again: ")
+    assert torch.load(max(tmp_path.glob("*.pt")), weights_only=True)["state"]["engine"]["step"] == saved
+
+
 def test_a_checkpoint_that_only_one_rank_can_read(world: Any, wanted: Run, tmp_path: Path) -> None:
     def part(context: Any, phase: str = "") -> Any:
         folder = tmp_path / str(context.rank)

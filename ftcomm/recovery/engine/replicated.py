@@ -109,6 +109,10 @@ class Replicated(Kind):
         gone = {*self.alive} - {*here.alive}
         self.alive = here.alive
         self.state.take(here.extra)
+        if self._strategy.ends and (gone or here.joined):
+            if self.state.gathered is None:  # every replica has the last whole step
+                self._save(wait=True)
+            self.step.end_without(gone | {*here.joined})
         if here.joined:
             self._gradients.joined()
             self.state.progress.joined += len(here.joined)

@@ -209,8 +209,9 @@ class Step:
         self.contributed = found if found is not None else frozenset(self.alive)
         wanted = {*join.expected(self._model)} if self._strategy.waits else {*self.alive}
         missing = wanted - self.contributed
-        if self._strategy.drops:
+        if self._strategy.drops or self._strategy.ends:
             missing |= self._gradients.unanswered(wanted)
+        self.end_without(missing)
         if self._strategy.drops and missing:
             self._drop(missing)
         if self._gradients.shares_buffers:
@@ -231,9 +232,26 @@ class Step:
                 share_buffers(join.everybody(self._model), module, roots[0])
                 return
             except PeerFailure as failure:
+                self.end_without({*failure.ranks})
                 if self._strategy.drops:
                     self._drop({*failure.ranks})
                 del roots[0]
+
+    def end_without(self, missing: set[int]) -> None:
+        """
+        Raises:
+            PeerFailure: on all ranks alike; somebody is missing, and the strategy is to end then.
+        """
+        if not self._strategy.ends or not missing:
+            return
+        who = ", ".join(map(str, sorted(missing)))
+        raise PeerFailure(
+            f"Rank {who} is gone, and with strategy {self._strategy.name!r} all end. Start again: the run goes on from the "
+            "newest checkpoint.",
+            ranks=sorted(missing),
+            operation="engine step",
+            epoch=join.everybody(self._model).job.epoch,
+        )
 
     def _drop(self, missing: set[int]) -> None:
         self.missing = missing

@@ -44,6 +44,7 @@ class Strategy:
         drops: a step to which a rank did not contribute is not committed: nothing of it stays, and it is done again.
         waits: no step begins before each dead rank has a replacement.
         shards: it is for sharded models as well.
+        ends: all end, whatever the policy would allow.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Strategy:
     drops: bool
     waits: bool
     shards: bool = False
+    ends: bool = False
 
     def misfit(self, facts: Facts) -> str | None:
         """Why it can't be used here and what to do, or None."""

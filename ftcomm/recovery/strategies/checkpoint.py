@@ -12,4 +12,4 @@ class _Checkpoint(Strategy):
         return None
 
 
-CHECKPOINT = _Checkpoint("checkpoint", policy=None, drops=False, waits=False)
+CHECKPOINT = _Checkpoint("checkpoint", policy=None, drops=False, waits=False, ends=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import pickle
 import sys
@@ -123,7 +124,7 @@ class TrainingState:
             self.names.append(name)
             return _Slot(len(self.tensors) - 1, part)
         if isinstance(value, dict):
-            return {key: self._outline(item, f"{name} {key}") for key, item in value.items()}
+            return _filled(_empty(value), {key: self._outline(item, f"{name} {key}") for key, item in value.items()})
         if type(value) in (list, tuple):
             return type(value)(self._outline(item, f"{name} {number}") for number, item in enumerate(value))
         return value
@@ -184,7 +185,7 @@ class TrainingState:
             held = self.tensors[value.index]
             return held if value.part is None or self._shards is None else self._shards.whole(value.part, held)
         if isinstance(value, dict):
-            return {key: self._inline(item) for key, item in value.items()}
+            return _filled(copy.copy(value), {key: self._inline(item) for key, item in value.items()})
         if type(value) in (list, tuple):
             return type(value)(self._inline(item) for item in value)
         return value
@@ -202,6 +203,25 @@ class TrainingState:
 def _layout(tensor: torch.Tensor) -> tuple[int, ...]:
     """The strides of a copy: the tensor's own if it fills its memory, else such that each element has a place of its own."""
     return tuple(torch.empty_like(tensor, device="meta").stride())
+
+
+def _empty(value: dict[Any, Any]) -> dict[Any, Any]:
+    """Of the same kind: a Counter, a defaultdict, an OrderedDict with its attributes. A plain one if that can't be sent."""
+    if type(value) is dict:
+        return {}
+    try:
+        empty = copy.copy(value)
+        empty.clear()
+        pickle.dumps(empty)
+    except Exception:  # noqa: BLE001 - a default that is a lambda, say: the items are what counts
+        return {}
+    return empty
+
+
+def _filled(made: dict[Any, Any], items: dict[Any, Any]) -> dict[Any, Any]:
+    for key, item in items.items():
+        made[key] = item
+    return made
 
 
 def _stateful(value: Any) -> bool:

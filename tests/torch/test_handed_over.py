@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import pytest
@@ -56,7 +57,7 @@ def update(model: Any, optimizer: Any) -> None:
     optimizer.zero_grad()
 
 
-def hand_over(source: TrainingState, target: TrainingState, step: int = 0) -> None:
+def hand_over(source: TrainingState, target: TrainingState, step: int = 0) -> dict[str, Any]:
     """As between two processes."""
     target.expect(source.pack({"step": step}))
     of, to = Blocks(source.tensors, source.own), Blocks(target.tensors, target.own)
@@ -65,7 +66,7 @@ def hand_over(source: TrainingState, target: TrainingState, step: int = 0) -> No
         room.copy_(of.read(number))
         to.put(number, room)
     to.finish()
-    target.load()
+    return target.load()[0]
 
 
 def trained(kind: Any, steps: int = 2, dtype: Any = torch.float32, **how: Any) -> tuple[Any, Any]:
@@ -152,6 +153,41 @@ def test_extra_state_of_modules_is_handed_over() -> None:
     assert other[0].weights.tolist() == [1.5, 1.5]
     model[0].weights += 1
     assert other[0].weights.tolist() == [1.5, 1.5]
+
+
+def test_dictionaries_stay_what_they_are() -> None:
+    """A scheduler counts on its Counter, load_state_dict() on the versions in its OrderedDict."""
+    counter, lists = collections.Counter(a=2), collections.defaultdict(list, b=[torch.ones(2)])
+    ordered, odd = nn.BatchNorm1d(2).state_dict(), collections.defaultdict(lambda: 0, c=3)
+    module = nn.Linear(1, 1)
+    target = TrainingState(module, None, {})
+    extra = hand_over(TrainingState(module, None, {"a": counter, "b": lists, "c": ordered, "d": odd}), target)
+    assert extra["a"]["none"] == 0
+    assert extra["a"] == counter
+    assert extra["b"]["none"] == []
+    assert extra["b"]["b"][0].tolist() == [1, 1]
+    assert extra["c"]._metadata == ordered._metadata
+    assert [*extra["c"]] == [*ordered]
+    assert extra["d"] == {"c": 3}  # its default can't be sent
+    assert counter == {"a": 2}
+
+
+def test_schedulers_that_count_are_handed_over() -> None:
+    def made() -> tuple[Any, Any]:
+        optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), 0.1)
+        parts = [torch.optim.lr_scheduler.LinearLR(optimizer), torch.optim.lr_scheduler.MultiStepLR(optimizer, [3, 5])]
+        return optimizer, torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [2])
+
+    (ours, rates), (theirs, others) = made(), made()
+    ours.step()
+    rates.step()
+    module = nn.Linear(1, 1)
+    hand_over(TrainingState(module, ours, {"rates": rates}), TrainingState(module, theirs, {"rates": others}))
+    for _ in range(6):
+        for optimizer, scheduler in ((ours, rates), (theirs, others)):
+            optimizer.step()
+            scheduler.step()
+        assert rates.get_last_lr() == others.get_last_lr()
 
 
 class Reducing(nn.Module):

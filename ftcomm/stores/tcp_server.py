@@ -37,7 +37,7 @@ class _Client:
 @dataclass(eq=False)
 class _Wait:
     client: _Client
-    keys: list[str]
+    missing: dict[str, None]  # in the order of the question
     deadline: float
 
 
@@ -56,7 +56,8 @@ class TcpStoreServer:
         self._secret = secret
         self._values: dict[str, bytes] = {}
         self._clients: set[_Client] = set()
-        self._waits: list[_Wait] = []
+        self._waits: set[_Wait] = set()
+        self._waits_for: dict[str, set[_Wait]] = {}  # by the keys that they miss: a set must not look at all of them
         self._closing_until: float | None = None
         self._listener = self._listen(host, port)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
@@ -169,8 +170,8 @@ class TcpStoreServer:
         if operation == wire.WAIT and len(parts) >= 1 and len(parts[0]) == 8:
             seconds = int.from_bytes(parts[0], "little") / 1000
             keys = [wire.checked_key(part) for part in parts[1:]]
-            self._waits.append(_Wait(client, keys, time.monotonic() + seconds))
-            self._settle_waits()
+            missing = {key: None for key in keys if key not in self._values}
+            self._begin_wait(_Wait(client, missing, time.monotonic() + seconds))
         elif operation == wire.GET and len(parts) == 1:
             value = self._values.get(wire.checked_key(parts[0]), b"")
             self._send(client, wire.pack(operation, value))
@@ -192,19 +193,34 @@ class TcpStoreServer:
         if not value or len(value) > MAX_VALUE:
             raise wire.Broken(f"a value of {len(value)} bytes")
         self._values[key] = value
-        self._settle_waits()
+        for wait in self._waits_for.pop(key, ()):
+            del wait.missing[key]
+            if not wait.missing:
+                self._end_wait(wait)
 
-    def _settle_waits(self) -> None:
-        now = time.monotonic()
-        for wait in tuple(self._waits):
-            missing = [key for key in wait.keys if key not in self._values]
-            if not missing or now >= wait.deadline:
-                self._waits.remove(wait)
-                self._send(wait.client, wire.pack(wire.WAIT, *(key.encode() for key in missing)))
+    def _begin_wait(self, wait: _Wait) -> None:
+        self._waits.add(wait)
+        for key in wait.missing:
+            self._waits_for.setdefault(key, set()).add(wait)
+        if not wait.missing or time.monotonic() >= wait.deadline:
+            self._end_wait(wait)
+
+    def _end_wait(self, wait: _Wait) -> None:
+        self._forget_wait(wait)
+        self._send(wait.client, wire.pack(wire.WAIT, *(key.encode() for key in wait.missing)))
+
+    def _forget_wait(self, wait: _Wait) -> None:
+        self._waits.discard(wait)
+        for key in wait.missing:
+            if waits := self._waits_for.get(key):  # not of a key that is being set: its client may go meanwhile
+                waits.discard(wait)
+                if not waits:
+                    del self._waits_for[key]
 
     def _expire(self) -> None:
-        self._settle_waits()
         now = time.monotonic()
+        for wait in [wait for wait in self._waits if now >= wait.deadline]:
+            self._end_wait(wait)
         for client in tuple(self._clients):
             if not client.known and now >= client.deadline:
                 self._drop(client)
@@ -228,7 +244,8 @@ class TcpStoreServer:
     def _drop(self, client: _Client) -> None:
         if client in self._clients:
             self._clients.discard(client)
-            self._waits = [wait for wait in self._waits if wait.client is not client]
+            for wait in [wait for wait in self._waits if wait.client is client]:
+                self._forget_wait(wait)
             self._selector.unregister(client.sock)
             client.sock.close()
 

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,46 @@ def test_tcp_wait_of_weeks() -> None:
     writer.set("late", b"1")
     thread.join(30)
     assert waited == [[]]
+    server.close(0)
+
+
+def test_tcp_set_looks_only_at_who_waits_for_it() -> None:
+    """At the start of a large job all wait for the keys of all."""
+    looks = []
+
+    class Values(dict[str, bytes]):
+        def __contains__(self, key: object) -> bool:
+            looks.append(key)
+            return super().__contains__(key)
+
+    server = TcpStoreServer()
+    server._values = Values()
+    keys = [f"k{number}" for number in range(64)]
+    stores = [TcpStore(*server.address) for _ in range(9)]
+    waited: list[list[str]] = []
+
+    def wait(store: TcpStore, keys: list[str]) -> None:
+        with suppress(SystemFailure):
+            waited.append(store.wait(keys, 30))
+
+    threads = [threading.Thread(target=wait, args=(store, [*keys, "last"])) for store in stores[:7]]
+    threads.append(threading.Thread(target=wait, args=(stores[7], keys[::-1])))
+    for thread in threads:
+        thread.start()
+    while len(server._waits) < len(threads):
+        pass
+    looks.clear()
+    for key in keys:
+        stores[8].set(key, b"1")
+    threads[-1].join(30)
+    assert waited == [[]]
+    assert len(looks) <= len(keys)
+    stores[0]._sock.shutdown(socket.SHUT_RDWR)  # one that waits goes
+    stores[8].set("last", b"1")
+    for thread in threads:
+        thread.join(30)
+    assert waited == [[]] * 7
+    assert not server._waits_for
     server.close(0)
 
 

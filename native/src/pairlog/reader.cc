@@ -189,7 +189,7 @@ Status StreamReader::open_segment(std::uint64_t ordinal, bool spilled, std::shar
     }
     SegmentHeader header;
     if (auto status = Segment::check(*file, key_, ordinal, spilled, &header); !status) {
-        // Its writer takes the name away before it writes another header: what was collected meanwhile is not damaged, it is gone.
+        // Its writer takes the name away before it writes another header: what was collected meanwhile is gone, and not damaged.
         struct stat named{};
         const int folder = spilled ? spill_folder_.get() : folder_.get();
         const bool gone = ::fstatat(folder, segment_name(ordinal).c_str(), &named, 0) != 0

@@ -41,8 +41,8 @@ public:
     std::uint64_t newest_segment() const { return segments_.empty() ? 0 : segments_.rbegin()->first; }
     bool is_at(const RecordInfo& info, ByteView so_far) const;
 
-    // A record of first_seq() to last_seq(). The view holds until the next refresh(); of a spilled one until MappedSpilled::kMost other
-    // segments are mapped.
+    // A record of first_seq() to last_seq(). The view holds until the next refresh(); of a spilled one until MappedSpilled::kMost
+    // other segments are mapped.
     Status find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify = true);
     // What was copied of this record before is what was committed: its memory has not been given to another one.
     bool intact(std::uint64_t seq) const;

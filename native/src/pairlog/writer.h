@@ -59,8 +59,8 @@ public:
     // before the header is written is no record.
     Status append_whole(const RecordInfo& info, std::span<const ByteView> parts);
 
-    // A committed record. The view holds until the next append, begin, collect or prepare on this LogDir, by whichever stream; of a
-    // spilled one until MappedSpilled::kMost other segments are mapped.
+    // A committed record. The view holds until the next append, begin, collect or prepare on this LogDir, by whichever stream;
+    // of a spilled one until MappedSpilled::kMost other segments are mapped.
     // Invalid: it is not there (yet, or any more). LogCorrupt: its header, or with `verify` its payload, is damaged.
     Status find(std::uint64_t seq, RecordInfo* info, ByteView* payload, bool verify = true);
 

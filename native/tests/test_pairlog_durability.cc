@@ -87,6 +87,53 @@ FT_TEST(pairlog_synced_records_are_checked_after_a_boot) {
     EXPECT_EQ(StreamWriter::open(*dir, kKey, &writer).code, Code::LogCorrupt);
 }
 
+// A segment that is collected is another stream's at once, and the disk may have its new header and still its old name.
+FT_TEST(pairlog_segment_that_was_recycled_may_keep_its_name_after_a_boot) {
+    const StreamKey other{kKey.comm, kKey.src, kKey.dst + 1};
+    for (const std::uint64_t collected : {13, 0}) {
+        Folder folder("/tmp");
+        write(folder);
+        {
+            auto dir = open_log(on_disk(folder, "first"));
+            auto writer = open_writer(*dir), theirs = open_writer(*dir, other);
+            REQUIRE(writer->flush().ok());
+            if (collected > 0) REQUIRE(writer->collect(collected).ok());
+            REQUIRE(add(*theirs, 10000).ok());
+        }
+        for (int ordinal : {1, 2})
+            std::filesystem::copy_file(folder.stream(other) + "/" + segment_name(1), folder.segment(ordinal),
+                                       std::filesystem::copy_options::overwrite_existing);
+        for (const char* boot : {"second", "second", "third"}) {
+            auto dir = open_log(on_disk(folder, boot));
+            std::unique_ptr<StreamWriter> writer;
+            const auto status = StreamWriter::open(*dir, kKey, &writer);
+            EXPECT_EQ(status.code, collected > 0 ? Code::Ok : Code::LogCorrupt);
+            if (collected == 0) {
+                EXPECT(contains(status.message, "record 1 of the log 3->5"));
+                EXPECT(std::filesystem::exists(folder.segment(5)));
+            } else {
+                REQUIRE(writer != nullptr);
+                EXPECT_EQ(writer->first_seq(), collected + 1);
+                EXPECT_EQ(writer->last_seq(), 30u);
+                EXPECT(holds_all(*writer));
+            }
+        }
+    }
+    // Nothing of it was synced: then it is empty, whatever is left of it.
+    Folder folder("/tmp");
+    {
+        auto dir = open_log(on_disk(folder, "first"));
+        auto writer = open_writer(*dir);
+        for (int i = 0; i < 20; ++i) REQUIRE(add(*writer, 10000).ok());
+    }
+    flip(folder.segment(1), 2);
+    for (const char* boot : {"second", "second"}) {
+        auto dir = open_log(on_disk(folder, boot));
+        auto writer = open_writer(*dir);
+        EXPECT_EQ(writer->last_seq(), 0u);
+    }
+}
+
 FT_TEST(pairlog_flush_runs_beside_the_writer) {
     Folder folder("/tmp");
     auto config = on_disk(folder, "first");

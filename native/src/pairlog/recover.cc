@@ -41,7 +41,7 @@ Status StreamWriter::recover() {
     collected_ = wanted_ = index_->collected.load();
     if (auto status = load(); !status) return status;
     // What another boot of the host left was written back in any order: only what was synced counts.
-    const bool same_boot = index_->boot.load() == dir_.boot() || index_->boot.load() == 0;
+    const bool same_boot = is_same_boot();
     if (auto status = same_boot ? find_end() : find_synced_end(); !status) return status;
     // A collect that was cut off.
     while (segments_.size() > 1 && segments_[1]->first_seq() <= collected_ + 1)
@@ -55,6 +55,8 @@ Status StreamWriter::recover() {
     index_->boot.store(dir_.boot());
     return dir_.host_durable() ? index_.sync() : Status{};
 }
+
+bool StreamWriter::is_same_boot() const { return index_->boot.load() == dir_.boot() || index_->boot.load() == 0; }
 
 Status StreamWriter::load() {
     std::map<std::uint64_t, bool> found;   // ordinal, whether it is spilled
@@ -83,12 +85,16 @@ Status StreamWriter::load() {
             return damaged(key_, segments_.back()->next_seq(),
                            "segment " + std::to_string(segments_.back()->ordinal() + 1) + " is missing");
         auto status = load_one(number, spilled);
-        // find_synced_end says whether that matters.
-        if (status.code == Code::LogCorrupt && index_->boot.load() != dir_.boot()) break;
+        // find_synced_end says whether that matters. The oldest may be collected, and begun by another stream: that it has lost
+        // its name here need not have come to the disk.
+        if (status.code == Code::LogCorrupt && !is_same_boot()) {
+            if (segments_.empty()) continue;
+            break;
+        }
         if (!status) return status;
         next_ordinal_ = number + 1;
     }
-    if (!segments_.empty() && segments_.front()->first_seq() > collected_ + 1)
+    if (is_same_boot() && !segments_.empty() && segments_.front()->first_seq() > collected_ + 1)
         return damaged(
             key_, collected_ + 1,
             "it was not collected, but the oldest segment begins with record " + std::to_string(segments_.front()->first_seq()));
@@ -164,7 +170,7 @@ Status StreamWriter::find_synced_end() {
     }
     if (last_ < synced)
         return damaged(key_, last_ + 1, "it is missing, and records up to " + std::to_string(synced) + " were synced");
-    if (auto status = drop_segments_after(kept); !status) return status;
+    if (auto status = drop_all_but(kept); !status) return status;
     if (kept > 0) next_ordinal_ = segments_.back()->ordinal() + 1;
     // An old record beyond the end must not be taken for one that follows a new one.
     if (kept > 0 && !segments_.back()->spilled) {
@@ -174,19 +180,21 @@ Status StreamWriter::find_synced_end() {
     return {};
 }
 
-Status StreamWriter::drop_segments_after(std::size_t count) {
+// But the first ones of segments_.
+Status StreamWriter::drop_all_but(std::size_t count) {
     while (segments_.size() > count) {
         (segments_.back()->spilled ? dir_.spilled_ : dir_.resident_) -= segments_.back()->file_size;
         segments_.pop_back();
     }
-    const auto last = segments_.empty() ? 0 : segments_.back()->ordinal();
+    const auto first = segments_.empty() ? 1 : segments_.front()->ordinal(),
+               last = segments_.empty() ? 0 : segments_.back()->ordinal();
     std::vector<std::string> names;
     std::uint64_t ordinal = 0;
     for (const int folder : {folder_.get(), spill_folder_.get()}) {
         if (folder < 0) continue;
         if (auto status = list_folder(folder, &names); !status) return std::move(status).within("the log " + text_of(key_));
         for (const auto& name : names)
-            if (parse_segment_name(name, &ordinal) && ordinal > last) ::unlinkat(folder, name.c_str(), 0);
+            if (parse_segment_name(name, &ordinal) && (ordinal < first || ordinal > last)) ::unlinkat(folder, name.c_str(), 0);
     }
     return {};
 }

@@ -85,11 +85,12 @@ private:
     StreamWriter(LogDir& dir, const StreamKey& key) : dir_(dir), key_(key) {}
     // recover.cc
     Status recover();
+    bool is_same_boot() const;
     Status load();                                       // fills segments_
     Status load_one(std::uint64_t ordinal, bool spilled);
     Status find_end();
     Status find_synced_end();
-    Status drop_segments_after(std::size_t count);
+    Status drop_all_but(std::size_t count);
     // writer.cc
     Status place(const RecordInfo& info);
     Status find_segment(std::uint64_t seq, Segment** out);

@@ -233,6 +233,44 @@ FT_TEST(pairlog_prepares_and_takes_over_free_segments) {
     EXPECT_EQ(open_log(config)->prepare(3).code, Code::LogFull);
 }
 
+// When all have died and start again each needs what it had: the first to come would take it, up to a limit that is its own.
+FT_TEST(pairlog_free_segments_are_their_owners) {
+    Folder folder;
+    const int status = child_with("", [&] {
+        if (unshare(CLONE_NEWNS) != 0) _exit(77);
+        if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) _exit(77);
+        if (mount("none", folder.path.c_str(), "tmpfs", 0, "size=1m,mode=700") != 0) _exit(77);
+        const auto config_of = [&](int owner) {
+            auto config = folder.config();
+            config.owner = owner;
+            return config;
+        };
+        for (int owner : {0, 1, 12})
+            if (!killed(child_with("", [&] {
+                    auto dir = open_log(config_of(owner));
+                    if (dir->prepare(4)) kill(getpid(), SIGKILL);
+                })))
+                _exit(1);
+        auto first = open_log(config_of(0)), second = open_log(config_of(1));
+        if (first->free_bytes() != 4 * kSmall || second->free_bytes() != 4 * kSmall) _exit(2);
+        // 1 MiB has room for 15 of them. Who needs more than there is takes what belongs to nobody alive.
+        auto writer = open_writer(*first);
+        int n = 0;
+        for (; n < 10; ++n)
+            if (!add(*writer, 40000)) break;
+        if (n != 10 || first->resident() != 10 * kSmall || second->free_bytes() != 4 * kSmall) _exit(3);
+        auto other = open_writer(*second, {kKey.comm, kKey.src, kKey.dst + 1});
+        for (n = 0; n < 4; ++n)
+            if (!add(*other, 40000)) _exit(4);
+        Status full;
+        while ((full = add(*writer, 40000))) {}
+        if (full.code != Code::LogFull || !holds_all(*writer) || !holds_all(*other)) _exit(5);
+        _exit(42);
+    });
+    if (WEXITSTATUS(status) == 77) return;  // not allowed here
+    EXPECT_EQ(WEXITSTATUS(status), 42);
+}
+
 // Each looks for the pools of dead processes while the others are making theirs.
 FT_TEST(pairlog_many_start_at_once) {
     Folder folder;

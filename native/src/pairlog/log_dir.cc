@@ -35,7 +35,7 @@ Status LogDir::open(const LogConfig& config, std::unique_ptr<LogDir>* out) {
         status = open_folder(AT_FDCWD, config.spill_path, true, &dir->spill_folder_);
         if (status) status = claim_folder(dir->spill_folder(), config.spill_path, config);
     }
-    if (status) status = dir->pool_.open(dir->folder(), config.path, config.limit);
+    if (status) status = dir->pool_.open(dir->folder(), config.path, config.owner, config.limit);
     if (!status) return status;
     dir->resident_ = dir->pool_.bytes();
     *out = std::move(dir);
@@ -64,6 +64,7 @@ Status LogDir::prepare(int segments) {
         if (resident_ + config_.segment_bytes > config_.limit) return full(config_.segment_bytes, "");
         FreeSegment made;
         auto status = pool_.make(config_.segment_bytes, &made);
+        if (status.code == Code::LogFull && pool_.drop_of_the_dead()) continue;
         if (!status) return status.code == Code::LogFull ? full(config_.segment_bytes, status.message) : status;
         pool_.put(std::move(made));
         resident_ += config_.segment_bytes;
@@ -99,7 +100,7 @@ Status LogDir::take(std::uint64_t bytes, bool notes, FreeSegment* out) {
         auto status = pool_.make(bytes, out);
         if (status) break;
         if (status.code != Code::LogFull) return status;
-        if (drop_free()) continue;
+        if (drop_free() || pool_.drop_of_the_dead()) continue;
         if (const auto spilled = spill_one(); !spilled)
             return full(bytes, status.message + (spilled.message.empty() ? "" : "; " + spilled.message));
     }

@@ -21,6 +21,7 @@ struct LogConfig {
     std::string path;                    // folder of this job on this host, made if absent; must be ours
     std::string job;                     // its name; the folder of another job is refused
     int world_size = 0;
+    int owner = 0;                       // the rank whose process this is: it takes over the free segments of its predecessors
     std::string scope = "all";           // which messages are in it; a log of others is refused
     std::uint64_t limit = 4ull << 30;    // bytes in segments of this process, free ones included; beyond: spill or LogFull
     std::string spill_path{};            // empty: no spilling. A folder on disk to which whole cold segments move

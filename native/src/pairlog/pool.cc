@@ -15,6 +15,7 @@ namespace ftcomm::pairlog {
 namespace {
 
 constexpr const char* kLock = "lock";
+constexpr const char* kPrefix = "free-";
 
 // Something of what was in it is still on its way.
 bool is_held(const FreeSegment& segment) { return segment.file.use_count() > 1; }
@@ -28,21 +29,22 @@ void drop(int folder, const std::string& name, std::uint64_t size) {
 
 }  // namespace
 
-Status Pool::open(int log, const std::string& path, std::uint64_t limit) {
+Status Pool::open(int log, const std::string& path, int owner, std::uint64_t limit) {
     log_ = log;
+    const std::string own = kPrefix + std::to_string(owner) + "-";
     int holder = 0;
     for (int attempt = 0;; ++attempt) {
         char name[64];
-        std::snprintf(name, sizeof name, "free-%d-%016" PRIx64, static_cast<int>(::getpid()), os_random64());
-        name_ = name;
-        path_ = path + "/" + name;
+        std::snprintf(name, sizeof name, "%d-%016" PRIx64, static_cast<int>(::getpid()), os_random64());
+        name_ = own + name;
+        path_ = path + "/" + name_;
         if (auto status = open_folder(log, name_, true, &folder_); !status) return status;
         lock_ = std::make_unique<FileLock>();
         if (lock_->take(folder_.get(), kLock, &holder)) break;
         // Somebody who looks for the pools of the dead came between the making of the lock file and the lock.
         if (attempt == 8) return system_error("locking " + path_);
     }
-    adopt(log, limit);
+    adopt(own, limit);
     return {};
 }
 
@@ -54,11 +56,15 @@ Pool::~Pool() {
     ::unlinkat(log_, name_.c_str(), AT_REMOVEDIR);
 }
 
-void Pool::adopt(int log, std::uint64_t limit) {
-    for (const auto& other : list_folder(log)) {
-        if (!other.starts_with("free-") || other == name_) continue;
+bool Pool::drop_of_the_dead() { return adopt(kPrefix, 0) > 0; }
+
+// Takes what there is room for, and drops the rest. How many there were.
+std::size_t Pool::adopt(const std::string& whose, std::uint64_t limit) {
+    std::size_t found = 0;
+    for (const auto& other : list_folder(log_)) {
+        if (!other.starts_with(whose) || other == name_) continue;
         Fd folder;
-        if (!open_folder(log, other, false, &folder)) continue;
+        if (!open_folder(log_, other, false, &folder)) continue;
         FileLock lock;
         struct stat info{};
         int holder = 0;
@@ -66,6 +72,7 @@ void Pool::adopt(int log, std::uint64_t limit) {
         if (::fstatat(folder.get(), kLock, &info, 0) != 0 || !lock.take(folder.get(), kLock, &holder)) continue;
         for (const auto& name : list_folder(folder.get())) {
             if (name == kLock || ::fstatat(folder.get(), name.c_str(), &info, AT_SYMLINK_NOFOLLOW) != 0) continue;
+            ++found;
             const auto size = static_cast<std::uint64_t>(info.st_size);
             FreeSegment segment{new_name(), nullptr};
             // A file whose maker was killed before all blocks were there would be a SIGBUS to come.
@@ -79,8 +86,9 @@ void Pool::adopt(int log, std::uint64_t limit) {
             }
         }
         ::unlinkat(folder.get(), kLock, 0);
-        ::unlinkat(log, other.c_str(), AT_REMOVEDIR);
+        ::unlinkat(log_, other.c_str(), AT_REMOVEDIR);
     }
+    return found;
 }
 
 bool Pool::take(std::uint64_t bytes, FreeSegment* out) {

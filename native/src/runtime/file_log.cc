@@ -62,7 +62,9 @@ Status FileLog::open(const FileLogConfig& config, std::unique_ptr<FileLog>* out)
     if (auto s = use_run(config.files.path, config.deadline, config.stop_event, &log->folder_, &log->used_); !s) return s;
     if (const auto& spill = config.files.spill_path; !spill.empty())
         if (auto s = make_parent(spill); !s) return s;
-    if (auto s = pairlog::LogDir::open(config.files, &log->dir_); !s) return s;
+    auto files = config.files;
+    files.owner = config.slot;
+    if (auto s = pairlog::LogDir::open(files, &log->dir_); !s) return s;
     if (config.again)
         if (auto s = look_for_predecessor(log->folder_.get(), config, &log->lost_); !s) return s;
     // Says to processes that never meet this one (it may have ended before they start) that its streams are here.

@@ -1,4 +1,4 @@
-// Checkpoints under the policy replay: what goes with them.
+// Checkpoints under the policy replay: what goes with them, and what one rank's full log does to all.
 #include "tests/node_rig.h"
 #include "tests/unit.h"
 
@@ -25,6 +25,12 @@ struct Pair {
     void all_mark(const std::string& tag, bool commits) {
         for (const auto& one : mark(tag, commits)) EXPECT(one->status.ok());
     }
+    void nobody_marks(const std::string& tag, bool commits) {
+        for (const auto& one : mark(tag, commits)) {
+            EXPECT_EQ(one->status.code, Code::LogFull);
+            EXPECT(one->status.message.find("ranks [0]") != std::string::npos);
+        }
+    }
     Status mark_again(int slot, const std::string& tag, bool commits) {
         const auto request = mark_one(slot, tag, commits);
         rig.settle();
@@ -39,6 +45,9 @@ struct Pair {
         REQUIRE(request->done && request->status.ok());
         return value;
     }
+    // Room for the result of the agreement, and not for the mark behind it.
+    void leave_little() { rig.log(0).limit = rig.log(0).bytes + 185; }
+    void leave_much() { rig.log(0).limit = ~std::uint64_t{0}; }
 };
 
 }  // namespace
@@ -71,6 +80,65 @@ FT_TEST(checkpoint_gives_up_answers_that_nobody_asks_for) {
     }
     step(9);
     p.all_mark("9", true);
+}
+
+// One rank has no room for its mark: if the others wrote theirs, the same number would be of another checkpoint on it from then on.
+FT_TEST(checkpoint_that_one_log_has_no_room_for_is_refused_on_all) {
+    Pair p;
+    p.leave_little();
+    p.nobody_marks("", false);
+    p.leave_much();
+    p.all_mark("", false);
+    p.all_mark("0", true);
+    p.leave_little();
+    p.nobody_marks("1", true);
+    p.leave_much();
+    p.all_mark("2", true);
+    const std::vector<std::string> tags = {"2", "0"};
+    for (int r : {0, 1}) EXPECT(p.rig.node(r).comm_checkpoints(Rig::kComm) == tags);
+    // Who does it again is told the same.
+    for (int r : {0, 1}) {
+        p.rig.replace(r, 1 - r, {0, 1});
+        EXPECT_EQ(p.mark_again(r, "", false).code, Code::LogFull);
+        EXPECT(p.mark_again(r, "0", false).ok());
+        EXPECT_EQ(p.mark_again(r, "1", true).code, Code::LogFull);
+        EXPECT(p.mark_again(r, "2", true).ok());
+    }
+    p.all_mark("3", true);
+}
+
+// What is late has to be in the log before a mark that counts it, and there is no room for that.
+FT_TEST(checkpoint_behind_messages_that_cannot_be_logged_is_refused_on_all) {
+    auto setup = Rig::replaying(false);
+    setup.log_late = true;
+    setup.eager_limit = 4000;
+    Rig rig(2, setup);
+    rig.comm({0, 1}, Rig::kComm, Policy::Replay);
+    const auto mark = [&](const std::string& tag, bool commits) {
+        std::vector<Code> codes;
+        std::vector<RequestPtr> all;
+        for (int r : {0, 1})
+            all.push_back(commits ? rig.node(r).comm_commit(rig.now(), Rig::kComm, tag)
+                                  : rig.node(r).comm_resume(rig.now(), Rig::kComm, tag));
+        rig.settle();
+        for (const auto& one : all) {
+            REQUIRE(one->done);
+            codes.push_back(one->status.code);
+        }
+        return codes;
+    };
+    const std::vector<Code> good(2, Code::Ok), full(2, Code::LogFull);
+    EXPECT(mark("", false) == good);
+    const Bytes out(3000);
+    Bytes in(3000);
+    rig.node(0).send(rig.now(), Rig::kComm, out.data(), out.size(), 1, 3);
+    const auto got = rig.node(1).recv(rig.now(), Rig::kComm, in.data(), in.size(), 0, 3);
+    rig.settle();
+    REQUIRE(got->done && got->status.ok());
+    rig.log(0).limit = rig.log(0).bytes + 2000;
+    EXPECT(mark("0", true) == full);
+    rig.log(0).limit = ~std::uint64_t{0};
+    EXPECT(mark("1", true) == good);
 }
 
 }  // namespace ftcomm::unit

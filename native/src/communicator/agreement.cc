@@ -16,11 +16,12 @@ namespace ftcomm {
 
 struct Communicator::Agreement {
     static constexpr std::size_t kTag = 0, kState = 1, kMarked = 2, kCounts = kAgreementCounts;  // of a row
-    enum State : std::int64_t { kBusy, kQuiet, kFailed, kElsewhere };
+    enum State : std::int64_t { kBusy, kQuiet, kFailed, kElsewhere, kFull };
     RequestPtr request, gather;
     std::string tag;
     bool commits = false, noted = false;  // noted: the tag is that of a note
     Place here;  // behind it
+    Status room;  // why this rank's log has none
     std::size_t width = 0;
     std::vector<std::int64_t> mine, all;
 
@@ -90,6 +91,7 @@ RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits, b
     const auto state = ring_ != nullptr && ring_->has_failed() ? Agreement::kFailed
                        : !messages.quiet                       ? Agreement::kBusy
                        : commits && !used_elsewhere().empty()  ? Agreement::kElsewhere
+                       : !(a.room = prepare_mark(tag, a.here)) ? Agreement::kFull
                                                                : Agreement::kQuiet;
     a.mine = {commits ? static_cast<std::int64_t>(hash64(bytes)) : 0, state, static_cast<std::int64_t>(marks_)};
     for (const auto* counts : {&messages.sent, &messages.received})
@@ -148,7 +150,7 @@ void Communicator::settle_agreement() {
             }
             if (status) status = go_on_from(number, a->here);
         }
-    } else if (status.code == Code::Invalid) {
+    } else if (status.code == Code::Invalid || status.code == Code::LogFull) {
         core_.host.trace("checkpoint.refused");
     }
     a->request->outcome = a->gather->outcome;
@@ -158,12 +160,13 @@ void Communicator::settle_agreement() {
 Status Communicator::judge(const Agreement& a) const {
     const auto what = a.commits ? "checkpoint " + a.tag : std::string("resume");
     const auto n = spec_.members.size();
-    std::vector<int> other, busy, failed, elsewhere;
+    std::vector<int> other, busy, failed, elsewhere, full;
     for (std::size_t r = 0; r < n; ++r) {
         if (a.row(r, Agreement::kTag) != a.row(0, Agreement::kTag)) other.push_back(static_cast<int>(r));
         if (a.row(r, Agreement::kState) == Agreement::kBusy) busy.push_back(static_cast<int>(r));
         if (a.row(r, Agreement::kState) == Agreement::kFailed) failed.push_back(static_cast<int>(r));
         if (a.row(r, Agreement::kState) == Agreement::kElsewhere) elsewhere.push_back(static_cast<int>(r));
+        if (a.row(r, Agreement::kState) == Agreement::kFull) full.push_back(static_cast<int>(r));
     }
     if (!other.empty())
         return refused(what + ": ranks " + list_of(other) + " gave another tag. Give the same one on every rank.", other);
@@ -188,6 +191,13 @@ Status Communicator::judge(const Agreement& a) const {
                            " have used communicators since resume that have no resume point of their own" + used_elsewhere() +
                            ". " + std::string(kHearsAgain),
                        elsewhere);
+    if (!full.empty()) {
+        auto s = Status::error(Code::LogFull, what + ": the logs of ranks " + list_of(full) +
+                                                  " have no room for it. Nothing is lost: make room there, and try again" +
+                                                  (a.room ? "" : " (here: " + a.room.message + ")"));
+        s.ranks = std::move(full);
+        return s;
+    }
     return {};
 }
 

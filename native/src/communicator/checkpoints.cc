@@ -22,10 +22,26 @@ std::optional<Communicator::Mark> Communicator::read_mark(std::uint64_t number) 
     return Mark::decode(record.payload);
 }
 
-Status Communicator::write_mark(const Mark& mark) {
+// Before this rank says that it is there. What fails here the others hear of, and write no mark either: else the next one would have
+// another number on this rank than on them.
+Status Communicator::prepare_mark(const std::string& tag, const Place& here) {
+    auto& log = *core_.config.log;
+    const auto key = note_key(kMarks);
+    if (marks_ + 1 <= log.last(key)) return {};  // done again
     // L15: who goes on from here does not do again what comes before. All that the mark counts is in the log.
     if (core_.rules.l15)
-        if (auto s = core_.config.log->flush(); !s) return s;
+        if (auto s = log.flush(); !s) return s;
+    return log.make_room(key, Mark{tag, here, here}.encode().size());
+}
+
+// All others have agreed, and write theirs: this rank has it, too, or goes no further. Its replacement comes here again.
+Status Communicator::write_mark(const Mark& mark) {
+    auto s = append_mark(mark);
+    if (!s && core_.abandoned) core_.abandoned = s;
+    return s;
+}
+
+Status Communicator::append_mark(const Mark& mark) {
     const auto bytes = mark.encode();
     const ByteView parts[] = {bytes};
     return core_.config.log->append(note_key(kMarks), 0, 0, parts);

@@ -330,7 +330,9 @@ private:
     std::uint64_t proven_by_mark() const;
     Status give_up_before(std::uint64_t keep);
     std::optional<Mark> read_mark(std::uint64_t number) const;
+    Status prepare_mark(const std::string& tag, const Place& here);
     Status write_mark(const Mark& mark);
+    Status append_mark(const Mark& mark);
     bool log_result(const OpState& op) override;
     bool begin_share(const OpState& op) override { return results_->begin_share(op); }
     bool put_in_share(ByteView piece) override { return results_->put_in_share(piece); }

@@ -171,15 +171,15 @@ Status Communicator::Restore::check_fellow(int rank) {
 
 // The log is as it was. The marks come last: with them a process finds its log in two parts.
 Status Communicator::Restore::finish() {
+    if (auto s = log().flush(); !s) return s;
     if (first_mark_ > 0) {
         if (auto s = check_own_messages(); !s) return s;
         const auto key = comm_.note_key(kMarks);
         if (log().last(key) < first_mark_ - 1)
             if (auto s = log().skip(key, first_mark_ - 1); !s) return s;
         for (auto n = log().last(key) + 1; n <= last_mark_; ++n)
-            if (auto s = comm_.write_mark(mark_at(n)); !s) return s;
+            if (auto s = comm_.append_mark(mark_at(n)); !s) return s;
     }
-    if (auto s = log().flush(); !s) return s;
     FT_POINT("restore.done");
     comm_.note_log_since(static_cast<std::size_t>(comm_.rank_), comm_.core_.config.incarnation);
     return comm_.core_.abandoned;

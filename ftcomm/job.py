@@ -120,7 +120,7 @@ class Job:
         if self.options.log_spill:
             config.log_spill = self._text(os.path.abspath(self.options.log_spill))
         config.log_durability = int(self.options.durability == "host")
-        config.log_remove = int(os.environ.get("FTCOMM_LOG_OWNER") != "launcher")
+        config.log_remove = int(os.environ.get("FTCOMM_LOG_OWNER") not in ("launcher", "user"))
         config.log_late = int(self.options.log_mode == "async")
         config.log_scope = self._text(self.options.log_scope)
         flags = [int(rank in self.finished) for rank in range(self.world_size)]

@@ -1,5 +1,6 @@
 // What ranks have to have in common.
 #include "runtime/address.h"
+#include "runtime/host.h"
 #include "tests/unit.h"
 
 namespace ftcomm::unit {
@@ -27,6 +28,17 @@ FT_TEST(an_address_comes_back_as_it_was) {
     EXPECT(Address::decode(a.encode(), &b).ok());
     EXPECT(b.streams && !b.peer_memory && b.stream_limit == 5 && b.stage_limit == 6 && b.post_limit == 7 && b.rank == 1 &&
            b.kernel == 11);
+}
+
+// One that survives a boot is looked for after it; what is in memory goes with it, and so do the ranks.
+FT_TEST(log_of_a_host_has_the_same_owner_after_a_boot) {
+    const auto before = identify_host("one", "node", ""), after = identify_host("two", "node", "");
+    EXPECT(before.host != after.host);
+    EXPECT_EQ(log_owner(before, true), log_owner(after, true));
+    EXPECT(log_owner(before, false) != log_owner(after, false));
+    EXPECT(log_owner(before, true) != log_owner(identify_host("one", "other", ""), true));
+    const auto named = identify_host("one", "node", "mine");
+    EXPECT(log_owner(named, true) == log_owner(named, false) && named.host == identify_host("two", "other", "mine").host);
 }
 
 FT_TEST(ranks_of_one_machine_stream_or_do_not) {

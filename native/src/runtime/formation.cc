@@ -310,11 +310,12 @@ Status Job::open_log() {
     if (!config_.replays()) return {};
     FileLogConfig c;
     c.files = config_.log;
-    // Hosts that share the folder, or are pretended (option host), keep their halves apart.
+    // Hosts that share the folder, or are pretended (option host), keep their halves apart. A log that survives a boot is found after it.
+    const auto own = log_owner(id_, c.files.durability == pairlog::LogConfig::Durability::Host);
     char host[24];
-    std::snprintf(host, sizeof host, "/%016llx", static_cast<unsigned long long>(id_.host));
+    std::snprintf(host, sizeof host, "/%016llx", static_cast<unsigned long long>(own));
     // Without a launcher, which gives each run a folder of its own: another run of this name has had another nonce.
-    if (config_.log_remove) std::snprintf(host, sizeof host, "/%016llx", static_cast<unsigned long long>(id_.host ^ boot_));
+    if (config_.log_remove) std::snprintf(host, sizeof host, "/%016llx", static_cast<unsigned long long>(own ^ boot_));
     if (!c.files.spill_path.empty()) c.files.spill_path += "/" + std::filesystem::path(c.files.path).filename().string() + host;
     c.files.path += host;
     c.remove_old = config_.log_remove && config_.incarnation == 0;

@@ -25,15 +25,23 @@ std::uint64_t inode(const char* path) {
 
 }  // namespace
 
+HostIdentity identify_host(const std::string& boot, const std::string& node, const std::string& name) {
+    HostIdentity id;
+    // The boot id alone is the same in virtual machines that were started from one snapshot.
+    id.host = hash_of(name.empty() ? boot + "/" + node : "named/" + name);
+    id.machine = name.empty() ? hash_of("machine/" + node) : id.host;
+    return id;
+}
+
+std::uint64_t log_owner(const HostIdentity& id, bool survives_boot) { return survives_boot ? id.machine : id.host; }
+
 HostIdentity find_host(const std::string& name) {
     std::string boot;
     std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
     char node[256] = {};
     ::gethostname(node, sizeof node - 1);
 
-    HostIdentity id;
-    // The boot id alone is the same in virtual machines that were started from one snapshot.
-    id.host = hash_of(name.empty() ? boot + "/" + node : "named/" + name);
+    auto id = identify_host(boot, node, name);
     id.user = static_cast<std::uint32_t>(::getuid());
     id.pid = static_cast<std::int32_t>(::getpid());
     id.pid_namespace = inode("/proc/self/ns/pid");

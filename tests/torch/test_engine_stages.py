@@ -241,3 +241,29 @@ def test_a_rank_whose_modules_have_different_replicas_is_refused(world: Any) -> 
     texts = world(2, refused, policy="replay")
     assert texts[0].startswith("The model has DistributedDataParallel over ranks [0, 1] and [0]: ")
     assert texts[1].startswith("The model has DistributedDataParallel over ranks [0, 1] and [1]: ")
+
+
+@pytest.mark.parametrize("over", [1, 2])
+def test_with_a_scaler_a_checkpoint_needs_an_update_or_a_skipped_one(world: Any, tmp_path: Path, over: int) -> None:
+    """``over``: steps of an update. With one, what comes before the checkpoint is no number, and the update is skipped."""
+
+    def run(context: Any) -> str:
+        model = DistributedDataParallel(nn.Linear(WIDTH, 1))
+        optimizer, scaler = torch.optim.SGD(model.parameters(), 0.01), torch.amp.GradScaler("cpu", init_scale=8.0)
+        engine = ftcomm.recovery.Engine(model, optimizer, scaler=scaler, checkpoint_dir=tmp_path, checkpoint_every=3)
+        try:
+            for step, (x,) in engine.steps(DataLoader(TensorDataset(INPUTS[:24]), batch_size=2)):
+                with engine.step():
+                    loss = model(x).square().mean() * (float("inf") if step == 2 and over == 1 else 1.0)
+                    scaler.scale(loss).backward()
+                    if (step + 1) % over == 0:
+                        scaler.step(optimizer)
+                        scaler.update()
+                        optimizer.zero_grad()
+        except ftcomm.ConfigError as error:
+            return str(error)
+        return ""
+
+    for text in world(2, run, policy="replay"):
+        assert text.startswith("Step 3 is followed by a checkpoint, and has made no update" if over == 2 else "")
+        assert bool(text) == (over == 2)

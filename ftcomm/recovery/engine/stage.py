@@ -61,6 +61,7 @@ class Stage(Kind):
             self.folder = CheckpointFolder(os.path.join(setup.checkpoint_dir, f"stage-{self.rank}"), setup.keep)
         self._first = True  # the first step of this process is still to come
         self._saved = -1  # the step of the newest checkpoint
+        self._scale: dict[str, Any] = {}  # of a scaler, when the step began
 
     def _check(self, setup: Setup) -> None:
         """Raises ConfigError."""
@@ -80,6 +81,8 @@ class Stage(Kind):
         return source
 
     def offer(self, share: Share) -> None:
+        if self._setup.scaler is not None:
+            self._scale = dict(self._setup.scaler.state_dict())
         self.step.offer()
 
     def settle(self) -> frozenset[int] | None:
@@ -131,8 +134,13 @@ class Stage(Kind):
             warnings.warn(f"Training goes on without this checkpoint: {failed}", RuntimeWarning, stacklevel=3)
 
     def _leaves_gradients(self) -> bool:
-        """Whether the last step has made no update: a checkpoint would lack something. (A scaler may have skipped it.)"""
-        return not self.step.updated and self._setup.scaler is None
+        """Whether the last step has made no update: a checkpoint would lack something.
+
+        A scaler may have skipped it, and has changed its scale then. Gradients would not say it: they may be infinite on one
+        stage only, and all have to find the same.
+        """
+        scaler = self._setup.scaler
+        return not self.step.updated and (scaler is None or scaler.state_dict() == self._scale)
 
     def _save(self) -> SystemFailure | None:
         """All write theirs, and then it is the one from which the run goes on; if one can't, it is not.

@@ -276,7 +276,8 @@ REFUSED: dict[str, tuple[Any, str, str]] = {
     "builtin": (print, "builtin_function_or_method", "put it back after loading"),
     "class": (Config, "type", "put it back after loading"),
     "array": (np.zeros(3), "numpy.ndarray", r"torch.from_numpy\(\)"),
-    "array-number": (np.float64(3), "numpy.float64", r"item\(\)"),
+    "array-number": (np.longdouble(3), "numpy.longdouble", r"item\(\)"),
+    "time": (np.timedelta64(3, "s"), "numpy.timedelta64", r"item\(\)"),
     "set": ({1}, "set", r"sorted\(\)"),
     "bytearray": (bytearray(b"x"), "bytearray", r"bytes\(\)"),
     "no-bytes": (b"", "an empty bytes object", "None"),
@@ -308,6 +309,15 @@ def test_what_could_not_be_read_back_is_refused(tmp_path: Path, what: str, wait:
             folder.save(2, {"a b": {3: (1, value)}}, wait=wait)
         folder.wait()
         assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("value", [np.float64(0.1), np.float32(0.1), np.int64(-3), np.bool_(True), np.complex64(1j)])
+def test_numpys_numbers_are_saved_as_pythons(tmp_path: Path, value: Any) -> None:
+    with CheckpointFolder(tmp_path) as folder:
+        folder.save(1, {"scheduler": {"_last_lr": [value]}})
+        found = folder.load(1)["scheduler"]["_last_lr"][0]
+    assert type(found) is type(value.item())
+    assert found == value
 
 
 @pytest.mark.parametrize(

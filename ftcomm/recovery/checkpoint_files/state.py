@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from ftcomm.errors import ConfigError
@@ -43,6 +44,8 @@ class _Walk:
         self._made: dict[int, Any] = {}  # by the id of what it was made of, which the state keeps alive
 
     def copy(self, value: Any, path: str, depth: int) -> Any:
+        if isinstance(value, np.generic):
+            value = _plain_number(value)
         kind = type(value)
         if kind in _PLAIN:
             return value
@@ -75,6 +78,12 @@ class _Walk:
             for name, item in vars(value).items():
                 setattr(made, name, self.copy(item, f"{path}.{name}", depth + 1))
         return made
+
+
+def _plain_number(value: Any) -> Any:
+    """NumPy's numbers as Python's: a schedule that is computed with NumPy makes such a learning rate."""
+    number = value.item() if value.dtype.kind in "biufc" else value
+    return number if type(number) in (bool, int, float, complex) else value  # none has room for a longdouble
 
 
 def _below(path: str, key: Any) -> str:

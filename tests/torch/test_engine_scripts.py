@@ -247,3 +247,21 @@ def test_gradients_that_are_zero_between_steps(world: Any, where: str) -> None:
                 self.context.die()
 
     exact(world, Zeroed, 2)
+
+
+def test_each_rank_may_have_buffers_of_its_own(world: Any) -> None:
+    """Then they are no sign that replicas differ."""
+
+    class Own(Script):
+        ddp: ClassVar[dict[str, Any]] = {**Script.ddp, "broadcast_buffers": False}
+
+        def forward(self, step: int, x: Any, y: Any) -> None:
+            if step == AT and self.first(1):
+                self.context.die()
+            super().forward(step, x, y)
+
+        def run(self) -> Any:
+            super().run()
+            return tuple(parameter.sum().item() for parameter in self.model.parameters()), self.made.step_number
+
+    exact(world, Own, 2)

@@ -15,15 +15,19 @@ from ftcomm.torch.state import TrainingState
 __all__ = ["check_replicas"]
 
 
-def check_replicas(everybody: Any, model: Any, optimizers: list[Any], shards: Shards | None = None) -> int:
+def check_replicas(
+    everybody: Any, model: Any, optimizers: list[Any], shards: Shards | None = None, buffers: bool = True
+) -> int:
     """Collective, of all living ranks of the job. With ``shards`` those are compared that hold the same ones.
+
+    ``buffers``: they are made equal in each step; else each rank may have its own.
 
     Returns the number of tensors that were compared.
 
     Raises:
         Mismatch: on all ranks; names the first tensor that differs and the ranks that differ from the lowest one.
     """
-    named = _named(model, optimizers, shards)
+    named = [one for one in _named(model, optimizers, shards) if buffers or not one[0].startswith("buffer ")]
     digests, there = told_by_all(everybody, [digest(local(tensor)) for _, tensor in named])
     groups = [there] if shards is None else {shards.twins(rank): None for rank in there}
     for index, (name, _) in enumerate(named):

@@ -124,7 +124,12 @@ class Replicated(Kind):
 
     def _check_equal(self) -> int:
         """Also one step after somebody has come in: what the script has got no hold of there shows only when it is used."""
-        return check_replicas(join.everybody(self._model), self._model, [self._optimizer], join.shards(self._model))
+        buffers = (
+            sharded(self._model) or self._gradients.shares_buffers
+        )  # broadcast_buffers=False: each rank has its own
+        return check_replicas(
+            join.everybody(self._model), self._model, [self._optimizer], join.shards(self._model), buffers
+        )
 
     def offer(self, share: Share) -> None:
         self._samples = share.samples

@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm
+from ftcomm.launch import preempt
 from ftcomm.launch.launchers import Launcher, launcher
 from ftcomm.recovery import Engine
 from ftcomm.recovery.checkpoint_files import folder as folders
@@ -91,6 +92,26 @@ def test_checkpoints_of_another_script_are_refused(tmp_path: Path) -> None:
         train(tmp_path, extra={"note": 7, "other": 8})
 
 
+def test_what_is_put_into_extra_during_the_run_comes_back(tmp_path: Path) -> None:
+    """An object has to be there when it loads its state."""
+
+    def run(epochs: int, put: Any, extra: Any = None) -> Engine:
+        net = nn.Linear(2, 1)
+        engine = Engine(net, torch.optim.SGD(net.parameters(), 0.1), checkpoint_dir=tmp_path, extra=extra)
+        for _, (x,) in engine.steps(DataLoader(TensorDataset(torch.ones(4, 2)), 2), epochs):
+            with engine.step():
+                net(x).sum().backward()
+            engine.extra.update(put)
+        return engine
+
+    run(1, {"best": 0.5, "history": {"loss": [1.0, 2.0]}})
+    assert run(1, {}).extra == {"best": 0.5, "history": {"loss": [1.0, 2.0]}}
+    run(2, {"norm": nn.BatchNorm1d(2)})
+    with pytest.raises(ftcomm.ConfigError, match=r"\(extra norm\).*put it there before"):
+        run(3, {})
+    assert run(3, {}, {"norm": nn.BatchNorm1d(2), "best": 0, "history": None}).extra["best"] == 0.5
+
+
 def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, calls = folders.CheckpointFolder._write, []
 
@@ -114,6 +135,21 @@ def test_a_final_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path, m
     monkeypatch.setattr(folders.CheckpointFolder, "_write", full)
     with pytest.warns(RuntimeWarning), pytest.raises(ftcomm.SystemFailure, match="no space for 20"):
         train(tmp_path)
+
+
+def test_a_folder_that_does_not_close_keeps_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is told, and SIGTERM is the process's own again."""
+    close, uninstall, done = folders.CheckpointFolder.close, preempt.uninstall, []
+
+    def closed(self: Any) -> None:
+        close(self)
+        raise ftcomm.SystemFailure("no space for 20")
+
+    monkeypatch.setattr(folders.CheckpointFolder, "close", closed)
+    monkeypatch.setattr(preempt, "uninstall", lambda: (done.append(1), uninstall()))
+    with pytest.raises(ftcomm.SystemFailure, match="no space for 20"):
+        train(tmp_path)
+    assert done
 
 
 def loop(body: Callable[[Any, Any, Any], None]) -> None:
@@ -177,6 +213,14 @@ def test_other_optimizers_are_refused() -> None:
     net = nn.Linear(2, 2)
     with pytest.raises(ftcomm.ConfigError, match="one torch optimizer"):
         Engine(net, [torch.optim.SGD([p], 0.1) for p in net.parameters()])
+
+
+def test_an_optimizer_in_extra_is_refused() -> None:
+    """It would make its update also in a step that is dropped."""
+    net = nn.Linear(2, 2)
+    one, other = (torch.optim.SGD([parameter], 0.1) for parameter in net.parameters())
+    with pytest.raises(ftcomm.ConfigError, match=r"extra\['other'\] is an optimizer.*a group for each"):
+        Engine(net, one, extra={"note": 1, "other": other})
 
 
 def scaled(folder: Path | None) -> tuple[Any, Any]:

@@ -101,6 +101,13 @@ class Engine:
             )
         if extra is not None and not (isinstance(extra, dict) and all(isinstance(name, str) for name in extra)):
             raise ConfigError("extra= is a dictionary, with strings as names.")
+        for name, value in (extra or {}).items():
+            if isinstance(value, torch.optim.Optimizer):
+                raise ConfigError(
+                    f"extra[{name!r}] is an optimizer, and its update would be made also in a step that is dropped. Give Engine "
+                    "one optimizer, with a group for each part of the model (torch.optim.AdamW([{'params': ...}, ...])), or use "
+                    "ftcomm.torch.join_point and ftcomm.recovery.Undo."
+                )
         count("checkpoint_every", checkpoint_every, "steps")
         number("patience", patience, "seconds")
         self.model, self.optimizer = model, optimizer
@@ -213,10 +220,12 @@ class Engine:
             shown.close()
             source.close()
             self._hook.remove()
-            if self._folder is not None:
-                self._folder.close()
-            if over:  # who leaves in the loop keeps it: the signal may still be on its way
-                preempt.uninstall()
+            try:
+                if self._folder is not None:
+                    self._folder.close()
+            finally:  # also if the last checkpoint could not be written
+                if over:  # who leaves in the loop keeps it: the signal may still be on its way
+                    preempt.uninstall()
         if self.rank == min(self._kind.alive):
             print(f"ftcomm: {self.progress.words()}", file=sys.stderr, flush=True)
 

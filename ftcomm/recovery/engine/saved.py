@@ -21,6 +21,8 @@ from ftcomm.torch.shards import Shards, sharded
 
 __all__ = ["RunState"]
 
+_PLAIN = "plain"  # in a checkpoint's state: names of what is a value of extra, and no object's state
+
 
 class RunState:
     """Everything that is equal on all ranks at the begin of a step.
@@ -96,8 +98,11 @@ class RunState:
 
     def small(self) -> dict[str, Any]:
         """Of :meth:`named`: what :meth:`load` finds under "state"."""
-        named = self.named().items()
-        return {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in named}
+        named = self.named()
+        small = {name: value.state_dict() if hasattr(value, "state_dict") else value for name, value in named.items()}
+        if plain := [name for name in named if name.startswith("extra ") and not hasattr(named[name], "state_dict")]:
+            small[_PLAIN] = plain
+        return small
 
     def _parts(self, alive: tuple[int, ...]) -> dict[str, Any] | None:
         if self.gathered is not None:
@@ -131,11 +136,14 @@ class RunState:
     def load(self, saved: dict[str, Any]) -> None:
         """Takes what :meth:`save` has written."""
         named = self.named()
-        saved["state"].setdefault("gradients", {"with": []})  # files of before this was kept
-        if {*saved["state"]} != {*named}:
-            odd = ", ".join(sorted({*saved["state"]} ^ {*named}))
+        state = {"gradients": {"with": []}, **saved["state"]}  # files of before this was kept
+        # What the script has put into extra during the run comes back; an object has to be there, to load its own.
+        named.update({name: None for name in state.pop(_PLAIN, ()) if name not in named})
+        if {*state} != {*named}:
+            odd = ", ".join(sorted({*state} ^ {*named}))
             raise ConfigError(
-                f"The checkpoint and this script do not have the same state ({odd}): it is of another run."
+                f"The checkpoint and this script do not have the same state ({odd}): it is of another run, or an "
+                "object was put into extra during that one: put it there before engine.steps()."
             )
         if self.gathered is not None:
             self.gathered.load(saved)
@@ -143,7 +151,7 @@ class RunState:
             alike = same_types(saved["model"], self._module.state_dict())
             self._module.load_state_dict(saved["model"])
             load_optimizer(self._optimizer, saved["optimizer"], alike)
-        for name, value in saved["state"].items():
+        for name, value in state.items():
             if hasattr(named[name], "load_state_dict"):
                 named[name].load_state_dict(value)
             else:

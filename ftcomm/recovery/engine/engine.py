@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -215,6 +216,7 @@ class Engine:
             over = True
         except GeneratorExit:  # the script has ended the loop
             over = True
+            self._warn_of_a_dropped_end()
             raise
         finally:
             shown.close()
@@ -228,6 +230,15 @@ class Engine:
                     preempt.uninstall()
         if self.rank == min(self._kind.alive):
             print(f"ftcomm: {self.progress.words()}", file=sys.stderr, flush=True)
+
+    def _warn_of_a_dropped_end(self) -> None:
+        if self._step.stepped and self._step.dropped:
+            warnings.warn(
+                f"The loop was left after step {self.progress.step}, which was dropped, as somebody died in it: it is no part of "
+                "the run. To end the loop after a step: `if engine.committed and ...: break`.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def _steps(self, epochs: int, bar: Bar) -> Iterator[tuple[int, Any]]:
         kind = self._kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -20,6 +20,7 @@ from ddp_training import (
     undisturbed,
     used_samples,
 )
+from engine_script import Script, kept
 from kept import Kept
 from tables import most
 
@@ -124,3 +125,20 @@ def test_random_kills(world: Any, wanted: Run, strategy: str, kills: int, tmp_pa
     for epoch in range(last):
         assert used[epoch] == ALL, f"epoch {epoch}: {diary(job.group._marks, epoch)}"
     assert used[last] == ALL if exact else len(used[last]) == len(set(used[last]))
+
+
+@pytest.mark.parametrize("strategy", ["replication", "rollback"])
+def test_a_checkpoint_is_written_by_another_one_if_its_writer_dies(world: Any, tmp_path: Path, strategy: str) -> None:
+    class Writing(Script):
+        engine: ClassVar[dict[str, Any]] = {"checkpoint_dir": tmp_path, "checkpoint_every": 3, "keep": 9}
+
+        def end(self, step: int) -> None:
+            if step == 2 and self.first(0):
+                self.context.die()
+
+    Writing.strategy = strategy
+    if strategy == "replication":
+        assert kept(world, Writing)[1] == [1, 0, 0]
+    else:
+        world(3, lambda context: Writing(context).run(), dies=(0,), policy="lossy")
+    assert "step-000000003" in {path.name[:14] for path in tmp_path.glob("*.pt")}

@@ -106,7 +106,7 @@ class Replicated(Kind):
         # Who comes in has its place from the others.
         place = None if self._job.joining or self.state.source is None else self.state.source.place(epochs)
         here = join.enter(self._model, self._optimizer, self.state.named(), patience, self._last_words, place)
-        gone = {*self.alive} - {*here.alive}
+        gone, writer = {*self.alive} - {*here.alive}, min(self.alive)
         self.alive = here.alive
         self.state.take(here.extra)
         if self._strategy.ends and (gone or here.joined):
@@ -121,6 +121,9 @@ class Replicated(Kind):
         elif self._look_again:
             self._check_equal()
         self._look_again = bool(here.joined)
+        if writer in gone | {*here.joined} and self.state.gathered is None and self.state.progress.step:
+            # Who was to write it may have died before it had. Not who has come in, which does not know whom it follows.
+            self._save_if_due(min({*here.alive} - {*here.joined}))
 
     def _check_equal(self) -> int:
         """Also one step after somebody has come in: what the script has got no hold of there shows only when it is used."""
@@ -159,8 +162,11 @@ class Replicated(Kind):
         if lost != self._lost and not self._alone:
             self._lost = lost
             self._job.emit("data", lost_batches=lost)
+        self._save_if_due(min(self.alive))
+
+    def _save_if_due(self, writer: int) -> None:
         if self.state.progress.step % self._setup.every == 0:
-            self._save(wait=False)
+            self._save(wait=False, writer=writer)
 
     def finish(self) -> None:
         self.step.between()
@@ -178,6 +184,8 @@ class Replicated(Kind):
             step = self.state.progress.step
             print(f"ftcomm: SIGTERM: all leave before step {step}; {kept}", file=sys.stderr, flush=True)
 
-    def _save(self, wait: bool) -> None:
-        if self.folder is not None and (self.rank == min(self.alive) or self.state.gathered is not None):
+    def _save(self, wait: bool, writer: int | None = None) -> None:
+        """``writer``: of replicas; None: the lowest."""
+        writes = self.rank == (min(self.alive) if writer is None else writer)
+        if self.folder is not None and (writes or self.state.gathered is not None):
             self.state.save(self.folder, wait, self.alive)

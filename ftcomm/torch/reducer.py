@@ -13,7 +13,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-__all__ = ["Layout", "layout_of", "renew", "set_layout"]
+__all__ = ["Layout", "layout_of", "parameters_of", "renew", "set_layout"]
 
 Layout = list[list[int]]  # parameters by number, bucket after bucket, in the order of their all-reduces
 
@@ -35,13 +35,13 @@ def set_layout(ddp: Any, layout: Layout | None) -> None:
 
 def renew(ddp: Any) -> None:
     """Replaces the reducer of a DistributedDataParallel, with its hooks and settings. Does not communicate."""
-    builtin = _builtin_hook(ddp)
+    builtin, wrapped = _builtin_hook(ddp), _wrapped(ddp)
     ddp._has_rebuilt_buckets = False
     ddp._static_graph_delay_allreduce_enqueued = False
     ddp.logger = None  # holds the old reducer
     ddp.reducer = None  # its destructor takes its autograd hooks off the parameters
-    parameters, sparse = ddp._build_params_for_reducer()
-    with _as_laid_out(ddp):
+    with _as_wrapped(ddp, wrapped), _as_laid_out(ddp):
+        parameters, sparse = ddp._build_params_for_reducer()
         ddp._ddp_init_helper(parameters, sparse, ddp._build_debug_param_to_name_mapping(parameters), ddp.static_graph)
     if ddp.static_graph:
         ddp.reducer._set_static_graph()
@@ -73,6 +73,37 @@ def _as_laid_out(ddp: Any) -> Iterator[None]:
         yield
     finally:
         dist._compute_bucket_assignment_by_size = original
+
+
+def parameters_of(ddp: Any) -> list[Any]:
+    """Those that the reducer has, by the numbers of a layout."""
+    with _as_wrapped(ddp, _wrapped(ddp)):
+        found: list[Any] = ddp._build_params_for_reducer()[0]
+    return found
+
+
+def _wrapped(ddp: Any) -> list[Any]:
+    """The parameters that DDP was made with: those whose gradients were wanted then."""
+    try:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError:  # sparse gradients: these buckets have no memory before the first backward pass
+        return [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
+    return [parameter for bucket in buckets for parameter in bucket.parameters()]
+
+
+@contextlib.contextmanager
+def _as_wrapped(ddp: Any, wrapped: list[Any]) -> Iterator[None]:
+    """torch takes the parameters for a reducer whose gradients are wanted now. A script may have frozen some since, and a
+    replacement, which begins as all did, has not: all have to have the same buckets."""
+    known = {id(parameter) for parameter in wrapped}
+    changed = [one for one in ddp.module.parameters() if one.requires_grad != (id(one) in known)]
+    for parameter in changed:
+        parameter.requires_grad_(not parameter.requires_grad)
+    try:
+        yield
+    finally:
+        for parameter in changed:
+            parameter.requires_grad_(not parameter.requires_grad)
 
 
 def _builtin_hook(ddp: Any) -> Any:

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from engine_script import Script, exact, kept
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm
 import ftcomm.recovery
@@ -265,3 +267,51 @@ def test_each_rank_may_have_buffers_of_its_own(world: Any) -> None:
             return tuple(parameter.sum().item() for parameter in self.model.parameters()), self.made.step_number
 
     exact(world, Own, 2)
+
+
+def test_who_leaves_the_loop_after_a_dropped_step_is_told(world: Any) -> None:
+    def run(context: Any) -> list[str]:
+        torch.manual_seed(1)
+        model = DistributedDataParallel(nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        engine = ftcomm.recovery.Engine(model, optimizer, "rollback")
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for step, (x,) in engine.steps(DataLoader(TensorDataset(torch.ones(48, 8)), batch_size=4)):
+                with engine.step():
+                    loss = model(x).square().mean()
+                    if step == AT and context.rank == 1:
+                        context.die()
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                if step == AT:
+                    break
+        return [str(one.message) for one in told if "left after" in str(one.message)]
+
+    (texts, _) = world(2, run, dies=(1,), policy="lossy")
+    assert len(texts) == 1
+    assert texts[0].startswith(f"The loop was left after step {AT}, which was dropped")
+    assert "`if engine.committed and ...: break`" in texts[0]
+
+
+def test_parameters_that_are_frozen_after_wrapping(world: Any) -> None:
+    """Who has come in has not frozen them when its buckets are made."""
+
+    class Frozen(Script):
+        ddp: ClassVar[dict[str, Any]] = {**Script.ddp, "find_unused_parameters": True}
+
+        def make(self) -> nn.Module:
+            return nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)), nn.Linear(8, 1))
+
+        def before(self, step: int, x: Any) -> Any:
+            for parameter in self.model.module[0].parameters():
+                parameter.requires_grad_(step == 0)
+            return x
+
+        def forward(self, step: int, x: Any, y: Any) -> None:
+            if step == 3 and self.first(1):
+                self.context.die()
+            super().forward(step, x, y)
+
+    exact(world, Frozen, 2)

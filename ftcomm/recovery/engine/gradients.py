@@ -89,7 +89,7 @@ class Gradients:
         ddp = self._ddp
         if ddp.reducer._rebuild_buckets():
             ddp._has_rebuilt_buckets = True
-        number = {parameter: index for index, parameter in enumerate(ddp._build_params_for_reducer()[0])}
+        number = {parameter: index for index, parameter in enumerate(reducer.parameters_of(ddp))}
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
         reducer.set_layout(ddp, [[number[parameter] for parameter in bucket.parameters()] for bucket in buckets])
         self._look = False

@@ -43,6 +43,7 @@ class Checkpoints:
         Raises:
             ConfigError: on all ranks alike: a message was sent and not received, an operation is open, ranks gave different
                 tags, or :meth:`resume` was not called before.
+            LogFull: on all ranks alike: the logs of ``ranks`` have no room for it.
             ReplayDiverged: a process before this one committed another tag here.
         """
         request = Request(self._job, self.size, None, f"commit_checkpoint({tag!r}) on {self.name}")
@@ -116,6 +117,7 @@ class Checkpoints:
 
         Raises:
             ConfigError: there is no such checkpoint (the message lists those there are), or something is open.
+            LogFull: on all ranks alike: the logs of ``ranks`` have no room for the mark.
             Mismatch: with ``log="inter-host"`` or groups: another rank of this one's group has only an older checkpoint. Load the
                 newest of :meth:`checkpoints` and call it again.
             ReplayDiverged: a process before this one has done something else before it called resume.

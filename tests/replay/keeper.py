@@ -270,8 +270,10 @@ class Keeper:
 
 
 def tell_of_admission(job: ftcomm.Job, context: Context) -> None:
-    """A replacement is a member from then on; a founder is one already."""
+    """A replacement is a member from then on, also if it founds the job in its predecessor's place; a founder is one already."""
     if not job.joining:
+        if context.incarnation > 0:
+            context.mark("admitted", context.incarnation)
         return
 
     def hear(event: dict[str, Any]) -> None:

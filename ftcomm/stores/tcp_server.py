@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hmac
+import ipaddress
 import os
 import selectors
 import socket
@@ -20,6 +21,7 @@ __all__ = ["TcpStoreServer"]
 
 _servers: weakref.WeakSet[TcpStoreServer] = weakref.WeakSet()
 _HANDSHAKE_SECONDS = 10.0
+_ANY = {int(socket.AF_INET): "0.0.0.0", int(socket.AF_INET6): "::"}
 _LONGEST_WAIT = 86400.0  # at a time: the kernel takes milliseconds in 31 bits
 
 
@@ -60,7 +62,8 @@ class TcpStoreServer:
         self._waits_for: dict[str, set[_Wait]] = {}  # by the keys that they miss: a set must not look at all of them
         self._closing_until: float | None = None
         self._listener = self._listen(host, port)
-        self.address: tuple[str, int] = self._listener.getsockname()[:2]
+        where, at = self._listener.getsockname()[:2]
+        self.address: tuple[str, int] = (host if where in _ANY.values() else where, at)
         self._wake: tuple[int, ...] = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -70,7 +73,7 @@ class TcpStoreServer:
         self._thread.start()
 
     def _listen(self, host: str, port: int) -> socket.socket:
-        family, kind, protocol, _, address = resolve(host, port)
+        family, kind, protocol, _, address = to_listen_at(host, port) if self._secret else resolve(host, port)
         if not self._secret and not wire.is_loopback(str(address[0])):
             raise ConfigError(
                 f"The store address {host} is not a loopback address and there is no job secret: anybody on the network "
@@ -268,6 +271,26 @@ class TcpStoreServer:
         for sock in (self._listener, *(client.sock for client in tuple(self._clients))):
             sock.close()
         self._selector.close()
+
+
+def to_listen_at(host: str, port: int) -> tuple[int, int, int, str, tuple[str | int, ...]]:
+    """As :func:`resolve`; but a name that leads to the loopback device is listened for everywhere.
+
+    Debian and Ubuntu give a host's own name 127.0.1.1, where no other host comes. Who means that device says localhost, or an
+    address.
+    """
+    found = resolve(host, port)
+    family, address = found[0], found[4]
+    named = host != "localhost" and not _is_address(host)
+    return (*found[:4], (_ANY[family], *address[1:])) if named and wire.is_loopback(str(address[0])) else found
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def resolve(host: str, port: int) -> tuple[int, int, int, str, tuple[str | int, ...]]:

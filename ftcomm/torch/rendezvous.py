@@ -86,9 +86,9 @@ class _TorchHosting:
         from torch.distributed import TCPStore
 
         from ftcomm.errors import SystemFailure
-        from ftcomm.stores.tcp_server import resolve
+        from ftcomm.stores.tcp_server import to_listen_at
 
-        family, kind, protocol, _, address = resolve(name, 0)
+        family, kind, protocol, _, address = to_listen_at(name, 0)
         listening = socket.socket(family, kind, protocol)
         try:
             listening.bind(address)  # by itself torch binds all interfaces

@@ -167,6 +167,34 @@ def test_tcp_secret() -> None:
     server.close(0)
 
 
+@pytest.mark.parametrize("loopback", ["127.0.1.1", "::1"])
+def test_a_hosts_own_name_is_listened_for_everywhere(monkeypatch: pytest.MonkeyPatch, loopback: str) -> None:
+    """Debian and Ubuntu have it at 127.0.1.1, where no other host comes. Only with a secret; and localhost is what it is."""
+    family = socket.AF_INET6 if ":" in loopback else socket.AF_INET
+    with socket.socket(family) as probe:
+        try:
+            probe.bind((loopback, 0))
+        except OSError:
+            pytest.skip("this machine has no such address")
+    known = socket.getaddrinfo
+
+    def found(host: str, *more: Any, **named: Any) -> Any:
+        return known(loopback if host == "our-host" else host, *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", found)
+    server = TcpStoreServer("our-host", secret=b"s" * 32)
+    assert server.address[0] == "our-host"
+    for where in (server.address[0], "::1" if family == socket.AF_INET6 else "127.0.0.1"):
+        store = TcpStore(where, server.address[1], b"s" * 32)
+        store.set("k", b"v")
+        store.close()
+    server.close(0)
+    for host, secret in (("our-host", b""), ("localhost", b"s" * 32), (loopback, b"s" * 32)):
+        server = TcpStoreServer(host, secret=secret)
+        assert server.address[0] not in ("our-host", "0.0.0.0", "::")
+        server.close(0)
+
+
 @pytest.mark.parametrize(
     "garbage",
     [

@@ -80,7 +80,7 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
         entry, slots = found or (_start(dist_opts, ranks, options), list(range(len(ranks))))
         timeout = _timeout(dist_opts.timeout.total_seconds(), pg_options, options)
         # And so to what was destroyed, of the same ranks: its number is not free again.
-        key = (entry.job.pointer, name, *slots)
+        key = (entry.job.name, name, *slots)
         before = _made_before[key]
         _made_before[key] += 1
         backend = extension.FtBackend(

@@ -199,7 +199,7 @@ FT_API int ft_send_now(ft_job* job, ft_comm comm, const void* data, uint64_t byt
                        ft_now* out);
 FT_API int ft_recv_now(ft_job* job, ft_comm comm, void* data, uint64_t bytes, int32_t src, int64_t tag, double timeout,
                        ft_now* out);
-FT_API int ft_request_test(ft_request* request, int32_t* done); /* result code when done */
+FT_API int ft_request_test(ft_request* request, int32_t* done); /* result code when done; FT_CLOSED: it never will be */
 FT_API int ft_request_fail(ft_request* request, int32_t why /* FT_INTERRUPTED or FT_TIMEOUT or FT_CANCELLED */);
 /* fn(context) runs once, on a library thread or at once on this one when already done. */
 FT_API int ft_request_on_done(ft_request* request, void (*fn)(void* context), void* context);

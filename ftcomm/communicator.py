@@ -14,12 +14,11 @@ from ftcomm.checkpoints import Checkpoints
 from ftcomm.collectives import Collectives
 from ftcomm.errors import Closed, ConfigError, Unsupported
 from ftcomm.job import Job
+from ftcomm.options import POLICIES
 from ftcomm.point_to_point import PointToPoint
 from ftcomm.request import Outcome, Request, wait_all
 
 __all__ = ["Communicator", "communicator_id"]
-
-_POLICIES = {"raise": 0, "lossy": 1, "replay": 2}
 
 
 def communicator_id(job: str, *parts: object) -> int:
@@ -86,13 +85,13 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
             raise ConfigError(
                 f"slots={list(members)} must be different ranks, with this process's own ({job.rank}) among them."
             )
-        if policy not in _POLICIES:
-            raise ConfigError(f"policy={policy!r} is not one of {', '.join(_POLICIES)}.")
+        if policy not in POLICIES:
+            raise ConfigError(f"policy={policy!r} is not one of {', '.join(POLICIES)}.")
         number = communicator_id(job.name, name) if id is None else id
         ffi, C = lib()
         array = ffi.new("int32_t[]", members)
         bound = job.options.operation_timeout if timeout is None else timeout
-        check(C.ft_comm_create(job.handle, number, name.encode(), array, len(members), _POLICIES[policy], bound))
+        check(C.ft_comm_create(job.handle, number, name.encode(), array, len(members), POLICIES.index(policy), bound))
         if policy == "replay" and job.incarnation > 0:  # where the log was lost with a host, the others have it
             Request(job, len(members), None, f"the log of {name}").post(C.ft_comm_ready, job.handle, number).wait()
         job.made[number] = name

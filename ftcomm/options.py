@@ -14,7 +14,7 @@ from ftcomm.errors import ConfigError
 
 __all__ = ["Options", "environment_name"]
 
-POLICIES = ("raise", "lossy", "replay")
+POLICIES = ("raise", "lossy", "replay")  # each at its number in ftcomm.h
 TRANSPORTS = ("auto", "shm", "tcp")
 DURABILITIES = ("process", "host")
 LOG_MODES = ("sync", "async")

@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import pytest
 import torch
 from kept import Kept
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm.recovery
+
+needs_reset = pytest.mark.skipif(
+    not hasattr(FSDPModule, "reset_iter_state"),
+    reason=f"torch {torch.__version__} has no FSDPModule.reset_iter_state()",
+)
 
 STEPS = 6  # of an epoch
 AT = 3  # the step in which the victim dies

@@ -14,7 +14,8 @@ class Pool {
 public:
     static Pool& get();
     void run(std::function<void()> task);
-    // Until there is no task left, or that long: before the interpreter ends, which ends a thread that it meets in a callback, in the middle of C++.
+    // Until there is no task left, or that long: before the interpreter ends, which ends a thread that it meets in a callback, in the
+    // middle of C++.
     void settle(double seconds);
 
 private:

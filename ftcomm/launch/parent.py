@@ -13,9 +13,8 @@ _PR_SET_PDEATHSIG = 1
 # Resolved before any fork: the child of a threaded process must not go through the dynamic loader.
 _prctl = ctypes.CDLL(None, use_errno=True).prctl
 _prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong]
-_files: tuple[int, int] | None = (
-    None  # the limit on open files that this process was started with, where it has raised it
-)
+# The limit on open files that this process was started with, where it has raised it.
+_files: tuple[int, int] | None = None
 
 
 def raise_file_limit() -> None:

@@ -19,7 +19,7 @@ from ftcomm._lib import lib
 from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError, SystemFailure, Timeout
 from ftcomm.job import Job
-from ftcomm.options import Options
+from ftcomm.options import POLICIES, Options
 from ftcomm.rendezvous import incarnation_from_environment, job_name, job_of_this_start, start_job
 from ftcomm.request import Outcome
 from ftcomm.torch import rendezvous
@@ -39,7 +39,6 @@ __all__ = [
     "over_all_ranks",
 ]
 
-_POLICIES = {"raise": 0, "lossy": 1, "replay": 2}
 _SETTLE = 5.0  # seconds that callbacks of futures have at the end of the process
 
 
@@ -89,7 +88,7 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
             name="world" if not dist_opts.global_ranks_in_group else f"group {name}",
             slots=slots,
             rank=dist_opts.group_rank,
-            policy=_POLICIES[options.policy],
+            policy=POLICIES.index(options.policy),
             timeout=timeout,
         )
         _watch(name, backend)
@@ -246,8 +245,7 @@ class _GroupCommunicator(Communicator):
     """Its operations come after those of the group that still wait for a device, as they were called."""
 
     def __init__(self, backend: Any) -> None:
-        policy = next(name for name, code in _POLICIES.items() if code == backend.policy)
-        super().__init__(job_of(backend), backend.comm_id, backend.comm_name, backend.slots, policy)
+        super().__init__(job_of(backend), backend.comm_id, backend.comm_name, backend.slots, POLICIES[backend.policy])
         self._waits = False
         with _made_lock:
             _made.add(self)

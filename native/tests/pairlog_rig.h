@@ -41,6 +41,14 @@ struct Folder {
         c.segment_bytes = kSmall;
         return c;
     }
+    // Which spills to a folder beside it what is more than so many segments.
+    LogConfig spilling(std::uint64_t segments, std::uint64_t bytes = kSmall) const {
+        auto c = config();
+        c.segment_bytes = bytes;
+        c.limit = segments * bytes;
+        c.spill_path = path + "/spill";
+        return c;
+    }
     std::string stream(const StreamKey& key = kKey) const { return path + "/log/" + name_of(key); }
     std::string segment(std::uint64_t ordinal) const { return stream() + "/" + segment_name(ordinal); }
 };

@@ -165,9 +165,7 @@ FT_TEST(pairlog_torn_tail_is_dropped) {
 // Whatever is the first thing that there is no descriptor for: the log is not damaged.
 FT_TEST(pairlog_what_cannot_be_read_for_want_of_descriptors_is_not_damaged) {
     Folder folder;
-    auto config = folder.config();
-    config.limit = 6 * kSmall;
-    config.spill_path = folder.path + "/spill";
+    auto config = folder.spilling(6);
     {
         auto dir = open_log(config);
         auto writer = open_writer(*dir);

@@ -93,9 +93,7 @@ FT_TEST(pairlog_kill_in_a_spill) {
     for (const char* point :
          {"log.spill.before", "log.spill.after", "log.roll.after", "log.collect.before", "log.collect.after"}) {
         Folder folder;
-        auto config = folder.config();
-        config.limit = 7 * kSmall;
-        config.spill_path = folder.path + "/spill";
+        auto config = folder.spilling(7);
         kill_everywhere(config, point);
     }
 }
@@ -122,9 +120,7 @@ FT_TEST(pairlog_kill_of_a_consumer) {
 // Any instant, not only the named ones.
 FT_TEST(pairlog_kill_at_any_time) {
     Folder folder;
-    auto config = folder.config();
-    config.limit = 10 * kSmall;
-    config.spill_path = folder.path + "/spill";
+    auto config = folder.spilling(10);
     Watch watch(config);
     Random random(11);
     for (int round = 0; round < 40; ++round) {

@@ -14,6 +14,17 @@
 
 namespace ftcomm::pairlog {
 
+namespace {
+
+// In a child: the folder is a file system of 1 MiB, in a mount namespace of the child's own. Ends with 77 where that is not allowed.
+void on_small_tmpfs(const Folder& folder) {
+    if (unshare(CLONE_NEWNS) != 0) _exit(77);
+    if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) _exit(77);
+    if (mount("none", folder.path.c_str(), "tmpfs", 0, "size=1m,mode=700") != 0) _exit(77);
+}
+
+}  // namespace
+
 FT_TEST(pairlog_full_leaves_everything_as_it_was) {
     Folder folder;
     auto config = folder.config();
@@ -83,9 +94,7 @@ FT_TEST(pairlog_spills_the_oldest_segments) {
 // It knows an old segment and a new one, has let go of those between, and the one after the old one is collected.
 FT_TEST(pairlog_reader_finds_its_way_after_spills_and_collects) {
     Folder folder;
-    auto config = folder.config();
-    config.limit = 4 * kSmall;
-    config.spill_path = folder.path + "/spill";
+    auto config = folder.spilling(4);
     auto dir = open_log(config);
     auto writer = open_writer(*dir);
     auto reader = open_reader(*dir, Role::Observer);
@@ -105,10 +114,7 @@ FT_TEST(pairlog_reader_finds_its_way_after_spills_and_collects) {
 // A process has 65530 mappings, and a job that runs for days may have more spilled segments.
 FT_TEST(pairlog_few_spilled_segments_are_mapped_at_once) {
     Folder folder;
-    auto config = folder.config();
-    config.segment_bytes = 2 * kPage;
-    config.limit = 6 * config.segment_bytes;
-    config.spill_path = folder.path + "/spill";
+    auto config = folder.spilling(6, 2 * kPage);
     const auto mapped = [&] {
         std::ifstream maps("/proc/self/maps");
         std::size_t n = 0;
@@ -148,9 +154,7 @@ FT_TEST(pairlog_few_spilled_segments_are_mapped_at_once) {
 
 FT_TEST(pairlog_spills_what_it_is_not_writing_to) {
     Folder folder;
-    auto config = folder.config();
-    config.limit = 5 * kSmall;
-    config.spill_path = folder.path + "/spill";
+    auto config = folder.spilling(5);
     auto dir = open_log(config);
     auto writer = open_writer(*dir);
     for (int i = 0; i < 4; ++i) REQUIRE(add(*writer, 4 * kSmall - kPage).ok());  // one record fills nearly all of the limit
@@ -237,9 +241,7 @@ FT_TEST(pairlog_prepares_and_takes_over_free_segments) {
 FT_TEST(pairlog_free_segments_are_their_owners) {
     Folder folder;
     const int status = child_with("", [&] {
-        if (unshare(CLONE_NEWNS) != 0) _exit(77);
-        if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) _exit(77);
-        if (mount("none", folder.path.c_str(), "tmpfs", 0, "size=1m,mode=700") != 0) _exit(77);
+        on_small_tmpfs(folder);
         const auto config_of = [&](int owner) {
             auto config = folder.config();
             config.owner = owner;
@@ -314,9 +316,7 @@ FT_TEST(pairlog_file_size_limit) {
 FT_TEST(pairlog_file_system_is_full) {
     Folder folder;
     const int status = child_with("", [&] {
-        if (unshare(CLONE_NEWNS) != 0) _exit(77);
-        if (mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) _exit(77);
-        if (mount("none", folder.path.c_str(), "tmpfs", 0, "size=1m,mode=700") != 0) _exit(77);
+        on_small_tmpfs(folder);
         auto dir = open_log(folder.config());
         auto writer = open_writer(*dir);
         Status full;

@@ -1,13 +1,9 @@
 #include "transport/shm/shm_transport.h"
 
-#include <linux/futex.h>
-#include <sys/stat.h>
-
 #include <array>
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <functional>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -15,61 +11,15 @@
 
 #include "base/clock.h"
 #include "runtime/runtime_transport.h"
+#include "tests/shm_rig.h"
 #include "tests/tcp_rig.h"
-#include "tests/unit.h"
 
 namespace ftcomm {
+
+using shm_rig::Linked;
+using shm_rig::Side;
+
 namespace {
-
-struct Events final : ShmEvents {
-    std::uint64_t bytes = 0;
-    std::vector<std::uint64_t> heard;  // sequence numbers
-    std::function<void()> upcall;      // from inside the next frame
-    void on_frame(int, std::uint32_t, const FrameHeader& h, ByteView payload) override {
-        bytes += payload.size();
-        heard.push_back(h.seq);
-        if (const auto call = std::exchange(upcall, nullptr)) call();
-    }
-    std::vector<int> writable;
-    void on_writable(int slot) override { writable.push_back(slot); }
-    void on_broken(int, std::uint32_t) override {}
-};
-
-struct Side {
-    Side(shm::Segment& segment, int slot, std::uint32_t incarnation)
-        : instance(segment.make_instance(slot, incarnation)), transport(segment, *instance, events) {
-        segment.register_instance(instance);
-        instance->liveness.store(1234 | FUTEX_WAITERS);
-    }
-    // Goes round the ring twice, and the other side takes it all.
-    void send(int to, Side& target) {
-        const auto length = transport.max_payload();
-        for (std::uint64_t bytes = 0; bytes < 2 * shm::ring_capacity(2); bytes += length) {
-            auto* p = transport.reserve(to, length);
-            if (p == nullptr) {
-                target.transport.poll(UINT64_MAX);
-                p = transport.reserve(to, length);
-            }
-            std::memset(p, 1, length);
-            FrameHeader h{};
-            h.length = length;
-            transport.commit(to, h);
-        }
-        target.transport.poll(UINT64_MAX);
-    }
-
-    void say(int to, std::uint64_t seq) {
-        REQUIRE(transport.reserve(to, 8) != nullptr);
-        FrameHeader h{};
-        h.length = 8;
-        h.seq = seq;
-        transport.commit(to, h);
-    }
-
-    Events events;
-    shm::Instance* instance;
-    ShmTransport transport;
-};
 
 // Something comes again and again while its reader lies down, each time it has seen the one before. False: it slept on one.
 template <class Give, class Look, class LieDown>
@@ -103,153 +53,7 @@ bool wakes_each_time(Side& reader, const Give& give, const Look& look, const Lie
     return !missed;
 }
 
-struct Linked {
-    shm::Segment segment;
-    Side one, two;
-    Linked() : one(created(segment), 0, 0), two(segment, 1, 0) {
-        one.transport.attach(1, 0);
-        two.transport.attach(0, 0);
-    }
-    static shm::Segment& created(shm::Segment& segment) {
-        REQUIRE(segment.create(1, 2, 2).ok());
-        return segment;
-    }
-};
-
-std::int64_t kilobytes(const shm::Segment& segment) {
-    struct stat info{};
-    ::fstat(segment.fd(), &info);
-    return info.st_blocks / 2;
-}
-
 }  // namespace
-
-FT_TEST(shm_rings_of_the_dead_take_no_memory) {
-    shm::Segment segment;
-    REQUIRE(segment.create(1, 2, 2).ok());
-    Side one(segment, 0, 0);
-    std::int64_t after_first = 0;
-    for (std::uint32_t incarnation = 0; incarnation < 20; ++incarnation) {
-        Side two(segment, 1, incarnation);
-        one.transport.attach(1, incarnation);
-        two.transport.attach(0, 0);
-        const auto before = one.events.bytes;
-        one.send(1, two);
-        two.send(0, one);
-        EXPECT(two.events.bytes > 0 && one.events.bytes - before == two.events.bytes);
-        if (incarnation == 0)
-            EXPECT(kilobytes(segment) * 1024 >
-                   static_cast<std::int64_t>(2 * shm::ring_capacity(2)) * 3 / 4);  // both rings are there
-        two.instance->liveness.store(1234 | FUTEX_WAITERS | FUTEX_OWNER_DIED);
-        one.transport.detach(1);
-        if (incarnation == 0) after_first = kilobytes(segment);
-    }
-    EXPECT(kilobytes(segment) < after_first + 20 * 16);  // a few pages each: the instance and the rings' headers
-}
-
-// Of what the dead have sent each other nobody else knows.
-FT_TEST(shm_rings_between_the_dead_take_no_memory) {
-    shm::Segment segment;
-    REQUIRE(segment.create(1, 3, 3).ok());
-    Side one(segment, 0, 0);
-    const auto before = kilobytes(segment);
-    Side two(segment, 1, 0), three(segment, 2, 0);
-    for (const auto& [from, to] : {std::pair{&one, &two}, {&one, &three}, {&two, &three}, {&three, &two}}) {
-        from->transport.attach(static_cast<int>(to->instance->slot), 0);
-        to->transport.attach(static_cast<int>(from->instance->slot), 0);
-    }
-    two.send(2, three);
-    three.send(1, two);
-    EXPECT(kilobytes(segment) - before > static_cast<std::int64_t>(shm::ring_capacity(3) / 1024));
-    two.instance->liveness.store(FUTEX_OWNER_DIED);
-    one.transport.detach(1);  // before the other death is known
-    three.instance->liveness.store(FUTEX_OWNER_DIED);
-    one.transport.detach(2);
-    EXPECT(kilobytes(segment) - before < 64);
-}
-
-// Room in the segment is not given back: long rings would take it eight times as fast.
-FT_TEST(shm_rings_are_short_in_a_segment_that_is_half_full) {
-    shm::Segment segment;
-    REQUIRE(segment.create(1, 2, 2).ok());
-    Side one(segment, 0, 0), two(segment, 1, 0);
-    one.transport.attach(1, 0);
-    REQUIRE(segment.allocate(segment.size() / 2, 4096) != 0);
-    const auto used = segment.header().used.load();
-    REQUIRE(one.transport.reserve(1, 8) != nullptr);
-    EXPECT(segment.header().used.load() - used <= shm::ring_capacity(2, shm::kUsualRing) + 8192);
-    two.transport.attach(0, 0);
-    FrameHeader h{};
-    h.length = 8;
-    one.transport.commit(1, h);
-    two.transport.poll(UINT64_MAX);
-    EXPECT_EQ(two.events.bytes, std::uint64_t{8});
-}
-
-FT_TEST(shm_ring_of_a_removed_but_living_rank_keeps_its_content) {
-    Linked linked;
-    auto& [segment, one, two] = linked;
-    const auto length = one.transport.max_payload();
-    auto* p = one.transport.reserve(1, length);
-    std::memset(p, 7, length);
-    FrameHeader h{};
-    h.length = length;
-    one.transport.commit(1, h);
-    one.transport.detach(1);  // voted out, but only stopped: it may wake up and go on reading
-    EXPECT(p[length / 2] == std::byte{7});
-    two.transport.poll(UINT64_MAX);
-    EXPECT_EQ(two.events.bytes, std::uint64_t{length});
-}
-
-// What it had in them may be looked at still by who has not heard of the death: the tickets fall, and then the memory goes, also of what this
-// rank has never looked into, and of who was only stopped when it was voted out.
-FT_TEST(windows_of_the_dead_go_with_their_tickets) {
-    constexpr std::size_t kBytes = 64u << 10;
-    for (const bool late : {false, true}) {
-        shm::Segment segment;
-        REQUIRE(segment.create(1, 2, 2).ok());
-        Side me(segment, 0, 0), other(segment, 1, 0);
-        me.transport.attach(1, 0);
-        Transport::Window windows[2];
-        for (auto& window : windows) {
-            window = other.transport.make_window(kBytes);
-            REQUIRE(window.memory != nullptr);
-            std::memset(window.memory + Transport::kWindowHead, 7, kBytes - Transport::kWindowHead);
-            std::memset(window.memory, 7, sizeof(std::uint64_t));
-        }
-        EXPECT(me.transport.look(1, windows[1].place, kBytes) == windows[1].memory);
-        EXPECT(me.transport.look(1, windows[1].place + 1, kBytes) == nullptr);
-        EXPECT(me.transport.look(1, segment.size() - 4096, kBytes) == nullptr);
-        EXPECT(me.transport.look(1, 0, kBytes) == nullptr);
-        const auto pages = [&] {
-            struct stat info{};
-            return ::fstat(segment.fd(), &info) == 0 ? info.st_blocks / 8 : -1;
-        };
-        const auto before = pages();
-        if (!late) other.instance->liveness.store(FUTEX_OWNER_DIED);
-        me.transport.detach(1);
-        if (late) {
-            EXPECT_EQ(pages(), before);
-            EXPECT(windows[0].memory[kBytes / 2] == std::byte{7} && windows[0].memory[0] == std::byte{7});
-            other.instance->liveness.store(FUTEX_OWNER_DIED);
-            me.transport.attach(1, 1);
-        }
-        EXPECT_EQ(pages(), before - 2 * 15);
-        for (const auto& window : windows) EXPECT(window.memory[0] == std::byte{0} && window.memory[kBytes / 2] == std::byte{0});
-    }
-}
-
-FT_TEST(windows_leave_room_for_links) {
-    shm::Segment segment;
-    REQUIRE(segment.create(1, 2, 2).ok());
-    Side me(segment, 0, 0), other(segment, 1, 0);
-    me.transport.attach(1, 0);
-    std::uint64_t taken = 0;
-    constexpr std::size_t kBytes = 64u << 20;
-    while (me.transport.make_window(kBytes).memory != nullptr) taken += kBytes;
-    EXPECT(taken > segment.size() / 4 && taken <= segment.size() / 2);
-    EXPECT(me.transport.reserve(1, 8) != nullptr);
-}
 
 // A frame that waits for a link keeps back all that come after it: without the call they would wait for ever.
 FT_TEST(shm_refusal_for_want_of_a_link_is_followed_by_a_call) {
@@ -501,17 +305,6 @@ FT_TEST(nobody_sleeps_on_a_word_that_it_watched) {
         return watched.seen;
     };
     EXPECT(wakes_each_time(linked.two, change, look, [] {}));
-}
-
-// Others may not have looked at what it holds, whoever has died.
-FT_TEST(small_windows_of_the_dead_stay) {
-    Linked linked;
-    const auto small = linked.two.transport.make_window(Transport::kSmallWindow);
-    const auto large = linked.two.transport.make_window(Transport::kSmallWindow + 4096);
-    for (const auto& window : {small, large}) std::memset(window.memory + Transport::kWindowHead, 7, 9000);
-    linked.two.instance->liveness.store(FUTEX_OWNER_DIED);
-    linked.one.transport.detach(1);
-    EXPECT(small.memory[9000] == std::byte{7} && large.memory[9000] == std::byte{0});
 }
 
 }  // namespace ftcomm

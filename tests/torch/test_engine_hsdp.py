@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hsdp_training import AT, BATCH, DATA, STEPS, build, ended, full, loader, train, undisturbed
+from hsdp_training import AT, BATCH, DATA, STEPS, build, ended, full, loader, needs_reset, train, undisturbed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm
@@ -25,10 +25,7 @@ import ftcomm.recovery
 from ftcomm.launch import preempt
 from ftcomm.torch import groups
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(FSDPModule, "reset_iter_state"),
-    reason=f"torch {torch.__version__} has no FSDPModule.reset_iter_state()",
-)
+pytestmark = needs_reset
 
 
 @pytest.fixture

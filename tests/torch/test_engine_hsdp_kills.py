@@ -12,21 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from hsdp_training import DATA, SAMPLES, STEPS, build, ended, full, samples, train, undisturbed
+from hsdp_training import DATA, SAMPLES, STEPS, build, ended, full, needs_reset, samples, train, undisturbed
 from kept import Kept
 from tables import most
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 import ftcomm
 from ftcomm.recovery.engine import gathered
 from ftcomm.recovery.engine.restorable import reseed
 from ftcomm.torch import groups
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(FSDPModule, "reset_iter_state"),
-    reason=f"torch {torch.__version__} has no FSDPModule.reset_iter_state()",
-)
+pytestmark = needs_reset
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
-// Ranks that have made a communicator with different members or policies: a program's mistake, of which none may get a wrong result. Each fails whatever it
-// has in it and tells all whom either list names, and later whoever still sends something, so that nobody waits for an answer. What tells them
-// apart are the descriptions that votes carry, a frame from a rank that is no member here, and, in between, the operations' signatures, which
-// members and policy are part of.
+// Ranks that have made a communicator with different members or policies: a program's mistake, of which none may get a wrong result. Each
+// fails whatever it has in it and tells all whom either list names, and later whoever still sends something, so that nobody waits for an
+// answer. What tells them apart are the descriptions that votes carry, a frame from a rank that is no member here, and, in between, the
+// operations' signatures, which members and policy are part of.
 #include "base/joined.h"
 #include "communicator/communicator.h"
 

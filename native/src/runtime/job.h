@@ -73,8 +73,8 @@ public:
 
     Status prepare();                       // binds, listens: address() is then complete
     const Bytes& address() const { return address_blob_; }
-    // Code::Interrupted: a signal came; call again to go on waiting.
     void set_unlogged() { unlogged_ = true; }  // before start()
+    // Code::Interrupted: a signal came; call again to go on waiting.
     Status start(std::vector<Bytes> addresses, std::uint64_t boot, bool joining, Time timeout);
     Status leave(Time timeout);             // likewise
     void close();

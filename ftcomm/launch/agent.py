@@ -158,9 +158,13 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             selector.register(self._setting.signals.fd, selectors.EVENT_READ)
             selector.register(self._setting.folder.fd, selectors.EVENT_READ)
             selector.register(self._context.standbys.fd, selectors.EVENT_READ)
+            if self._nodes is not None:
+                selector.register(self._nodes.fd, selectors.EVENT_READ)
             while True:
                 for sig in self._setting.signals.take():
                     self._on_signal(sig)
+                for node in self._nodes.failed() if self._nodes is not None else ():
+                    self._on_failed_node(node)
                 self._read_events()
                 ended = self._context.ended()
                 if ended:
@@ -202,6 +206,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._log("exit", **facts, **self._about(ended))
         if ended.failure is not None and not self._ending:
             self._on_failure(ended)
+
+    def _on_failed_node(self, node: int) -> None:
+        """A slot of another node was given up: the others go on."""
 
     def _about(self, ended: Exit) -> dict[str, Any]:
         """What else is to be told of a worker's end."""

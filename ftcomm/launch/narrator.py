@@ -35,6 +35,7 @@ class Narrator:
             "standbys-over": self._standbys_over,
             "not-started": self._not_started,
             "given-up": self._given_up,
+            "node-failed": self._node_failed,
             "orphaned": self._orphaned,
             "voted-out": self._voted_out,
             "no-goodbye": self._no_goodbye,
@@ -136,6 +137,13 @@ class Narrator:
         if event.get("ended"):  # under replay
             others = f" Nobody can go on without it: ranks {_list(event['ended'])} are ended."
         self.say(f"slot {event['rank']} is given up: {event['why']}.{others}", event["time"])
+
+    def _node_failed(self, event: Event) -> None:
+        ended = _list(event["ended"])
+        self.say(
+            f"a worker of node {event['node']} failed for good. Nobody can go on without it: ranks {ended} are ended.",
+            event["time"],
+        )
 
     def _orphaned(self, event: Event) -> None:
         self.say(f"slot {event['rank']}: the replacement is ended: {event['why']}", event["time"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import selectors
 import signal
 import socket
@@ -40,15 +41,33 @@ class Nodes:
         self._store, self._node, self._nodes = store, node, nodes
         self._stop = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="ftrun-beat", daemon=True)
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when a node has failed
+        self._failed: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def begin(self) -> None:
         self._beats.start()
 
     def _beat(self) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone; who needs it finds out
-            self._store.add(f"ftrun/beat/{self._node}", 1)
-            while not self._stop.wait(BEAT):
+            going = [n for n in range(self._nodes) if n != self._node]
+            while True:
                 self._store.add(f"ftrun/beat/{self._node}", 1)
+                for other in [n for n in going if self._store.check([f"ftrun/end/{n}"])]:
+                    going.remove(other)
+                    if self._end_of(other) is End.FAILED:
+                        self._failed.put(other)
+                        os.eventfd_write(self.fd, 1)
+                if self._stop.wait(BEAT):
+                    return
+
+    def failed(self) -> list[int]:
+        """The nodes that have failed since it was last asked. Within two beats; none once this one has ended."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        return [self._failed.get() for _ in range(self._failed.qsize())]
+
+    def _end_of(self, node: int) -> End:
+        return End(self._store.get(f"ftrun/end/{node}").decode())
 
     def end(self, how: End, stays: bool, signals: Signals) -> tuple[dict[int, End], signal.Signals | None]:
         """Says how this node's workers ended, and, if it stays, waits until all others have said it or were silent for too long.
@@ -89,7 +108,7 @@ class Nodes:
         while missing:
             for other in list(missing):
                 if self._store.check([f"ftrun/end/{other}"]):
-                    ends[other] = End(self._store.get(f"ftrun/end/{other}").decode())
+                    ends[other] = self._end_of(other)
                     missing.remove(other)
                     continue
                 beat, now = self._store.add(f"ftrun/beat/{other}", 0), time.monotonic()

@@ -125,6 +125,8 @@ class ReplayAgent(FtAgent):
             self._ended_early.discard(ended.slot.rank)
         super()._on_exit(ended)
         slot = ended.slot
+        if ended.failure is not None and self._hopeless and not self._failures:
+            self._failures[slot.rank] = ended.failure  # for another node's sake
         if slot.incarnation != ended.incarnation or self._ending:
             return  # another one of its group, which ended at the same time, has taken it along
         if ended.failure is None and (slot.rank, ended.incarnation) in self._with_group:
@@ -269,6 +271,16 @@ class ReplayAgent(FtAgent):
             others=len(others),
             ended=[slot.rank for slot in others],
         )
+        self._end_all()
+
+    def _on_failed_node(self, node: int) -> None:
+        """Its ranks won't come back, and the others would wait for them."""
+        running: list[Slot] = self._context.running()
+        if running and not self._ending:
+            self._log("node-failed", node=node, ended=[slot.rank for slot in running])
+            self._end_all()
+
+    def _end_all(self) -> None:
         self._hopeless = True
         self._kill_at = time.monotonic() + self._patience
         self._context.signal_all(signal.SIGTERM)

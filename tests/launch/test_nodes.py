@@ -23,10 +23,14 @@ if os.path.exists(os.environ["WORK"] + "/fail" + os.environ["GROUP_RANK"]): rais
 @pytest.fixture
 def two(start: Start, tmp_path: Path) -> list[Ftrun]:
     """Of a worker each; the first has the store. A worker ends when its fifo is opened."""
+    return start_two(start, tmp_path)
+
+
+def start_two(start: Start, tmp_path: Path, *more: str) -> list[Ftrun]:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    common = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0", "--rdzv-backend", "static")
+    common = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0", "--rdzv-backend", "static", *more)
     for node in range(2):
         os.mkfifo(tmp_path / f"go{node}")
     place = ("--master-addr", "127.0.0.1", "--master-port", str(port))
@@ -50,6 +54,22 @@ def test_a_job_in_which_one_node_has_failed_is_no_success(two: list[Ftrun], tmp_
     assert [code for code, _, _ in ended] == [1, 1], ended
     assert f"this node's workers succeeded, but a worker of node {fails} failed for good" in ended[1 - fails][2]
     assert "all workers succeeded" not in ended[0][2] + ended[1][2]
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_under_replay_the_other_nodes_end_too(
+    monkeypatch: pytest.MonkeyPatch, start: Start, tmp_path: Path, fails: int
+) -> None:
+    """They would wait for ranks that don't come back."""
+    monkeypatch.setattr(nodes, "BEAT", 0.1)
+    two = start_two(start, tmp_path, "--policy", "replay")
+    (tmp_path / f"fail{fails}").touch()
+    let_end(tmp_path, fails)
+    ended = [one.finish() for one in two]
+    assert [code for code, _, _ in ended] == [1, 1], ended
+    assert f"slot {fails} is given up" in ended[fails][2]
+    said = f"a worker of node {fails} failed for good. Nobody can go on without it: ranks {1 - fails} are ended."
+    assert said in ended[1 - fails][2]
 
 
 def test_all_succeed(two: list[Ftrun], tmp_path: Path) -> None:

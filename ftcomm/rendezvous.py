@@ -322,6 +322,9 @@ class _Start:
         code = FT_INTERRUPTED
         while code == FT_INTERRUPTED:  # a signal came; its Python handler runs here, and may raise
             code = C.ft_job_start(self.job.handle, pointers, lengths, boot, int(joining), self._left())
+            if code == FT_INTERRUPTED and not joining:
+                # Whom this one waits for may have died on another host, which nobody sees before there are links.
+                _raise_if_error(self._said_by_others())
         check(code)
 
     def _tell_others(self, error: Error) -> None:

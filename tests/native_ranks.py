@@ -95,6 +95,8 @@ class Error(Exception):
 class Job:
     """One ft_job; the exchange of addresses is the caller's function."""
 
+    is_interruptible = False  # its start
+
     def __init__(
         self,
         name: str,
@@ -127,16 +129,13 @@ class Job:
             blobs, boot = exchange(ctypes.string_at(data.value or 0, length.value))
             addresses = (ctypes.c_char_p * size)(*blobs)
             lengths = (ctypes.c_size_t * size)(*(len(blob) for blob in blobs))
-            self.check(
-                self.c.ft_job_start(
-                    self.handle,
-                    addresses,
-                    lengths,
-                    ctypes.c_uint64(boot),
-                    int(incarnation > 0),
-                    ctypes.c_double(start_timeout),
-                )
-            )
+            wait = (ctypes.c_uint64(boot), int(incarnation > 0), ctypes.c_double(start_timeout))
+            code = INTERRUPTED
+            while code == INTERRUPTED:
+                code = self.c.ft_job_start(self.handle, addresses, lengths, *wait)
+                if self.is_interruptible:
+                    break
+            self.check(code)
         except BaseException:
             self.close()
             raise

@@ -179,6 +179,8 @@ def test_a_start_can_be_interrupted_and_resumed(ranks: nr.Ranks) -> None:
         codes: list[int] = []
 
         class Patient(nr.Job):
+            is_interruptible = True
+
             def check(self, code: int) -> None:
                 codes.append(code)
                 if code != nr.INTERRUPTED:

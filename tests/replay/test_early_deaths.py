@@ -14,7 +14,7 @@ Keep = Callable[..., Keeper]
 pytestmark = pytest.mark.usefixtures("pulls")
 
 
-@pytest.mark.parametrize("transport", most(["shm"], ["tcp", "hosts"]))
+@pytest.mark.parametrize("transport", most(["shm", "hosts"], ["tcp"]))
 def test_a_founder_dies_before_anybody_has_a_log(keep: Keep, undisturbed: Any, transport: str) -> None:
     """With it the start fails on all. The next generation's processes are nobody's first, and there is no log to be found."""
     wanted = undisturbed(3, programs.everything, transport)

@@ -97,7 +97,8 @@ FT_API int ft_job_create(const ft_job_config* config, ft_job** out);
 FT_API int ft_job_address(ft_job* job, const uint8_t** data, size_t* length);
 /* addresses[r] is rank r's blob, lengths[r] == 0: not known (a dead slot seen by a joiner). Blocks until linked or timeout;
  * on FT_TIMEOUT the ranks in the error detail are those that did not answer. joining: 1 for a replacement.
- * boot_nonce: chosen by the lowest rank and distributed with the addresses. */
+ * boot_nonce: chosen by the lowest rank and distributed with the addresses. FT_INTERRUPTED: a signal came, or a second has gone
+ * by, in which the caller may have learnt that there will be no start: call again, or close. */
 FT_API int ft_job_start(ft_job* job, const uint8_t* const* addresses, const size_t* lengths, uint64_t boot_nonce, int32_t joining,
                         double timeout);
 /* Policy replay, before ft_job_start() of one that is no replacement: no process of this job has come to a communicator yet, so

@@ -114,12 +114,14 @@ Status Job::start(std::vector<Bytes> addresses, std::uint64_t boot, bool joining
         BlockSignals blocked;
         progress_ = std::thread([this] { progress_main(); });
     }
+    const auto look = IoLoop::now() + 1'000'000'000;
     for (;;) {
         if (formed_) break;
         auto seen = engine_.changes();
         engine_.unlock();
-        auto result = engine_.wait_change(seen, 0);  // the formation minds the deadline
+        auto result = engine_.wait_change(seen, look);  // the formation minds the deadline
         if (result == Engine::Wait::Interrupted) return Status::error(Code::Interrupted, "a signal came while the job started");
+        if (result == Engine::Wait::Timeout) return Status::error(Code::Interrupted, "the job has not started yet");
         if (result == Engine::Wait::Closed) return Status::error(Code::Closed, "the job was closed while it started");
         engine_.lock();
     }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from ftcomm.errors import ConfigError
+from ftcomm.errors import ConfigError, SystemFailure
 from ftcomm.options import Options
 from ftcomm.rendezvous import job_of_this_start
 from ftcomm.stores import Store
@@ -126,18 +126,26 @@ def _agent_store(world_size: int, timeout: float, environment: Mapping[str, str]
 
 
 def _tcp(host: str, port: int, rank: int, options: Options, timeout: float) -> Store:
-    """Rank 0's first process hosts the store; it is lost with that process."""
+    """Rank 0's first process in a generation hosts the store; it is lost with that process."""
+    from ftcomm.job import generation_from_environment
     from ftcomm.rendezvous import incarnation_from_environment
     from ftcomm.stores.tcp import TcpStore
     from ftcomm.stores.tcp_server import TcpStoreServer
 
     secret = (options.secret or "").encode()
-    server = TcpStoreServer(host, port, secret) if rank == 0 and incarnation_from_environment() == 0 else None
+    founds = incarnation_from_environment() == 0 or generation_from_environment()[0] > 0
+    server = TcpStoreServer(host, port, secret) if rank == 0 and founds else None
     if server is not None:
         port = server.address[1]
     try:
-        return TcpStore(host, port, secret, timeout, server)
-    except BaseException:
+        return TcpStore(host, port, secret, timeout, server, came_up=rank == 0)
+    except BaseException as error:
         if server is not None:
             server.close(0)
+        elif rank == 0 and isinstance(error, SystemFailure):
+            raise ConfigError(
+                f"This process replaces rank 0, and the store that rank 0 hosted has ended with it: {error.message} Start the "
+                "job with ftrun, whose store outlives its workers, or give it a store that lives elsewhere (file:///PATH, "
+                "store=). To start all ranks again out of their logs (policy replay) give all of them FTCOMM_GENERATION, too."
+            ) from None
         raise

@@ -94,7 +94,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._setting.narrator.begin(world_size)
         self._setting.signals.collect()  # before there is a worker that could be left alone by an exception
         if worker_group.group_world_size > 1:
-            self._nodes = Nodes(worker_group.store, worker_group.group_rank, worker_group.group_world_size)
+            replays = self._setting.pair_log is not None
+            self._nodes = Nodes(worker_group.store, worker_group.group_rank, worker_group.group_world_size, replays)
             self._nodes.begin()
         with replaced(local_elastic_agent, "start_processes", start_workers):
             pids: dict[int, Any] = super()._start_workers(worker_group)
@@ -163,8 +164,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             while True:
                 for sig in self._setting.signals.take():
                     self._on_signal(sig)
-                for node in self._nodes.failed() if self._nodes is not None else ():
-                    self._on_failed_node(node)
+                if self._nodes is not None:
+                    self._hear_of_others(self._nodes)
                 self._read_events()
                 ended = self._context.ended()
                 if ended:
@@ -176,7 +177,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 else:
                     self._try_again()
                     self._look_for_members()
-                if not self._context.running() and not self._retries:
+                if not self._context.running() and not self._retries and not self._waits_for_others():
                     break
                 # After the workers that had to be started: no standby must keep one of them waiting.
                 self._context.standbys.tend(self._log, last=self._ending or not self._may_replace())
@@ -207,8 +208,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if ended.failure is not None and not self._ending:
             self._on_failure(ended)
 
-    def _on_failed_node(self, node: int) -> None:
-        """A slot of another node was given up: the others go on."""
+    def _hear_of_others(self, nodes: Nodes) -> None:
+        """Where a slot of another node was given up the others go on."""
+        nodes.failed()
 
     def _about(self, ended: Exit) -> dict[str, Any]:
         """What else is to be told of a worker's end."""
@@ -218,6 +220,10 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     def _ending(self) -> bool:
         """Nobody is replaced any more."""
         return self._interrupt is not None
+
+    def _waits_for_others(self) -> bool:
+        """Other nodes', to start workers with theirs."""
+        return False
 
     def _may_replace(self) -> bool:
         """Once it is not so it is never so again."""

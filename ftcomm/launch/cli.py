@@ -22,7 +22,7 @@ from ftcomm.launch.agent import FtAgent, Setting, replaced
 from ftcomm.launch.background import BackgroundWriter
 from ftcomm.launch.folder import RunFolder
 from ftcomm.launch.narrator import Narrator
-from ftcomm.launch.nodes import End
+from ftcomm.launch.nodes import FAILURES, WHY
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.parent import raise_file_limit
 from ftcomm.launch.replay import ReplayAgent
@@ -158,13 +158,6 @@ def _end(folder: RunFolder, narrator: Narrator) -> None:
     folder.close()
 
 
-_FAILURES = {
-    End.FAILED: "a worker of node {} failed for good",
-    End.GONE: "node {} is gone, and its ftrun with it",
-    End.UNKNOWN: "nothing is known of node {}: the rendezvous store is gone",
-}
-
-
 def _check(args: argparse.Namespace) -> None:
     """What torchrun finds out in the middle of its start. Its error says what is wrong: it has no class of its own for them."""
     config, _, _ = torchrun.config_from_args(argparse.Namespace(**vars(args) | {"log_dir": os.devnull}))
@@ -200,9 +193,9 @@ def _run(args: argparse.Namespace, setting: Setting) -> int:
     except RendezvousError as error:
         say(f"the nodes did not come together: {error or type(error).__name__} (--rdzv-endpoint {args.rdzv_endpoint})")
         return 1
-    failed = {node: end for node, end in sorted(setting.other_nodes.items()) if end in _FAILURES}
+    failed = {node: end for node, end in sorted(setting.other_nodes.items()) if end in FAILURES}
     for node, end in failed.items():
-        say(f"this node's workers succeeded, but {_FAILURES[end].format(node)}")
+        say(f"this node's workers succeeded, but {WHY[end].format(node)}")
     if not failed:
         say("all workers succeeded")
     return 1 if failed else 0

@@ -139,11 +139,8 @@ class Narrator:
         self.say(f"slot {event['rank']} is given up: {event['why']}.{others}", event["time"])
 
     def _node_failed(self, event: Event) -> None:
-        ended = _list(event["ended"])
-        self.say(
-            f"a worker of node {event['node']} failed for good. Nobody can go on without it: ranks {ended} are ended.",
-            event["time"],
-        )
+        ended = f": ranks {_list(event['ended'])} are ended" if event["ended"] else ""
+        self.say(f"{event['why']}. Nobody can go on without it{ended}.", event["time"])
 
     def _orphaned(self, event: Event) -> None:
         self.say(f"slot {event['rank']}: the replacement is ended: {event['why']}", event["time"])

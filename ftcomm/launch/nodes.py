@@ -14,9 +14,11 @@ from enum import Enum
 
 from torch.distributed import Store
 
+from ftcomm.launch.generations import NEWS, Generations
 from ftcomm.launch.signals import Signals
 
 BEAT = 5.0  # seconds
+LOOK = 0.5  # seconds between two looks of a node whose workers can't go on by themselves
 GONE = 60.0  # without a beat
 
 
@@ -30,6 +32,15 @@ class End(Enum):
     UNKNOWN = "unknown"  # the store has gone before anything was known
 
 
+WHY = {
+    End.FAILED: "a worker of node {} failed for good",
+    End.LEFT: "node {} was told to go (SIGTERM)",
+    End.GONE: "node {} is gone, and its ftrun with it",
+    End.UNKNOWN: "nothing is known of node {}: the rendezvous store is gone",
+}
+FAILURES = (End.FAILED, End.GONE, End.UNKNOWN)
+
+
 class Nodes:
     """In the rendezvous store each node counts up its beat while its workers run, and says in the end how they ended.
 
@@ -37,34 +48,79 @@ class Nodes:
     it must not wait for a node that has died without a word.
     """
 
-    def __init__(self, store: Store, node: int, nodes: int) -> None:
-        self._store, self._node, self._nodes = store, node, nodes
-        self._stop = threading.Event()
-        self._beats = threading.Thread(target=self._beat, name="ftrun-beat", daemon=True)
-        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when a node has failed
+    def __init__(self, store: Store, node: int, nodes: int, replays: bool) -> None:
+        self._store, self._node = store, node
+        self._others = [n for n in range(nodes) if n != node]
+        self.generations = Generations(store, node, nodes) if replays else None
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when there is news for the agent
         self._failed: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._ends: dict[int, End] = {}
+        self._seen = 0  # how much there was in the store at the last look
+        self._poked = False
+        self._heard: dict[int, tuple[int, float]] = {}  # each node's last beat, and when it was new
+        self._wake = threading.Event()
+        self._stop = self._store_is_gone = False
+        self._beats = threading.Thread(target=self._beat, name="ftrun-beat", daemon=True)
 
     def begin(self) -> None:
         self._beats.start()
 
-    def _beat(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the store is gone; who needs it finds out
-            going = [n for n in range(self._nodes) if n != self._node]
-            while True:
-                self._store.add(f"ftrun/beat/{self._node}", 1)
-                for other in [n for n in going if self._store.check([f"ftrun/end/{n}"])]:
-                    going.remove(other)
-                    if self._end_of(other) is End.FAILED:
-                        self._failed.put(other)
-                        os.eventfd_write(self.fd, 1)
-                if self._stop.wait(BEAT):
-                    return
+    def poke(self) -> None:
+        """The agent has told the generations something."""
+        self._poked = True
+        self._wake.set()
 
     def failed(self) -> list[int]:
-        """The nodes that have failed since it was last asked. Within two beats; none once this one has ended."""
+        """The nodes of which a worker has failed for good, since it was last asked; none once this node has ended."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         return [self._failed.get() for _ in range(self._failed.qsize())]
+
+    def missing(self) -> tuple[int, End] | None:
+        """A node that won't say what it starts again, and why; this one itself where the store can't be asked any more."""
+        if self.generations is None or not self.generations.waits:
+            return None
+        if self._store_is_gone:
+            return self._node, End.UNKNOWN
+        return next(((n, self._ends[n]) for n in self.generations.silent if n in self._ends), None)
+
+    def _beat(self) -> None:
+        try:
+            next_beat = 0.0
+            while not self._stop:
+                if (now := time.monotonic()) >= next_beat:
+                    self._store.add(f"ftrun/beat/{self._node}", 1)
+                    next_beat = now + BEAT
+                self._look()
+                waits = self.generations is not None and self.generations.lacks_members
+                self._wake.wait(LOOK if waits else BEAT)
+                self._wake.clear()
+        except RuntimeError:
+            self._store_is_gone = True
+            os.eventfd_write(self.fd, 1)
+
+    def _look(self) -> None:
+        """At what all nodes write, when it is more than it was."""
+        news, self._poked = self._poked, False
+        if (there := self._store.add(NEWS, 0)) != self._seen:
+            self._seen, news = there, True
+            for other in [n for n in self._going() if self._store.check([f"ftrun/end/{n}"])]:
+                self._ends[other] = self._end_of(other)
+                if self._ends[other] is End.FAILED:
+                    self._failed.put(other)
+                    os.eventfd_write(self.fd, 1)
+        if self.generations is None:
+            return
+        if self.generations.lacks_members:
+            for other in [n for n in self._going() if self._is_silent(n)]:
+                self._ends[other], news = End.GONE, True
+        if news:
+            finished = {n for n, end in self._ends.items() if end is End.SUCCEEDED}
+            self.generations.look(finished, self._ends.keys() - finished)
+            os.eventfd_write(self.fd, 1)
+
+    def _going(self) -> list[int]:
+        return [n for n in self._others if n not in self._ends]
 
     def _end_of(self, node: int) -> End:
         return End(self._store.get(f"ftrun/end/{node}").decode())
@@ -74,14 +130,16 @@ class Nodes:
 
         Returns how they ended, and the signal that came meanwhile. SIGTERM does not end the wait where the store lives here.
         """
-        self._stop.set()
+        self._stop = True
+        self._wake.set()
         read_fd, write_fd = os.pipe()
-        ends = {n: End.UNKNOWN for n in range(self._nodes) if stays and n != self._node}
+        ends = {n: End.UNKNOWN for n in self._others if stays}
 
         def wait() -> None:
             try:
                 with contextlib.suppress(RuntimeError):
                     self._store.set(f"ftrun/end/{self._node}", how.value)
+                    self._store.add(NEWS, 1)
                     if stays:
                         self._wait(ends)
             finally:
@@ -103,18 +161,13 @@ class Nodes:
 
     def _wait(self, ends: dict[int, End]) -> None:
         begun = time.monotonic()
-        beats: dict[int, tuple[int, float]] = {}  # the last one, and when it was new
-        missing = [n for n in range(self._nodes) if n != self._node]
+        missing = list(self._others)
         while missing:
             for other in list(missing):
                 if self._store.check([f"ftrun/end/{other}"]):
                     ends[other] = self._end_of(other)
                     missing.remove(other)
-                    continue
-                beat, now = self._store.add(f"ftrun/beat/{other}", 0), time.monotonic()
-                if other not in beats or beats[other][0] != beat:
-                    beats[other] = (beat, now)
-                elif now - beats[other][1] > GONE:
+                elif self._is_silent(other):
                     ends[other] = End.GONE
                     missing.remove(other)
             if missing:
@@ -125,6 +178,13 @@ class Nodes:
             since = time.monotonic()
             while not self._store.check(there) and time.monotonic() - since < GONE + 2 * BEAT:
                 _pause(since)
+
+    def _is_silent(self, other: int) -> bool:
+        """Its beats are counted: clocks of other hosts say nothing."""
+        beat, now = self._store.add(f"ftrun/beat/{other}", 0), time.monotonic()
+        if other not in self._heard or self._heard[other][0] != beat:
+            self._heard[other] = (beat, now)
+        return now - self._heard[other][1] > GONE
 
 
 def _pause(since: float) -> None:

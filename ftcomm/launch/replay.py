@@ -13,11 +13,14 @@ from collections import defaultdict
 from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
+from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from ftcomm.exit_code import STARTS_AGAIN
 from ftcomm.launch.agent import FtAgent
 from ftcomm.launch.folder import Event
+from ftcomm.launch.generations import Has
 from ftcomm.launch.goodbyes import Goodbyes
+from ftcomm.launch.nodes import WHY, End, Nodes
 from ftcomm.launch.workers import Exit, Slot, SlotState
 
 SUSPICIONS = ("heartbeat", "reset")  # may be wrong: the process may well live
@@ -38,6 +41,7 @@ class ReplayAgent(FtAgent):
         # died before anybody told of the group.
         self._rounds: defaultdict[int, int] = defaultdict(int)
         self._with_group: set[tuple[int, int]] = set()  # (rank, incarnation) that end because one of their group failed
+        self._stopping = False  # this generation is over on this node; other nodes may not know yet
         self._hopeless = False  # a slot is given up: the others can't go on
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -208,8 +212,11 @@ class ReplayAgent(FtAgent):
     # -- all of them -----------------------------------------------------------------------------------------------
 
     def _nobody_to_join(self) -> bool:
-        if self._worker_group.group_world_size > 1:
-            return False  # members may run on other nodes
+        if self._nodes is not None:  # members may run on other nodes
+            return self._stopping
+        return self._has_none()
+
+    def _has_none(self) -> bool:
         return not any(self._holds_state(slot) for slot in self._context.running())
 
     def _holds_state(self, slot: Slot) -> bool:
@@ -219,21 +226,47 @@ class ReplayAgent(FtAgent):
     def _look_for_members(self) -> None:
         """Starts the next generation where nobody of the present one is left."""
         self._look_for_early_ends()
-        if not self._nobody_to_join():
+        if self._nodes is None:
+            if self._has_none() and self._is_over() and (again := self._failed_slots()):
+                self._go_on_without(again)
             return
+        generations = self._nodes.generations
+        assert generations is not None
+        has = Has.MEMBERS if not self._has_none() else Has.DONE if self._all_came_to_their_end() else Has.NONE
+        news = generations.tell(has)
+        if generations.must_stop:
+            self._stopping = True
+            if self._is_over():
+                news |= generations.stop([slot.rank for slot in self._failed_slots()])
+        if news:
+            self._nodes.poke()
+        if (ranks := generations.take_next()) is not None:
+            self._stopping = False
+            everybody = range(self._worker_group.workers[0].world_size)
+            self._next_generation(self._failed_slots(), [rank for rank in everybody if rank not in ranks])
+
+    def _is_over(self) -> bool:
+        """Ends what is left of the present generation, but for those that have left it. True: they are dead and reaped (M9)."""
         members = [slot for slot in self._context.running() if not self._works_on(slot)]
         for slot in members:
             if (slot.rank, slot.incarnation) not in self._orphaned:
                 self._end_orphan(slot)
-        # M9: not before the last one of the old generation is dead and reaped, but for those that have left it.
-        again = [slot for slot in self._context.slots.values() if slot.state is SlotState.FAILED]
-        if members or not again or self._retries:
-            return
+        return not members and not self._retries
+
+    def _failed_slots(self) -> list[Slot]:
+        return [slot for slot in self._context.slots.values() if slot.state is SlotState.FAILED]
+
+    def _go_on_without(self, again: list[Slot]) -> None:
         if self._all_came_to_their_end():
             for slot in again:
                 slot.state = SlotState.SUCCEEDED
         else:
-            self._next_generation(again)
+            ranks = [slot.rank for slot in again]
+            finished = [slot.rank for slot in self._context.slots.values() if slot.rank not in ranks]
+            self._next_generation(again, finished)
+
+    def _waits_for_others(self) -> bool:
+        return self._stopping and not self._ending and bool(self._failed_slots())
 
     def _end_orphan(self, slot: Slot) -> None:
         self._orphaned.add((slot.rank, slot.incarnation))
@@ -242,11 +275,14 @@ class ReplayAgent(FtAgent):
             self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
         self._context.worker(slot).kill()
 
-    def _next_generation(self, again: list[Slot]) -> None:
+    def _next_generation(self, again: list[Slot], finished: list[int]) -> None:
+        """``finished``: the ranks that it does without."""
         ranks = [slot.rank for slot in again]
         self._generation += 1
-        self._finished = [slot.rank for slot in self._context.slots.values() if slot.rank not in ranks]
+        self._finished = finished
         self._announce()
+        if not again:
+            return  # other nodes' workers start
         self._log("generation", generation=self._generation, ranks=ranks, finished=self._finished)
         for slot in again:
             self._next_round(slot)
@@ -262,7 +298,7 @@ class ReplayAgent(FtAgent):
     def _end_job(self, ended: Exit, why: str) -> None:
         others: list[Slot] = self._context.running()
         # Who had come to its end is started again for its log group's sake.
-        self._failures[ended.slot.rank] = ended.failure or self._context.failure(ended.slot, ended.pid, ended.code)
+        self._failures[ended.slot.rank] = self._failure(ended)
         self._log(
             "given-up",
             rank=ended.slot.rank,
@@ -273,11 +309,18 @@ class ReplayAgent(FtAgent):
         )
         self._end_all()
 
-    def _on_failed_node(self, node: int) -> None:
-        """Its ranks won't come back, and the others would wait for them."""
+    def _failure(self, ended: Exit) -> ProcessFailure:
+        return ended.failure or self._context.failure(ended.slot, ended.pid, ended.code)
+
+    def _hear_of_others(self, nodes: Nodes) -> None:
+        """Their ranks won't come back, and this node's would wait for them."""
+        lost = next(((node, End.FAILED) for node in nodes.failed()), None) or nodes.missing()
         running: list[Slot] = self._context.running()
-        if running and not self._ending:
-            self._log("node-failed", node=node, ended=[slot.rank for slot in running])
+        if lost is not None and not self._ending and (running or self._waits_for_others()):
+            node, how = lost
+            self._log("node-failed", node=node, why=WHY[how].format(node), ended=[slot.rank for slot in running])
+            for slot in self._failed_slots():  # that were to start again
+                self._failures[slot.rank] = self._failure(self._ends[slot.rank])
             self._end_all()
 
     def _end_all(self) -> None:

@@ -83,6 +83,11 @@ public:
     void count_anew(std::uint64_t mark) {  // answers are numbered from mark to mark: what counts them need not grow for ever
         mark_ = mark;
         asked_.clear();
+        for (auto& p : peers_) p.refused = 0;
+    }
+    // A send has found no room, and none to the same rank has been done since.
+    bool has_refused() const {
+        return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.refused > 0; });
     }
     // What count_anew() has counted since, so that another process can count on: by source and tag, the receives.
     struct Asks {
@@ -125,6 +130,7 @@ public:
 private:
     static constexpr std::uint8_t kFirstPiece = 1, kSummedPiece = 2;  // flags of a LogPiece
     static constexpr int kAllPieces = -1;
+    static constexpr int kSend = -2;  // in place of a receive's source
     struct Recv {
         RequestPtr request;
         std::byte* data;
@@ -136,7 +142,8 @@ private:
         bool any, answered = false;
     };
     // What a receive was told that another run of it might not be told: who answered ANY, or that it was given up (L5). Receives are told
-    // apart by source and tag, so that threads which receive different tags need not take turns.
+    // apart by source and tag, so that threads which receive different tags need not take turns. The same for a send for which the
+    // log had no room: src kSend - receiver, tag how many such sends of this message there were before, number the message's.
     struct Asked {
         std::uint64_t mark;
         int src;
@@ -156,6 +163,7 @@ private:
     };
     struct Peer {
         std::uint64_t sent = 0;  // by the program, since it started
+        std::int64_t refused = 0;  // sends of the message after that, for which the log had no room
         std::uint64_t seen = 0;  // records of its stream to this rank that are in `waiting` or received
         std::deque<Message> waiting;
         std::uint64_t taken = 0;  // by the program
@@ -218,7 +226,11 @@ private:
     bool match_one(Recv& recv);  // true: it is finished
     bool take(Recv& recv, int src, std::deque<Message>::iterator message);
     Asked asked(const Recv& recv) const { return {mark_, recv.any ? -1 : recv.src, recv.tag, recv.number}; }
+    Asked asked(int dst) const { return {mark_, kSend - dst, peer(dst).refused, peer(dst).sent + 1}; }
     Status remember(const Recv& recv, const Answer& answer);
+    Status remember(const Asked& asked, const Answer& answer);
+    bool refused_before(const RequestPtr& request, int dst);
+    void refuse(const RequestPtr& request, int dst, Status status);
     void give_up(const Recv& recv, Status status);
     void read_answers();
     void tell_answered(int rank, std::uint64_t mark);

@@ -33,6 +33,7 @@ Status Communicator::note(const std::string& tag) {
     const auto here = place();
     if (!here.messages.quiet || agreement_ != nullptr || (ring_ != nullptr && ring_->has_failed()))
         return refused("an operation is open, or has failed. Wait for all requests first");
+    if (pairs_->has_refused()) return refused("the log had no room for a message. Send it, or take a checkpoint");
     if (std::any_of(failures_.begin(), failures_.end(), [](const auto& f) { return !f.second.noted; }))
         return refused("an operation has failed, and the log has no room to say so");
     auto& log = *core_.config.log;

@@ -1,4 +1,4 @@
-// What receives were told that depends on time: who answered ANY, and which were given up. On record before the program can act on it, so
+// What receives were told that depends on time: who answered ANY, and which were given up; and which sends found no room. On record before the program can act on it, so
 // that a process that runs again is told the same (L5); and what is to be done when a stream cannot be read or written any more.
 #include <algorithm>
 #include <limits>
@@ -40,9 +40,10 @@ void LoggedPairs::count_on(const std::vector<Asks>& asks) {
     for (const auto& a : asks) asked_[{a.src, a.tag}] = a.count;
 }
 
-Status LoggedPairs::remember(const Recv& r, const Answer& answer) {
-    if (r.answered || !core_.rules.l5 || channel_ != Channel::Messages) return {};
-    const auto what = asked(r);
+Status LoggedPairs::remember(const Recv& r, const Answer& answer) { return r.answered ? Status{} : remember(asked(r), answer); }
+
+Status LoggedPairs::remember(const Asked& what, const Answer& answer) {
+    if (!core_.rules.l5 || channel_ != Channel::Messages) return {};
     ByteWriter w;
     w.put(what.mark).put(static_cast<std::int32_t>(what.src)).put(what.number);
     if (answer.failure) answer.failure->encode(w);
@@ -111,6 +112,23 @@ void LoggedPairs::give_up(const Recv& r, Status status) {
     const auto request = r.request;
     if (auto s = remember(r, {-1, Cause::of(status)}); !s) status = std::move(s);
     core_.finish(request, std::move(status));
+}
+
+// There may be room when it is run again. Where there is none even for this answer there is none for the message either.
+void LoggedPairs::refuse(const RequestPtr& request, int dst, Status status) {
+    if (status.code == Code::LogFull) {
+        (void)remember(asked(dst), {-1, Cause::of(status)});
+        ++peer(dst).refused;
+    }
+    core_.finish(request, std::move(status));
+}
+
+bool LoggedPairs::refused_before(const RequestPtr& request, int dst) {
+    const auto it = answers_.find(asked(dst));
+    if (it == answers_.end() || !it->second.failure) return false;
+    ++peer(dst).refused;
+    core_.finish(request, it->second.failure->status(""));
+    return true;
 }
 
 // A stream that cannot be used: nothing of this rank can go on, nor could it say so to whoever waits for the records. It fails, with a

@@ -22,6 +22,7 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
     const ByteView payload(static_cast<const std::byte*>(data), bytes);
     request->bytes = bytes;
     log_.set_position(next_position(dst));
+    if (refused_before(request, dst)) return;
     if (was_sent(dst)) {
         send_again(request, payload, dst, tag);
         return;
@@ -29,7 +30,7 @@ void LoggedPairs::send(const RequestPtr& request, const void* data, std::uint64_
     if (!may_send(request)) return;
     bool held = false;
     if (auto status = log(request, payload, dst, tag, &held); !status) {
-        core_.finish(request, std::move(status));
+        refuse(request, dst, std::move(status));
         return;
     }
     is_sent(dst, held);
@@ -60,6 +61,7 @@ void LoggedPairs::send_again(const RequestPtr& request, ByteView payload, int ds
     if (status) status = compare(record, payload, tag, dst);
     if (status) {
         ++peer(dst).sent;
+        peer(dst).refused = 0;
         ++replayed_;
     }
     core_.finish(request, std::move(status));
@@ -77,6 +79,7 @@ bool LoggedPairs::may_send(const RequestPtr& request) {
 
 void LoggedPairs::is_sent(int dst, bool held) {
     ++peer(dst).sent;
+    peer(dst).refused = 0;
     FT_POINT("channel.send.logged");
     if (dst == rank_) {
         look(dst);

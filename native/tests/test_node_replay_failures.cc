@@ -173,21 +173,18 @@ struct WaitsForADeath {
 
 // The timer starts anew with the death, with the return, and with each sign of progress; what was wished for meanwhile is void.
 FT_TEST(replay_time_of_a_recovery_is_not_counted) {
-    for (int away : {7, 15}) {
-        WaitsForADeath w;
-        w.reborn(away);
-        for (int i = 0; i < 4; ++i) {
-            w.wait(7);
-            EXPECT(w.again()->done);
-        }
+    WaitsForADeath w;
+    w.reborn(7);
+    for (int i = 0; i < 4; ++i) {
         w.wait(7);
-        w.rig.sum(2, w.mine[2]);
-        w.rig.settle();
-        REQUIRE(w.sum->done);
-        EXPECT(w.sum->status.ok() && w.mine[0] == 70);
-        if (away < 10) EXPECT(!w.message->done);
-        else EXPECT(w.message->done && w.message->status.code == Code::PeerFailure);  // nobody came in time
+        EXPECT(w.again()->done);
     }
+    w.wait(7);
+    w.rig.sum(2, w.mine[2]);
+    w.rig.settle();
+    REQUIRE(w.sum->done);
+    EXPECT(w.sum->status.ok() && w.mine[0] == 70);
+    EXPECT(!w.message->done);
 }
 
 FT_TEST(replay_that_stops_in_a_recovery_is_a_timeout) {

@@ -330,6 +330,7 @@ void Communicator::on_tick() {
         core_.host.trace("timeout");
         propose(Code::Timeout, op.seq);
     }
+    if (core_.now > op.deadline) give_up_on_the_dead(Code::PeerFailure);
 }
 
 bool Communicator::fail_request(const RequestPtr& given, Code why) {
@@ -337,6 +338,7 @@ bool Communicator::fail_request(const RequestPtr& given, Code why) {
     for (auto& op : open_) {
         if (op->request != request) continue;
         propose(why, op->seq);
+        if (why == Code::Interrupted) give_up_on_the_dead(why);
         return true;
     }
     if (group_resume_ && group_resume_->request == request && request != nullptr) {

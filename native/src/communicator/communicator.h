@@ -63,6 +63,7 @@ public:
     }
     // replay.cc: somebody went, came back, or gets on with its replay: nobody has to answer for the time until now.
     void restart_timers();
+    RankSet dead_in(const JobView& view) const;  // its members that have not left
     std::uint64_t replay_progress() const;  // what this process has done again so far
     RequestPtr ready();  // done when the log of the processes before this one is here (restore.h)
     void on_writable(int slot);
@@ -348,6 +349,7 @@ private:
     std::uint64_t logged_whole() const;
     bool present() const;  // every member is in the view, or has left for good
     bool anybody_left() const;
+    void give_up_on_the_dead(Code why);
     void on_view_replay();
     void start_after_admissions();
     void on_returned(const RankSet& came);

@@ -217,9 +217,12 @@ void NodeImpl::admit_returned() {
 }
 
 // Replay: what was not possible without the dead, or without what their replacements still have to do again, is nobody's delay.
-void NodeImpl::restart_timers() {
+// But those who wait for one that is dead already do not begin anew with a further death: who gives up dies, too, and the others would wait
+// for it as long again.
+void NodeImpl::restart_timers(const JobView* before_deaths) {
     if (!replays()) return;
-    for (auto& [id, comm] : comms) comm->restart_timers();
+    for (auto& [id, comm] : comms)
+        if (before_deaths == nullptr || comm->dead_in(*before_deaths).empty()) comm->restart_timers();
     if (leave_sent_ && !goodbye_sent_) leave_deadline_ = std::max(leave_deadline_, core.now + core.config.timeout);
 }
 

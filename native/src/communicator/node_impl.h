@@ -91,7 +91,7 @@ private:
     // join.cc
     void send_admit_vote();
     void try_admit();
-    void restart_timers();
+    void restart_timers(const JobView* before_deaths = nullptr);  // the view before, where it has only lost members since
     void tell_progress();
     void admit_returned();
     void begin_leave();

@@ -247,6 +247,31 @@ void Communicator::restart_timers() {
     if (ring_ != nullptr) ring_->postpone();
 }
 
+RankSet Communicator::dead_in(const JobView& view) const {
+    RankSet dead;
+    for (std::size_t r = 0; r < spec_.members.size(); ++r) {
+        const auto& m = view.members[static_cast<std::size_t>(spec_.members[r])];
+        if (!m.alive && m.evidence != Evidence::Left) dead.add(static_cast<int>(r));
+    }
+    return dead;
+}
+
+// Nothing is decided without the dead, and so no failure either: who does not wait on is as good as dead itself, and what comes in its
+// place waits again.
+void Communicator::give_up_on_the_dead(Code why) {
+    if (!replays() || !frozen_ || at_dead_end()) return;
+    const auto dead = dead_in(core_.view);
+    if (dead.empty()) return;
+    auto cause =
+        peer_failure(dead, evidence(), core_.view.epoch,
+                     why == Code::PeerFailure ? "no replacement came within the timeout. Nothing is decided without it: start it "
+                                                "and this process again, or raise the timeout"
+                                              : "while it is, nothing is decided: start it and this process again");
+    cause.code = why;
+    core_.host.trace("replay.give_up");
+    core_.abandoned = cause.status(open_.empty() ? spec_.name : name_of(*open_.front()));
+}
+
 std::uint64_t Communicator::replay_progress() const {
     if (!replays() || !catching_up_) return 0;
     if (restore_ != nullptr) return restore_->progress();

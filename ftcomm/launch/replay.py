@@ -217,7 +217,10 @@ class ReplayAgent(FtAgent):
         return self._has_none()
 
     def _has_none(self) -> bool:
-        return not any(self._holds_state(slot) for slot in self._context.running())
+        running = self._context.running()
+        if any(self._holds_state(slot) for slot in running):
+            return False
+        return not running or not self._setting.folder.loses_events()  # else one may have come in, and told so
 
     def _holds_state(self, slot: Slot) -> bool:
         taken_along = (slot.rank, slot.incarnation) in self._with_group

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
 from launch.running import Start
 
 
-def test_on_a_full_disk_no_replacement_is_ended(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize("policy", ["raise", "replay"])
+def test_on_a_full_disk_no_replacement_is_ended(start: Start, tmp_path: Path, policy: str) -> None:
     """It has come in, but what tells so is lost: with a limit on files, which the kernel keeps to as to the end of a disk."""
     for name in ("end", "go"):
         os.mkfifo(tmp_path / name)
@@ -37,10 +39,10 @@ def test_on_a_full_disk_no_replacement_is_ended(start: Start, tmp_path: Path) ->
             event("fault", at="here", do="delay")
             open(f"{os.environ['WORK']}/go").read()
         """,
-        "--nproc-per-node",
-        "2",
+        *("--nproc-per-node", "2", "--policy", policy),
     )
-    run.hear("rank 1: fault at here")
+    said = run.hear("rank 1: fault at here")
     (tmp_path / "go").write_text("")
     code, _, err = run.finish()
     assert code == 0, err
+    assert "start again out of their logs" not in "".join(said) + err, (said, err)

@@ -122,15 +122,16 @@ def _tune(arguments: Sequence[str]) -> int:
 
 
 def _clean(chosen: argparse.Namespace) -> None:
-    """Shared memory has no names, so that only ftrun's folders can be left behind by SIGKILL."""
+    """Shared memory has no names, so that only folders can be left behind by SIGKILL: ftrun's, and the logs of replay."""
     from ftcomm.launch.folder import remove_abandoned
-    from ftcomm.launch.pair_log import default_place, remove_abandoned_logs
+    from ftcomm.launch.pair_log import default_place, remove_abandoned_logs, remove_logs_of_others
 
     removed: list[str] = []
     remove_abandoned(removed.append)
     given = [os.environ[name] for name in ("FTCOMM_LOG_DIR", "FTCOMM_LOG_SPILL") if os.environ.get(name)]
     for place in dict.fromkeys(map(os.path.realpath, [default_place(), *given, *chosen.folder])):
         remove_abandoned_logs(Path(place), removed.append)
+    remove_logs_of_others(removed.append)
     print("\n".join(f"removed {path}" for path in removed) or "Nothing was left behind.")
 
 

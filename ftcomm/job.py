@@ -113,14 +113,18 @@ class Job:
     def _log_in(self, config: Any) -> None:
         """Policy replay: where the logs are, and whose it is to remove them."""
         exit_code.watch()
-        ffi, _ = lib()
-        folder = self.options.log_dir or f"/dev/shm/ftcomm-log-{os.getuid()}-{self.name}"
+        ffi, C = lib()
+        owner = os.environ.get("FTCOMM_LOG_OWNER")
+        # Of several runs beside each other those that nobody uses are removed, unless they have an owner.
+        common = ffi.string(C.ft_logs_place()).decode()
+        own = f"/dev/shm/ftcomm-log-{os.getuid()}-{self.name}"
+        folder = self.options.log_dir or (own if owner in ("launcher", "user") else common)
         config.log_dir, config.log_job = self._text(os.path.abspath(folder)), self._text(self.name)
         config.log_limit = self.options.log_limit
         if self.options.log_spill:
             config.log_spill = self._text(os.path.abspath(self.options.log_spill))
         config.log_durability = int(self.options.durability == "host")
-        config.log_remove = int(os.environ.get("FTCOMM_LOG_OWNER") not in ("launcher", "user"))
+        config.log_remove = int(owner not in ("launcher", "user"))
         config.log_late = int(self.options.log_mode == "async")
         config.log_scope = self._text(self.options.log_scope)
         flags = [int(rank in self.finished) for rank in range(self.world_size)]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ftcomm._lib import lib
 from ftcomm.launch.locks import try_lock
 
 _MEMORY = Path("/dev/shm")
@@ -93,6 +94,7 @@ def _place(parent: Path) -> Path:
     """Makes it, and removes there what killed runs have left behind."""
     parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned_logs(parent)
+    remove_logs_of_others()
     return parent
 
 
@@ -104,6 +106,26 @@ def remove_abandoned_logs(place: Path, report: Callable[[str], None] | None = No
         return
     for entry in entries:
         _remove_if_abandoned(entry, report)
+
+
+def remove_logs_of_others(report: Callable[[str], None] | None = None) -> None:
+    """Removes this user's logs of killed runs that no ftrun has started, from where they are without a log_dir."""
+    ffi, C = lib()
+    place = Path(ffi.string(C.ft_logs_place()).decode())
+    before = _entries(place)
+    C.ft_remove_old_logs()
+    for gone in sorted(before - _entries(place)):
+        if report is not None:
+            report(str(place / gone))
+    with contextlib.suppress(OSError):  # another run has begun
+        place.rmdir()
+
+
+def _entries(place: Path) -> set[str]:
+    try:
+        return set(os.listdir(place))
+    except OSError:
+        return set()
 
 
 def _remove_if_abandoned(entry: Path, report: Callable[[str], None] | None) -> None:

@@ -124,7 +124,7 @@ FT_TEST(log_runs_that_start_are_not_taken_for_dead) {
         for (const auto& entry : fs::directory_iterator(folder.path + parent))
             EXPECT_EQ(entry.path().filename().string(), name_of_run(1));
     last->remove_if_last();
-    EXPECT(!fs::exists(folder.path + "/job"));
+    EXPECT(fs::is_empty(folder.path + "/job"));  // which may be its user's
 }
 
 FT_TEST(log_runs_of_the_dead_are_removed) {
@@ -154,6 +154,19 @@ FT_TEST(log_runs_of_the_dead_are_removed) {
     const auto opener = open_run(folder, 8);
     for (const std::uint64_t run : {2, 7}) EXPECT(!fs::exists(path_of(folder, run)) && !fs::exists(spill_of(folder, run)));
     EXPECT(heard(folder, 3, &by));
+}
+
+FT_TEST(log_runs_that_are_kept_stay) {
+    pairlog::Folder folder;
+    std::unique_ptr<FileLog> log;
+    auto config = config_of(folder, 1, 1);
+    config.keep = true;
+    REQUIRE(FileLog::open(config, &log).ok());
+    log.reset();
+    open_run(folder, 2, 1);
+    const auto opener = open_run(folder, 3);
+    EXPECT(fs::exists(path_of(folder, 1)) && fs::exists(spill_of(folder, 1)));
+    EXPECT(!fs::exists(path_of(folder, 2)));
 }
 
 // Where a remover stops in the middle, who starts does not wait for ever, and can be interrupted.

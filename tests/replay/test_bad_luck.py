@@ -75,7 +75,7 @@ def test_after_a_full_log_there_is_room_for_a_checkpoint(ranks: Ranks, tmp_path:
                 try:
                     comm.ft_send(message(0), 1)
                 except ftcomm.LogFull as full:
-                    assert "are kept for results and checkpoints" in str(full)
+                    assert "are kept for results, answers and checkpoints" in str(full)
                     (tmp_path / "sent").write_text(str(sent))
                     break
             context.mark("full")

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from ftcomm.cli import main
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "ring_replay.py"
 SIZE = 2
 
@@ -61,6 +63,32 @@ def test_all_die_and_are_started_again(tmp_path: Path) -> None:
     ended = start(log, 2)
     assert digests(ended, 2) == wanted
     assert list(log.iterdir())  # which is the user's to remove
+
+
+def test_what_a_killed_job_leaves_in_memory_is_found(tmp_path: Path) -> None:
+    """Its name may never come again. (Another test's run may have removed it before.)"""
+    name = f"by-hand-{os.getpid()}"
+    faults = ";".join(f"rank={rank},at=channel.receive:20,do=kill" for rank in range(SIZE))
+    ended = start(
+        tmp_path, 0, faults, FTCOMM_JOB=name, FTCOMM_LOG_DIR="", FTCOMM_LOG_OWNER="", FTCOMM_DURABILITY="process"
+    )
+    assert [code for code, _, _ in ended] == [-signal.SIGKILL] * SIZE, ended
+    assert main(["clean"]) == 0
+    assert [str(path) for path in Path("/dev/shm").glob("ftcomm-log*/*/job") if name in read(path)] == []
+
+
+def read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:  # another test's
+        return ""
+
+
+def test_a_log_dir_stays_its_users(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    digests(start(log, 0, FTCOMM_LOG_OWNER=""), 0)
+    assert list(log.iterdir()) == []
 
 
 def test_a_replacement_of_the_rank_that_hosted_the_store(tmp_path: Path) -> None:

@@ -217,6 +217,8 @@ FT_API int ft_reduce_supported(int32_t dtype, int32_t op);
 /* Of the sizes, and of the first and last cache line of each: whether two ranks have the same, nearly for nothing. */
 FT_API uint32_t ft_sample(const void* const* data, const size_t* bytes, size_t count);
 FT_API uint32_t ft_crc32c(const void* data, uint64_t bytes, uint32_t seed); /* seed: the checksum of what came before, or 0 */
+FT_API const char* ft_logs_place(void); /* where the policy replay's logs are without a log_dir and a launcher */
+FT_API void ft_remove_old_logs(void); /* there: of the runs that nobody uses */
 FT_API const char* ft_version(void);
 FT_API const char* ft_build_info(void); /* JSON: compiler, CPU features, transports */
 FT_API const char* ft_fault_points(void); /* JSON: [{"name":..., "where":...}] */

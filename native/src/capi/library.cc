@@ -11,6 +11,7 @@
 #include "base/reduce.h"
 #include "capi/handle.h"
 #include "runtime/json.h"
+#include "runtime/log_runs.h"
 
 using namespace ftcomm;
 using namespace ftcomm::capi;
@@ -76,6 +77,18 @@ int ft_fault_hit(const char* name) {
     if (name == nullptr || !fault::armed.load(std::memory_order_relaxed)) return 0;
     auto verdict = fault::hit(name);
     return verdict.action == fault::Action::Corrupt ? 1 : verdict.action == fault::Action::Cut ? 2 : 0;
+}
+
+const char* ft_logs_place(void) {
+    static const auto place = parent_of_runs();
+    return place.c_str();
+}
+
+void ft_remove_old_logs(void) {
+    (void)guarded([] {
+        remove_old_runs(parent_of_runs() + "/none", "");
+        return int{FT_OK};
+    });
 }
 
 const char* ft_fault_missed(void) {

@@ -74,12 +74,12 @@ Status LogDir::prepare(int segments) {
 }
 
 Status LogDir::keep_back(std::uint64_t bytes) {
-    const auto kept = config_.segment_bytes;
-    if (config_.limit < 8 * kept) return {};  // it would be much of it
+    const auto kept = 2 * config_.segment_bytes;
+    if (config_.limit < 4 * kept) return {};  // it would be much of it
     while (resident_ - pool_.bytes() + bytes > config_.limit - kept)
         if (const auto status = spill_one(); !status)
             return status.code != Code::LogFull ? status
-                                                : full(bytes, size_text(kept) + " are kept for results and checkpoints" +
+                                                : full(bytes, size_text(kept) + " are kept for results, answers and checkpoints" +
                                                                   (status.message.empty() ? "" : "; " + status.message));
     return {};
 }

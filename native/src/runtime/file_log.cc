@@ -79,6 +79,8 @@ Status FileLog::open(const FileLogConfig& config, std::unique_ptr<FileLog>* out)
                                                                 std::to_string(config.slot) +
                                                                 " of the job: end it, then start this one again")
                           : Status::error(Code::System, config.files.path + "/" + mark + ": " + std::strerror(errno));
+    if (config.keep)
+        if (auto s = keep_run(log->folder_.get()); !s) return s;
     if (config.remove_old) remove_old_runs(config.files.path, config.files.spill_path);
     *out = std::move(log);
     return {};
@@ -319,7 +321,7 @@ void FileLog::remove_if_last() {
     const auto mine = removed_name(folder.string());
     std::filesystem::rename(folder, mine, ignored);
     if (!ignored) remove_wholly(mine);
-    std::filesystem::remove(folder.parent_path(), ignored);  // unless another host has its folder there
+    if (folder.parent_path() == parent_of_runs()) std::filesystem::remove(folder.parent_path(), ignored);  // if it is empty
     if (!config_.files.spill_path.empty()) std::filesystem::remove_all(config_.files.spill_path, ignored);
 }
 

@@ -18,7 +18,8 @@ struct FileLogConfig {
     int slot = 0;
     bool again = false;  // it is not the slot's first process
     bool unlogged = false;  // but no process of the job has come so far as to log anything, says the store
-    bool remove_old = false;           // what killed runs of the same name have left beside it
+    bool remove_old = false;           // what killed runs have left beside it
+    bool keep = false;                 // it is not this process's to remove, nor that of any other run
     std::vector<std::uint64_t> hosts;  // per slot; 0: not known
     Time deadline = 0;                 // of open, 0: none
     int stop_event = -1;               // readable: open gives up

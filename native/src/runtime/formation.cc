@@ -319,6 +319,7 @@ Status Job::open_log() {
     if (!c.files.spill_path.empty()) c.files.spill_path += "/" + std::filesystem::path(c.files.path).filename().string() + host;
     c.files.path += host;
     c.remove_old = config_.log_remove && config_.incarnation == 0;
+    c.keep = !config_.log_remove;
     c.slot = config_.rank;
     c.again = config_.incarnation > 0;
     c.unlogged = unlogged_;

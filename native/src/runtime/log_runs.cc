@@ -25,6 +25,7 @@ constexpr int kAttempts = 64;
 constexpr Time kBetweenLockTries = 1'000'000;
 constexpr std::size_t kNameLength = 16;
 constexpr const char* kRemoved = ".removed-";
+constexpr const char* kKept = "kept";
 
 // A log_dir may hold anything: what has no name as Job::open_log gives it is none of ours.
 bool is_run(const std::string& name) {
@@ -52,6 +53,7 @@ void take_name(int parent, int spill_parent, const std::string& run) {
     pairlog::UseLock alone;
     if (!pairlog::open_folder(parent, run, false, &folder)) return;
     const auto has = [&](const char* name) { return ::faccessat(folder.get(), name, F_OK, 0) == 0; };
+    if (has(kKept)) return;
     if (!has(pairlog::UseLock::kName) && !has(pairlog::kIdentityName)) {
         (void)::unlinkat(parent, run.c_str(), AT_REMOVEDIR);  // if empty: one that never began. Else it is somebody else's
         return;
@@ -114,7 +116,10 @@ Status use_run(const std::string& path, Time deadline, int stop_fd, pairlog::Fd*
 
 void remove_old_runs(const std::string& path, const std::string& spill_path) {
     const auto own = fs::path(path).filename().string();
-    const auto parent = open_parent(path), spill_parent = spill_path.empty() ? pairlog::Fd() : open_parent(spill_path);
+    const auto parent = open_parent(path);
+    struct stat info{};
+    if (!parent || ::fstat(parent.get(), &info) != 0 || info.st_uid != ::geteuid()) return;
+    const auto spill_parent = spill_path.empty() ? pairlog::Fd() : open_parent(spill_path);
     for (const auto& run : pairlog::list_folder(parent.get()))
         if (is_run(run) && run != own) take_name(parent.get(), spill_parent.get(), run);
     // Of others as well, who may have died before they came to it.
@@ -124,6 +129,13 @@ void remove_old_runs(const std::string& path, const std::string& spill_path) {
     for (const auto& name : pairlog::list_folder(spill_parent.get()))
         if (is_removed(name)) remove_wholly(fs::path(spill_path).parent_path() / name);
 }
+
+Status keep_run(int folder) {
+    const pairlog::Fd made(::openat(folder, kKept, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    return made ? Status{} : pairlog::system_error(std::string("making the file \"") + kKept + "\" in the log's folder");
+}
+
+std::string parent_of_runs() { return "/dev/shm/ftcomm-logs-" + std::to_string(::getuid()); }
 
 void remove_wholly(const fs::path& folder) {
     std::error_code ignored;

@@ -20,6 +20,12 @@ Status use_run(const std::string& path, Time deadline, int stop_fd, pairlog::Fd*
 // L9. Beside `path`: the runs that nobody uses, with what they have beside `spill_path` (empty: nothing).
 void remove_old_runs(const std::string& path, const std::string& spill_path);
 
+// remove_old_runs leaves the run alone, though nobody uses it: its owner will go on with it, or remove it.
+Status keep_run(int folder);
+
+// Where the runs are that nobody has given a place: this user's, of all jobs.
+std::string parent_of_runs();
+
 // What a run is called from now on that nobody is to find any more: whoever dies before it is removed, another one's remove_old_runs does it.
 std::string removed_name(const std::string& run);
 

@@ -24,6 +24,7 @@ from ftcomm.rendezvous import incarnation_from_environment, job_name, job_of_thi
 from ftcomm.request import Outcome
 from ftcomm.torch import rendezvous
 from ftcomm.torch._extension import load
+from ftcomm.torch.objects import refuse_objects_outside
 from ftcomm.torch.register import DEVICES
 from ftcomm.torch.replicas import serve_replicas
 from ftcomm.torch.shrunk import serve_all_devices
@@ -63,6 +64,7 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
     extension = load()
     serve_all_devices(extension.FtBackend, _adopt)
     serve_replicas(_own_backend)
+    refuse_objects_outside(_own_backend)
     if pg_options is not None and not isinstance(pg_options, Options):
         raise ConfigError(f"pg_options must be an ftcomm.Options, not {type(pg_options).__name__}.")
     name = str(dist_opts.group_id)

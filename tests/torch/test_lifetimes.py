@@ -79,6 +79,38 @@ def test_a_broadcast_of_the_script_fails_with_its_root(world: Any) -> None:
     assert values[0] == values[1]
 
 
+def test_a_replacement_gets_no_objects_before_it_is_let_in(world: Any) -> None:
+    """torch would take a size, and pickled bytes, out of memory that nobody has filled."""
+
+    def run(context: Any) -> Any:
+        if not context.incarnation:
+            if context.rank == 1:
+                context.die()
+            context.mark("there")
+            context.hold()
+            return None
+        for call in (
+            lambda: dist.broadcast_object_list([None], 0),
+            lambda: dist.broadcast_object_list([None], group_src=0, group=dist.new_group([0, 1])),
+            lambda: dist.scatter_object_list([None]),
+        ):
+            with pytest.raises(dist.DistBackendError, match="not admitted yet") as caught:
+                call()
+            assert isinstance(caught.value.__cause__, ftcomm.Unsupported)
+        own, part = ["own"], [None]
+        dist.broadcast_object_list(own, src=1)
+        dist.scatter_object_list(part, [None, "part"], src=1)
+        return own + part
+
+    group = world.start(2, run, policy="lossy")
+    group.wait_for(0, "there")
+    group.wait_ended(1)
+    world.replace(group, 1)
+    group.wait_ended(1, 1)
+    group.release(0)
+    assert [one for one in world.values(group, dies=(1,)) if one is not None] == [["own", "part"]]
+
+
 def test_groups_after_a_shrink_are_new_ones(world: Any) -> None:
     """torch counts them from the beginning again, and so names them as those that it has aborted."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,34 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pyte
         train(tmp_path)
     assert len(told) == 3
     assert [int(path.name.split("-")[1]) for path in sorted(tmp_path.glob("*.pt"))] == [12, 15, 20]
+
+
+@pytest.mark.parametrize(
+    ("at", "before", "told"),
+    [
+        (1, False, "after 2 steps, before its end, and no checkpoint was written then: there is none"),
+        (6, False, "after 7 steps, before its end, and no checkpoint was written then: the newest is of step 6"),
+        (5, False, "after 6 steps, before its end, and no checkpoint was written then: the newest is of step 3"),
+        (6, True, ""),
+    ],
+)
+def test_who_leaves_the_loop_is_told_what_no_checkpoint_has(tmp_path: Path, at: int, before: bool, told: str) -> None:
+    net = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    engine = Engine(net, optimizer, checkpoint_dir=tmp_path, checkpoint_every=3)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step, (x,) in engine.steps(DataLoader(TensorDataset(torch.ones(20, 2)), 2)):
+            if before and step == at:
+                break
+            with engine.step():
+                net(x).sum().backward()
+                optimizer.step()
+            if engine.committed and step == at:
+                break
+    texts = [str(one.message) for one in caught if "The loop was left" in str(one.message)]
+    assert len(texts) == bool(told), texts
+    assert told in "".join(texts)
 
 
 def test_a_final_checkpoint_that_cannot_be_written_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -217,6 +217,7 @@ class Engine:
         except GeneratorExit:  # the script has ended the loop
             over = True
             self._warn_of_a_dropped_end()
+            self._warn_of_what_no_checkpoint_has()
             raise
         finally:
             shown.close()
@@ -236,6 +237,22 @@ class Engine:
             warnings.warn(
                 f"The loop was left after step {self.progress.step}, which was dropped, as somebody died in it: it is no part of "
                 "the run. To end the loop after a step: `if engine.committed and ...: break`.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _warn_of_what_no_checkpoint_has(self) -> None:
+        """None is written here: all ranks have a part in it, and others may not have left the loop, or at another step."""
+        if self._folder is None or self.rank != min(self._kind.alive):
+            return
+        done = self.progress.step + self.committed  # the loop counts a step when it asks for the next one
+        self._folder.wait()
+        saved = self._folder.steps()
+        if done > max(saved, default=0):
+            newest = f"the newest is of step {saved[-1]}" if saved else "there is none"
+            warnings.warn(
+                f"The loop was left after {done} steps, before its end, and no checkpoint was written then: {newest}. To keep "
+                'all of them leave it when one has been written (docs/engine.md, "Checkpoints"), or let it come to its end.',
                 RuntimeWarning,
                 stacklevel=3,
             )

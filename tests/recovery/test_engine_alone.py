@@ -373,6 +373,8 @@ def facts(**more: Any) -> Facts:
         (facts(replicas=False, sharded=True, twins=True), "replication"),
         (facts(replicas=False, sharded=True, twins=True, replaced=False), "checkpoint"),
         (facts(replicas=False, sharded=True), "checkpoint"),
+        (facts(replicas=False, sharded=True, checkpoints=False), "checkpoint"),
+        (facts(world_size=1, policy=None, checkpoints=False), "checkpoint"),
         (facts(replaced=False, all_end=True), "replication"),
         (facts(replaced=False, all_end=True, checkpoints=False), "rollback"),
         (facts(replicas=False, sharded=True, twins=True, replaced=False, all_end=True), "replication"),
@@ -382,6 +384,7 @@ def facts(**more: Any) -> Facts:
         ),
         (facts(replicas=False, sharded=True, replaced=False, all_end=True), "checkpoint"),
         (facts(policy="replay", replaced=False, all_end=True), "replay"),
+        (facts(policy="replay", replaced=False, all_end=True, checkpoints=False), "replay"),
         (facts(policy="raise", replicas=False, stages=True), "checkpoint"),
         (facts(stages=True), "checkpoint"),  # replicas of stages
     ],
@@ -391,6 +394,8 @@ def test_auto(found: Facts, name: str) -> None:
     assert strategy.name == name
     assert reason
     assert not (found.all_end and "the launcher replaces" in reason)
+    if not found.checkpoints:
+        assert "there is no checkpoint_dir" in reason
 
 
 ELASTIC = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_MAX_RESTARTS": "0", "GROUP_WORLD_SIZE": "1"}

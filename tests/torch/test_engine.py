@@ -272,6 +272,19 @@ def test_with_checkpoint_a_death_ends_all_whatever_the_policy_allows(
     assert torch.load(max(tmp_path.glob("*.pt")), weights_only=True)["state"]["engine"]["step"] == saved
 
 
+def test_without_a_folder_nobody_is_sent_to_the_newest_checkpoint(world: Any) -> None:
+    def ends(context: Any) -> str:
+        with pytest.raises(ftcomm.PeerFailure) as caught:
+            train(context, "update", strategy="auto")
+        return str(caught.value)
+
+    for text in world.values(world.start(3, ends, policy="raise"), dies=(2,))[:2]:
+        assert text.startswith(
+            "Rank 2 is gone, and with strategy 'checkpoint' all end. There is no checkpoint folder: "
+        )
+        assert "begins with the first step" in text
+
+
 def test_a_checkpoint_that_only_one_rank_can_read(world: Any, wanted: Run, tmp_path: Path) -> None:
     def part(context: Any, phase: str = "") -> Any:
         folder = tmp_path / str(context.rank)

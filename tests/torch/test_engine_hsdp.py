@@ -96,6 +96,21 @@ def test_without_replicas(world: Any, tmp_path: Path) -> None:
     assert again == world(2, alone, policy="lossy")
 
 
+def test_without_replicas_or_a_folder_all_is_lost(world: Any) -> None:
+    """And nobody is sent to a checkpoint that there is not."""
+
+    def run(context: Any) -> Any:
+        if context.rank == 0:
+            with pytest.raises(ftcomm.PeerFailure) as caught:
+                train(context, "backward", (1,), shape=(2,), strategy="auto")
+            return str(caught.value)
+        return train(context, "backward", (1,), shape=(2,), strategy="auto")
+
+    text = world.values(world.start(2, run, policy="lossy"), dies=(1,))[0]
+    assert text.startswith("Rank 1 died, and with it shards that the others need. There is no checkpoint folder: ")
+    assert "begins with the first step" in text
+
+
 def test_each_sample_weighs_the_same(world: Any) -> None:
     """Ragged steps: some ranks have fewer samples than others, or none. As one process that takes them all together."""
     few = 4 * BATCH + 6

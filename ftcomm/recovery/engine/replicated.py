@@ -46,7 +46,8 @@ class Replicated(Kind):
         self.rank = 0 if self._job is None else self._job.rank
         self._slots: tuple[int, ...] = (0,) if comm is None else tuple(comm.slots)
         self._gradients: Any = None
-        if not self._alone or setup.checkpoint_dir is not None:
+        checkpoints = setup.checkpoint_dir is not None
+        if not self._alone or checkpoints:
             check_parameters(setup)
         if not self._alone:
             self._check_model()
@@ -54,7 +55,7 @@ class Replicated(Kind):
                 # Brings FSDP2, which other models do not need.
                 from ftcomm.recovery.engine.sharded import ShardedGradients
 
-                self._gradients = ShardedGradients(model, strategy.drops)
+                self._gradients = ShardedGradients(model, strategy.drops, checkpoints)
             else:
                 self._gradients = Gradients(model)
             if strategy.waits:  # a goodbye would let the others train on without this rank, and to other bits
@@ -63,7 +64,7 @@ class Replicated(Kind):
         restorable = Restorable(unwrapped(model), [setup.optimizer], setup.schedulers, setup.scaler)
         self.state = RunState(model, self._alone, setup.optimizer, setup.schedulers, setup.scaler, setup.extra)
         schedules = Schedules(setup.optimizer, setup.schedulers)
-        self.step = Step(model, self._gradients, restorable, strategy, schedules)
+        self.step = Step(model, self._gradients, restorable, strategy, schedules, checkpoints)
         self.folder = None if setup.checkpoint_dir is None else CheckpointFolder(setup.checkpoint_dir, setup.keep)
         self.alive = self._slots
         self._samples = 0  # of this rank in the present step

@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from ftcomm.errors import ConfigError, PeerFailure
 from ftcomm.recovery.engine.own_operations import OwnOperations
+from ftcomm.recovery.strategies.checkpoint import once_more
 from ftcomm.torch import join
 from ftcomm.torch.groups import outcome
 from ftcomm.torch.point import point_of
@@ -30,13 +31,14 @@ class ShardedGradients:
     Args:
         model: a module that fully_shard() was applied to.
         goes_on: after a death, with the same step again; else it is an error.
+        checkpoints: there is a folder for them.
 
     Raises:
         ConfigError: it has collectives of its own, or torch is too old.
     """
 
-    def __init__(self, model: Any, goes_on: bool) -> None:
-        self.module, self._goes_on = model, goes_on
+    def __init__(self, model: Any, goes_on: bool, checkpoints: bool) -> None:
+        self.module, self._goes_on, self._checkpoints = model, goes_on, checkpoints
         self._job = point_of(model).job
         self._own = OwnOperations(self._job)
         self._buffers: list[tuple[int, int]] = []
@@ -140,8 +142,8 @@ class ShardedGradients:
 
     def _fail(self, missing: set[int]) -> None:
         raise PeerFailure(
-            f"Rank {', '.join(map(str, sorted(missing)))} died, and with it shards that the others need. Start again: the run "
-            "goes on from the newest checkpoint.",
+            f"Rank {', '.join(map(str, sorted(missing)))} died, and with it shards that the others need. "
+            + once_more(self._checkpoints),
             ranks=sorted(missing),
             operation="engine step",
             epoch=self._job.epoch,

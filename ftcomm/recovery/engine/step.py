@@ -13,6 +13,7 @@ from ftcomm.recovery.engine.gradients import Gradients
 from ftcomm.recovery.engine.restorable import Restorable
 from ftcomm.recovery.engine.schedules import Schedules
 from ftcomm.recovery.strategies import Strategy
+from ftcomm.recovery.strategies.checkpoint import once_more
 from ftcomm.torch import join
 from ftcomm.torch.shards import local
 
@@ -35,6 +36,7 @@ class Step:
         restorable: what is put back when a step is dropped.
         strategy: decides whether it is.
         schedules: the script leaves them alone between a dropped step and its repetition.
+        checkpoints: there is a folder for them.
 
     Attributes:
         alive: job ranks that began the step.
@@ -54,9 +56,10 @@ class Step:
         restorable: Restorable,
         strategy: Strategy,
         schedules: Schedules,
+        checkpoints: bool,
     ) -> None:
         self._model, self._gradients, self._restorable, self._strategy = model, gradients, restorable, strategy
-        self._schedules = schedules
+        self._schedules, self._checkpoints = schedules, checkpoints
         self.alive: tuple[int, ...] = ()
         self.contributed: frozenset[int] = frozenset()
         self.missing: set[int] = set()
@@ -246,8 +249,7 @@ class Step:
             return
         who = ", ".join(map(str, sorted(missing)))
         raise PeerFailure(
-            f"Rank {who} is gone, and with strategy {self._strategy.name!r} all end. Start again: the run goes on from the "
-            "newest checkpoint.",
+            f"Rank {who} is gone, and with strategy {self._strategy.name!r} all end. {once_more(self._checkpoints)}",
             ranks=sorted(missing),
             operation="engine step",
             epoch=join.everybody(self._model).job.epoch,

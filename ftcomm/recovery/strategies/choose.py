@@ -36,7 +36,7 @@ def choose(facts: Facts, wanted: str = "auto") -> tuple[Strategy, str]:
             _from_where(facts) if STRATEGIES[wanted].policy == "replay" else ""
         )
     if facts.world_size == 1:
-        return CHECKPOINT, "there is one rank: nobody else holds the state"
+        return CHECKPOINT, "there is one rank: nobody else holds the state" + _kept(facts)
     if facts.stages:
         newest = (
             "the newest checkpoint that all have"
@@ -59,21 +59,33 @@ def choose(facts: Facts, wanted: str = "auto") -> tuple[Strategy, str]:
         if not facts.twins:
             return (
                 CHECKPOINT,
-                "each rank holds the only copy of its shards (a mesh of replicas and shards would make two)",
+                "each rank holds the only copy of its shards (a mesh of replicas and shards would make two)"
+                + _kept(facts),
             )
         if facts.replaced:
             return REPLICATION, "another rank holds the same shards, and the launcher replaces who dies"
         if facts.all_end and facts.checkpoints:
             return REPLICATION, f"another rank holds the same shards, and {_LAST_WORDS}"
-        return CHECKPOINT, "the model is sharded, and nobody replaces who dies (ftrun --max-restarts would)"
+        return (
+            CHECKPOINT,
+            f"the model is sharded, and nobody replaces who dies (ftrun --max-restarts would){_kept(facts)}",
+        )
     if facts.policy == "replay" and facts.all_end:
-        return REPLAY, f"the policy is replay, but {_ALL_END}: the next start goes on from the newest checkpoint"
+        goes_on = ": the next start goes on from the newest checkpoint" if facts.checkpoints else _kept(facts)
+        return REPLAY, f"the policy is replay, but {_ALL_END}{goes_on}"
     if facts.policy == "replay":
         return (
             REPLAY,
             f"what ranks tell each other is logged: who dies is replaced and does its steps again{_from_where(facts)}",
         )
-    return CHECKPOINT, f"with policy {facts.policy!r} survivors can't go on; FTCOMM_POLICY=lossy would let them"
+    return (
+        CHECKPOINT,
+        f"with policy {facts.policy!r} survivors can't go on; FTCOMM_POLICY=lossy would let them{_kept(facts)}",
+    )
+
+
+def _kept(facts: Facts) -> str:
+    return "" if facts.checkpoints else "; as there is no checkpoint_dir, the next start begins with the first step"
 
 
 def _from_where(facts: Facts) -> str:

@@ -133,7 +133,7 @@ class Narrator:
         self.say(f"rank {event['rank']} ended: {event['how']} (pid {event['pid']})", event["time"])
 
     def _given_up(self, event: Event) -> None:
-        others = " The others go on." if event["others"] else ""
+        others = " The others run on." if event["others"] else ""
         if event.get("ended"):  # under replay
             others = f" Nobody can go on without it: ranks {_list(event['ended'])} are ended."
         self.say(f"slot {event['rank']} is given up: {event['why']}.{others}", event["time"])

@@ -83,7 +83,7 @@ def test_in_the_end_it_is_given_up_and_the_others_go_on(
     run = start(HELLO + "say(rank, incarnation); rank and sys.exit(3); signal.pause()", "--nproc-per-node", "2")
     said = run.hear("is given up")
     assert "slot 1 is given up: no process could be started" in said[-1], said
-    assert "The others go on." in said[-1]
+    assert "The others run on." in said[-1]
     run.send(signal.SIGINT)
     assert run.finish()[0] != 0
 
@@ -276,7 +276,7 @@ say(rank, incarnation, comm.size)
     (tmp_path / "fifo").write_text("")
     code, out, err = run.finish()
     assert (
-        "slot 1 is given up: the policy raise takes no replacements (--policy lossy and replay do). The others go on."
+        "slot 1 is given up: the policy raise takes no replacements (--policy lossy and replay do). The others run on."
         in said
     )
     assert said.count("This process replaces a dead rank 1 of job") == 1

@@ -79,7 +79,7 @@ def test_after_the_last_replacement_the_others_go_on(start: Start, tmp_path: Pat
         script("step > 3 and len(alive) == 2 and os.open(os.environ['WORK'] + '/said', os.O_RDONLY)"),
         *("--nproc-per-node", "3", "--policy", "lossy", "--max-restarts", "0", "--faults", KILL),
     )
-    run.hear("slot 1 is given up: --max-restarts is 0. The others go on.")
+    run.hear("slot 1 is given up: --max-restarts is 0. The others run on.")
     said = os.open(tmp_path / "said", os.O_WRONLY)
     code, out, err = run.finish()
     os.close(said)

@@ -183,6 +183,38 @@ def before(step):
     assert max(begun) > int(left[0][1]) + 100, err  # two ranks take more steps for what was left
 
 
+@pytest.mark.parametrize("leaves", most(["survivors"], ["the dead"]))
+@pytest.mark.table
+def test_one_of_two_ftruns_while_all_wait_for_a_replacement(start: Start, leaves: str) -> None:
+    """Its workers leave at once, and the other's wait on."""
+    store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    flags = (
+        *("--nnodes", "2", "--nproc-per-node", "2", "--policy", "lossy", "--rdzv-backend", "c10d", "--rdzv-id", "wait"),
+        *("--rdzv-endpoint", f"localhost:{store.port}", "--rdzv-conf", "is_host=0"),
+        *("--faults", "rank=3,at=step:10,do=kill"),
+    )
+    never = """
+if rank == 3 and again:
+    signal.pause()
+engine._kind._job.add_listener(lambda event: event["event"] == "awaiting" and say(f"awaiting {rank}"))
+"""
+    nodes = {}
+    for node in [start(script(never), *flags, FOLDER="") for _ in range(2)]:
+        while not (line := node.read_lines(1)[0]).startswith("awaiting"):
+            pass
+        nodes["the dead" if line == "awaiting 2" else "survivors"] = node
+    leaver, other = nodes.pop(leaves), nodes.popitem()[1]
+    leaver.send(signal.SIGTERM)
+    leaver.hear("left before step 10, as told")
+    while not other.read_lines(1)[0].startswith("awaiting"):
+        pass
+    other.send(signal.SIGTERM)
+    for node in (leaver, other):
+        code, _, err = node.finish()
+        assert code == 143, err
+        assert "did not end in time" not in err
+
+
 def test_a_newcomer_whom_nobody_lets_in_leaves(start: Start) -> None:
     """The survivor is in the middle of a step, which it drops as rank 1 has no part in it, and leaves."""
     asking = """

@@ -295,6 +295,25 @@ def test_who_leaves_the_loop_after_a_dropped_step_is_told(world: Any) -> None:
     assert "`if engine.committed and ...: break`" in texts[0]
 
 
+def test_another_number_of_ranks_is_refused(world: Any, tmp_path: Any) -> None:
+    def run(context: Any) -> None:
+        model = DistributedDataParallel(nn.Linear(8, 1))
+        engine = ftcomm.recovery.Engine(model, torch.optim.SGD(model.parameters(), 0.1), checkpoint_dir=tmp_path)
+        for _, (x,) in engine.steps(DataLoader(TensorDataset(torch.ones(24, 8)), batch_size=4)):
+            with engine.step():
+                model(x).sum().backward()
+
+    def fewer(context: Any) -> str:
+        with pytest.raises(ftcomm.ConfigError) as caught:
+            run(context)
+        return str(caught.value)
+
+    world(3, run, policy="lossy")
+    for text in world(2, fewer, policy="lossy"):
+        assert text.startswith(f"The run can't go on from the checkpoint of step 2 in {tmp_path}. ")
+        assert "Deal the data out to 3 ranks again. Or give another checkpoint_dir" in text
+
+
 def test_parameters_that_are_frozen_after_wrapping(world: Any) -> None:
     """Who has come in has not frozen them when its buckets are made."""
 

@@ -77,6 +77,11 @@ class CheckpointFolder:
         except OSError as error:
             raise SystemFailure(f"The checkpoint folder {self._where} can't be used: {error.strerror}.") from error
 
+    @property
+    def path(self) -> str:
+        """The folder's, absolute."""
+        return self._where
+
     def save(self, step: int, state: dict[Any, Any], wait: bool = True, *, prune: bool = True) -> None:
         """Saves the state; then the oldest checkpoints beyond ``keep`` are removed, but never the one just saved.
 

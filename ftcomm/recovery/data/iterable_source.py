@@ -7,7 +7,7 @@ from typing import Any
 
 from ftcomm.errors import Closed, ConfigError, Unsupported
 from ftcomm.recovery.data.seeded import PrivateRng, mixed
-from ftcomm.recovery.data.source import Share, Source
+from ftcomm.recovery.data.source import Share, Source, of_another
 
 __all__ = ["IterableSource", "StatefulSource"]
 
@@ -114,10 +114,7 @@ class IterableSource(Source):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, mine in (("slots", self._slots), ("seed", self._seed)):
             if state.get(name) != mine:
-                raise ConfigError(
-                    f"The state is of {name}={state.get(name)!r}, and here is {name}={mine!r}: the batches would be others. Go "
-                    f"on with {name}={state.get(name)!r}, or begin a new epoch without the state."
-                )
+                raise ConfigError(of_another(name, state.get(name), mine, "the batches"))
         lost = {int(slot): int(steps) for slot, steps in state["lost_steps"].items()}
         self._go_to(state["epoch"], state["step"])
         self.lost_steps = lost

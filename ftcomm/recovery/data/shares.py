@@ -10,6 +10,7 @@ import torch
 from ftcomm.errors import ConfigError, InternalError
 from ftcomm.recovery.data.ranges import Range, count, cut, deal, merged
 from ftcomm.recovery.data.seeded import mixed
+from ftcomm.recovery.data.source import of_another
 
 __all__ = ["Shares"]
 
@@ -161,10 +162,7 @@ class Shares:
             if name not in state:
                 raise ConfigError(f"This is no state of a data source: it has no {name!r}.")
             if state[name] != mine:
-                raise ConfigError(
-                    f"The state is of {name}={state[name]!r}, and here is {name}={mine!r}: the samples that are used already "
-                    f"would be others. Go on with {name}={state[name]!r}, or begin a new epoch without the state."
-                )
+                raise ConfigError(of_another(name, state[name], mine, "the samples that are used already"))
         before = dict(self.__dict__)
         try:
             self.epoch, self.step, self._committed = state["epoch"], state["step"], state["committed"]

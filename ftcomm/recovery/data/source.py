@@ -7,7 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Share", "Source"]
+__all__ = ["Share", "Source", "of_another"]
+
+
+def of_another(name: str, theirs: Any, mine: Any, others: str) -> str:
+    """Why a state can't be loaded. ``others``: what would be others."""
+    again = f"Deal the data out to {theirs} ranks again." if name == "slots" else f"Go on with {name}={theirs!r}."
+    return f"The state is of {name}={theirs!r}, and here is {name}={mine!r}: {others} would be others. {again}"
 
 
 @dataclass(frozen=True)

@@ -126,15 +126,15 @@ class RunState:
         if not self._alone:
             have = found[1] if found is not None and step == newest else None
             check_same(join.everybody(self._model), newest, have)
-        if found is not None and step == newest:
-            self.load(found[1])
+        if folder is not None and found is not None and step == newest:
+            self.load(found[1], folder)
         if not self._alone:
             self.take(join.share(self._model, self._optimizer, self.named(), step == newest).extra)
             join.set_step(self._model, self.progress.step)
         return True
 
-    def load(self, saved: dict[str, Any]) -> None:
-        """Takes what :meth:`save` has written."""
+    def load(self, saved: dict[str, Any], folder: CheckpointFolder) -> None:
+        """Takes what :meth:`save` has written. ``folder``: where it is from."""
         named = self.named()
         state = {"gradients": {"with": []}, **saved["state"]}  # files of before this was kept
         # What the script has put into extra during the run comes back; an object has to be there, to load its own.
@@ -151,6 +151,7 @@ class RunState:
             alike = same_types(saved["model"], self._module.state_dict())
             self._module.load_state_dict(saved["model"])
             load_optimizer(self._optimizer, saved["optimizer"], alike)
+        self._load_data(state.pop("data"), saved["state"]["engine"]["step"], folder)
         for name, value in state.items():
             if hasattr(named[name], "load_state_dict"):
                 named[name].load_state_dict(value)
@@ -159,3 +160,12 @@ class RunState:
         self.take(named)
         if not self._alone and self.gathered is None:
             reducer.set_layout(self._model, saved["buckets"])
+
+    def _load_data(self, state: dict[str, Any], step: int, folder: CheckpointFolder) -> None:
+        try:
+            self.source.load_state_dict(state)
+        except ConfigError as error:
+            raise ConfigError(
+                f"The run can't go on from the checkpoint of step {step} in {folder.path}. {error} Or give another "
+                "checkpoint_dir, and it begins with the first step: torch.load(file, weights_only=True)['model'] has the weights."
+            ) from error

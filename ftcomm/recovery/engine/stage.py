@@ -168,7 +168,8 @@ class Stage(Kind):
         return None
 
     def _load(self, saved: dict[str, Any]) -> None:
-        self.state.load(saved)  # also which parameters have a gradient: those of the first step are gone
+        assert self.folder is not None
+        self.state.load(saved, self.folder)  # also which parameters have a gradient: those of the first step are gone
 
     def _read(self, tag: Any) -> dict[str, Any]:
         assert self.folder is not None

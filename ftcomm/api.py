@@ -12,6 +12,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from ftcomm._lib import lib
+from ftcomm.arguments import seconds
 from ftcomm.buffers import Buffer, buffer_of
 from ftcomm.communicator import Communicator
 from ftcomm.dtypes import dtype_name
@@ -52,7 +53,7 @@ def init(
     from ftcomm.rendezvous import job_name, start_job
 
     options = options or Options()
-    bound = options.operation_timeout if timeout is None else timeout
+    bound = options.operation_timeout if timeout is None else seconds("timeout", timeout)
     if store is None:
         meeting = init_methods.find(init_method, rank, world_size, options, bound)
     elif rank is None or world_size is None:
@@ -100,7 +101,8 @@ def default_communicator() -> Communicator:
 def leave(timeout: float | None = None) -> None:
     """Leaves the default communicator's job; nothing to do if there is none."""
     if is_initialized():
-        _default.pop().leave(timeout)
+        _default[0].leave(timeout)
+        _default.clear()
 
 
 def get_rank() -> int:

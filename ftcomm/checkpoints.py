@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ftcomm._lib import check, lib
+from ftcomm.arguments import integer
 from ftcomm.errors import ConfigError, Mismatch
 from ftcomm.request import Request
 
@@ -58,9 +59,10 @@ class Checkpoints:
         pipeline that sends one tensor for each micro-batch, when it is called once in each iteration. Under other policies than
         ``replay`` it does nothing.
         """
-        if not 0 <= iteration < 1 << 63 or not (micro_batch is None or 0 <= micro_batch < 1 << 32):
+        iteration = integer("iteration", iteration)
+        micro = -1 if micro_batch is None else integer("micro_batch", micro_batch)
+        if iteration < 0 or not (micro_batch is None or 0 <= micro < 1 << 32):
             raise ConfigError(f"log_position({iteration!r}, {micro_batch!r}): give two numbers that are not negative.")
-        micro = -1 if micro_batch is None else micro_batch
         check(lib()[1].ft_comm_log_position(*self._ordered, iteration, micro))
 
     def log_flush(self) -> None:

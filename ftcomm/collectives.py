@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import lib
+from ftcomm.arguments import integer, real, seconds
 from ftcomm.buffers import Buffer, buffer_of
 from ftcomm.dtypes import dtype_name, dtype_number, op_number
 from ftcomm.errors import ConfigError, Unsupported
@@ -281,9 +282,9 @@ class Collectives:
         arrays = None
         if send_counts is not None or recv_counts is not None:
             arrays = [_layout(described, "send", send_counts), _layout(described, "recv", recv_counts)]
-        described.factor = factor
+        described.factor = real("factor", factor)
         if timeout is not None:
-            described.timeout = _positive(timeout)
+            described.timeout = seconds("timeout", timeout)
         request = Request(self._job, self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)
         return request.post(C.ft_collective, *self._ordered, described)
 
@@ -313,7 +314,7 @@ class Collectives:
         return found
 
     def _counts(self, what: str, counts: Sequence[int] | None, total: int, each: int) -> list[int]:
-        given = [each] * self.size if counts is None else [int(count) for count in counts]
+        given = [each] * self.size if counts is None else [integer(what, count) for count in counts]
         if len(given) != self.size or min(given) < 0:
             raise ConfigError(f"{what}={given} must have one number, not negative, for each of the {self.size} ranks.")
         if sum(given) != total:
@@ -335,12 +336,6 @@ def _algorithm(name: str) -> int:
     if name not in ALGORITHMS:
         raise ConfigError(f"algorithm={name!r} is not one of {', '.join(ALGORITHMS)}.")
     return ALGORITHMS[name]
-
-
-def _positive(timeout: float) -> float:
-    if not timeout > 0:
-        raise ConfigError(f"timeout={timeout!r} must be a positive number of seconds.")
-    return timeout
 
 
 def _layout(described: Any, side: str, counts: Sequence[int] | None) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ftcomm._calls import calls
 from ftcomm._lib import check, lib
+from ftcomm.arguments import integer, seconds
 from ftcomm.checkpoints import Checkpoints
 from ftcomm.collectives import Collectives
 from ftcomm.errors import Closed, ConfigError, Unsupported
@@ -79,7 +80,7 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
         The name is that of no other communicator of the job. Members that give different ``slots`` all get Mismatch, here or
         from what they call in it.
         """
-        members = tuple(range(job.world_size) if slots is None else slots)
+        members = tuple(range(job.world_size) if slots is None else [integer("slots", slot) for slot in slots])
         policy = policy or job.options.policy
         if job.rank not in members or len(set(members)) != len(members):
             raise ConfigError(
@@ -87,10 +88,10 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
             )
         if policy not in POLICIES:
             raise ConfigError(f"policy={policy!r} is not one of {', '.join(POLICIES)}.")
-        number = communicator_id(job.name, name) if id is None else id
+        number = communicator_id(job.name, name) if id is None else integer("id", id, signed=False)
         ffi, C = lib()
         array = ffi.new("int32_t[]", members)
-        bound = job.options.operation_timeout if timeout is None else timeout
+        bound = job.options.operation_timeout if timeout is None else seconds("timeout", timeout)
         check(C.ft_comm_create(job.handle, number, name.encode(), array, len(members), POLICIES.index(policy), bound))
         if policy == "replay" and job.incarnation > 0:  # where the log was lost with a host, the others have it
             Request(job, len(members), None, f"the log of {name}").post(C.ft_comm_ready, job.handle, number).wait()
@@ -159,11 +160,12 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
     def iagree(self, flag: int = 1) -> Request:
         """Starts :meth:`agree`; the flag is ``request.value``."""
         request = Request(self._job, self.size, None, f"agree on {self.name}")
-        return request.post(lib()[1].ft_agree, *self._native, flag)
+        return request.post(lib()[1].ft_agree, *self._native, integer("flag", flag))
 
     def agree(self, flag: int = 1) -> int:
-        """The bitwise AND of all living ranks' flags (64 bits), the same on each; works on a revoked communicator.
+        """The bitwise AND of all living ranks' flags, the same on each; works on a revoked communicator.
 
+        Flags are integers of 64 bits with a sign, from -2**63 to 2**63-1.
         As MPIX_Comm_agree of ULFM (Bland et al. 2013), with one compare-and-set in place of a consensus protocol.
 
         Raises:
@@ -189,16 +191,19 @@ class Communicator(Collectives, PointToPoint, Checkpoints):
     def split(self, color: int | None, key: int = 0) -> Communicator | None:
         """One communicator for each color (64-bit integers), ranks ordered by key, then by rank here. Collective.
 
-        A rank with color None gets None. Raises what an all_gather raises; and Unsupported in a replacement that is not admitted
-        yet (policy ``lossy``): it would not have the members that the others have.
+        A rank with color None gets None. Colors and keys are from -2**63 to 2**63-1. Raises what an all_gather raises; and
+        Unsupported in a replacement that is not admitted yet (policy ``lossy``): it would not have the members that the others
+        have.
         """
         if self.policy != "replay" and lib()[1].ft_comm_solo(*self._native):
             raise Unsupported(
                 f"split() of {self.name!r} asks all ranks for their colors, and this replacement is not admitted yet. Call it "
                 "after the join point, on all ranks, or make the communicator of ranks that are known: Communicator.create()."
             )
+        if color is not None:
+            color = integer("color", color)
+        mine = array("q", (color is not None, color or 0, integer("key", key)))
         number = int(lib()[1].ft_comm_seq(*self._ordered))
-        mine = array("q", (color is not None, color or 0, key))
         everybody = array("q", bytes(24 * self.size))
         present = self.all_gather(everybody, mine).contributors
         if color is None:

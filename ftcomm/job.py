@@ -17,6 +17,7 @@ from typing import Any
 from ftcomm import exit_code
 from ftcomm._calls import gate
 from ftcomm._lib import check, last_error, lib
+from ftcomm.arguments import real
 from ftcomm.errors import Closed, ConfigError, Error
 from ftcomm.events import EventFile, event_folders
 from ftcomm.options import POLICIES, Options
@@ -261,10 +262,10 @@ class Job:
         """
         if self._handle is None or os.getpid() != self._pid:
             return
+        deadline = None if timeout is None else time.monotonic() + real("timeout", timeout, "a number of seconds")
         if self.options.policy == "replay":
             _left.append(self.name)
         try:
-            deadline = None if timeout is None else time.monotonic() + timeout
             code = FT_INTERRUPTED
             while code == FT_INTERRUPTED:  # a signal came; its Python handler runs here, and may raise
                 left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import lib
+from ftcomm.arguments import integer
 from ftcomm.buffers import buffer_of
 from ftcomm.errors import ConfigError
 from ftcomm.request import Request
@@ -33,6 +34,8 @@ class PointToPoint:
     def isend(self, buf: Any, dst: int, tag: int = 0, dtype: Any = None) -> Request:
         """Starts :meth:`send`; the buffer may not be changed until the request is done."""
         self._check_peer("dst", dst, any_allowed=False)
+        if tag != 0:
+            tag = integer("tag", tag)
         data = buffer_of(buf, writable=False, dtype=dtype)
         request = Request(self._job, self.size, data, f"send to rank {dst} on {self.name}")
         return request.post(lib()[1].ft_send, *self._ordered, data.pointer, data.nbytes, dst, tag)
@@ -46,7 +49,7 @@ class PointToPoint:
         """Sends the buffer to ``dst``; returns when it may be reused, which may be before it is received.
 
         Small messages (FTCOMM_EAGER_LIMIT, 64 KiB) do not wait for the receive, but for room in the link, which the
-        receiver's process empties by itself. Tags are 64-bit integers.
+        receiver's process empties by itself. Tags are 64-bit integers with a sign.
 
         Raises:
             PeerFailure: the receiver died.
@@ -104,6 +107,8 @@ class PointToPoint:
         return self.recv(buf, src, tag, dtype)
 
     def _receive(self, buf: Any, src: int, tag: int, dtype: Any) -> Request:
+        if tag != 0:
+            tag = integer("tag", tag)
         data = buffer_of(buf, writable=True, dtype=dtype)
         source = "any rank" if src < 0 else f"rank {src}"
         request = Request(self._job, self.size, data, f"recv from {source} on {self.name}")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ftcomm._lib import check, last_error, lib
+from ftcomm.arguments import real
 from ftcomm.errors import Closed, Timeout
 from ftcomm.exit_code import end_with_group
 
@@ -96,7 +97,7 @@ class Request:
         the other ranks, the result (which may be success) is waited for up to two heartbeats, then KeyboardInterrupt goes on.
         """
         if not self._done:
-            deadline = None if timeout is None else time.monotonic() + timeout
+            deadline = None if timeout is None else time.monotonic() + real("timeout", timeout, "a number of seconds")
             try:
                 self._wait_until(deadline)
             except BaseException as error:
@@ -302,7 +303,7 @@ def _prune() -> None:
 
 def wait_all(requests: list[Request], timeout: float | None = None) -> list[Outcome]:
     """Waits for all; raises the first error (in the order of ``requests``) after all are done."""
-    deadline = None if timeout is None else time.monotonic() + timeout
+    deadline = None if timeout is None else time.monotonic() + real("timeout", timeout, "a number of seconds")
     first: Exception | None = None
     for request in requests:
         try:

@@ -36,6 +36,22 @@ CASES: list[tuple[str, Callable[[ftcomm.Communicator], Any]]] = [
     ("dst=-1 must be a rank", lambda c: c.send(np.zeros(2), ftcomm.ANY)),
     ("src=7 must be a rank.*ANY", lambda c: c.recv(np.zeros(2), 7)),
     ("positive number of seconds", lambda c: c.barrier(timeout=0)),
+    *((r"flag=.* must be a whole number", lambda c, x=x: c.agree(x)) for x in (1 << 63, -1 << 64, "x", 1.5, None)),
+    ("color=.* must be a whole number", lambda c: c.split(1 << 63)),
+    ("color=1.5 must be a whole number", lambda c: c.split(1.5)),
+    ("key=.* must be a whole number", lambda c: c.split(0, 1 << 64)),
+    ("tag=.* from -2..63 to 2..63-1", lambda c: c.isend(np.zeros(2), 1 - c.rank, 1 << 63)),
+    ("tag=.* must be a whole number", lambda c: c.send(np.zeros(2), 1 - c.rank, 1 << 63)),
+    ("tag='a' must be a whole number", lambda c: c.recv(np.zeros(2), 1 - c.rank, "a")),
+    ("timeout='1' must be a positive number of seconds", lambda c: c.all_reduce(np.zeros(2), timeout="1")),
+    ("factor='x' must be a number", lambda c: c.all_reduce(np.zeros(2), "premul_sum", factor="x")),
+    ("counts='x' must be a whole number", lambda c: c.gather(np.zeros(2), np.zeros(4), c.rank, ["x", 2])),
+    ("timeout='x' must be a number of seconds", lambda c: ftcomm.request.wait_all([], timeout="x")),
+    ("timeout='x' must be a number of seconds", lambda c: c.leave(timeout="x")),
+    ("slots='x' must be a whole number", lambda c: ftcomm.Communicator.create(c.job, "odd", [c.rank, "x"])),
+    ("id=.* from 0 to 2..64-1", lambda c: ftcomm.Communicator.create(c.job, "odd", id=1 << 64)),
+    ("timeout='x' must be a positive number", lambda c: ftcomm.Communicator.create(c.job, "odd", timeout="x")),
+    ("iteration='x' must be a whole number", lambda c: c.log_position("x")),
     ("pair log", lambda c: c.ft_send(np.zeros(2), 0)),
     ("pair log", lambda c: c.ft_recv(np.zeros(2), 0)),
     ("policy replay", lambda c: c.commit_checkpoint("a")),
@@ -58,6 +74,24 @@ def test_wrong_arguments(ranks: Ranks) -> None:
         assert buf.tolist() == [2, 2, 2]
 
     ranks(2, run)
+
+
+def test_numbers_of_numpy_are_numbers(ranks: Ranks) -> None:
+    def run(comm: ftcomm.Communicator) -> list[int]:
+        buf = np.full(2, comm.rank + 1.0)
+        comm.all_reduce(buf, "premul_sum", factor=np.float32(0.5), timeout=np.int64(60))
+        assert buf.tolist() == [1.5, 1.5]
+        box = np.zeros(1)
+        sent = comm.isend(np.ones(1), 1 - comm.rank, np.int64(-7))
+        comm.recv(box, 1 - comm.rank, np.int64(-7))
+        sent.wait()
+        part = comm.split(np.uint8(3), np.int32(-comm.rank))
+        assert part is not None
+        flags = (np.bool_(True), True, np.int64(-1), (1 << 63) - 1, -1 << 63)
+        return [*(comm.agree(flag) for flag in flags), part.rank]
+
+    agreed = [1, 1, -1, (1 << 63) - 1, -1 << 63]
+    assert ranks(2, run) == [[*agreed, 1], [*agreed, 0]]
 
 
 MISMATCHES: dict[str, Callable[[ftcomm.Communicator], Any]] = {

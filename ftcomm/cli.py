@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +17,32 @@ from ftcomm.errors import Error
 
 __all__ = ["main"]
 
+_UNREAD = 128 + signal.SIGPIPE  # as the shell says it of other tools
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand; the exit code is 0, 1 for an error that is printed, 2 for wrong arguments."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Runs one subcommand; the exit code is 0, 1 for an error that is printed, 2 for wrong arguments, 141 if nobody reads on."""
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except BrokenPipeError:
+        if not _nobody_reads():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes the rest when it ends
+        return _UNREAD
+
+
+def _nobody_reads() -> bool:
+    """Whether the other end of our output has gone, as ``head`` goes when it has enough."""
+    poller = select.poll()
+    poller.register(sys.stdout.fileno(), 0)
+    return bool(poller.poll(0))
+
+
+def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["sim"]:  # all its arguments are the simulator's own
         return _reported(_sim, arguments[1:])
     if arguments[:1] == ["timeline"]:
@@ -106,6 +130,7 @@ def _faults(chosen: argparse.Namespace) -> None:
 def _sim(arguments: Sequence[str]) -> int:
     program = native_path("ftcomm-sim")
     sys.stdout.flush()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and what it starts would, too
     os.execv(program, [program, *arguments])
 
 

@@ -308,6 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(report, indent=2) if args.json else "\n" + "\n".join(report["lines"]))
         if args.output is not None:
             args.output.write_text("\n".join(report["lines"]) + "\n", encoding="utf-8")
+    except BrokenPipeError:  # nobody reads the output: ftcomm.cli's
+        raise
     except OSError as error:
         print(f"ftcomm tune: {error}", file=sys.stderr)
         return 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +57,28 @@ def test_faults(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_clean(capsys: pytest.CaptureFixture[str]) -> None:
     assert output(capsys, "clean")
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["faults", "faults --json", "info", "version", "--help", "sim --seeds 3", "tune --ranks 2 --sizes 4K --rounds 1"],
+)
+def test_it_ends_quietly_when_nobody_reads_its_output(arguments: str, unbuffered: str) -> None:
+    """As before ``| head``, which goes when it has enough."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "ftcomm.cli", *arguments.split()],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        check=False,
+    )
+    os.close(writer)
+    assert not done.stderr
+    if (arguments, unbuffered) != ("--help", "1"):  # argparse takes the error itself
+        assert done.returncode in (141, -signal.SIGPIPE)
 
 
 def test_wrong_command() -> None:

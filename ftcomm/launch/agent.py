@@ -164,8 +164,6 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             while True:
                 for sig in self._setting.signals.take():
                     self._on_signal(sig)
-                if self._nodes is not None:
-                    self._hear_of_others(self._nodes)
                 self._read_events()
                 ended = self._context.ended()
                 if ended:
@@ -177,6 +175,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 else:
                     self._try_again()
                     self._look_for_members()
+                if self._nodes is not None:
+                    self._hear_of_others(self._nodes)
                 if not self._context.running() and not self._retries and not self._waits_for_others():
                     break
                 # After the workers that had to be started: no standby must keep one of them waiting.

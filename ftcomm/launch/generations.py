@@ -91,13 +91,13 @@ class Generations:
             self._write(generation, "again", json.dumps(again))
         # A node that has said it, and then finished with the next generation, has said it before it finished.
         said = {n for n in self._others if self._store.check([self._key(generation, "again", n)])}
-        over = said | set(finished)
-        ended = over | set(lost)
+        over = (said - lost) | finished
+        ended = over | lost
         alone = all(n in ended or not self._has_members(generation, n) for n in self._others)
         must_stop = bool(said) or (has is Has.NONE and alone)
         everybody = None
         if again is not None and over.issuperset(self._others):
-            values = [self._store.get(self._key(generation, "again", n)).decode() for n in said]
+            values = [self._store.get(self._key(generation, "again", n)).decode() for n in said - lost]
             everybody = sorted(again + [rank for value in values for rank in json.loads(value)])
         with self._lock:
             if generation == self._generation:

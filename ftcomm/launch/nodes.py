@@ -77,12 +77,15 @@ class Nodes:
         return [self._failed.get() for _ in range(self._failed.qsize())]
 
     def missing(self) -> tuple[int, End] | None:
-        """A node that won't say what it starts again, and why; this one itself where the store can't be asked any more."""
+        """A node that won't say what it starts again, and why, if this one waits for that."""
         if self.generations is None or not self.generations.waits:
             return None
-        if self._store_is_gone:
-            return self._node, End.UNKNOWN
-        return next(((n, self._ends[n]) for n in self.generations.silent if n in self._ends), None)
+        ends = [(n, self._ends.get(n, End.SUCCEEDED)) for n in self.generations.silent]
+        return next(((n, end) for n, end in ends if end is not End.SUCCEEDED), None)
+
+    @property
+    def store_is_gone(self) -> bool:
+        return self._store_is_gone
 
     def _beat(self) -> None:
         try:

@@ -246,7 +246,8 @@ class ReplayAgent(FtAgent):
         if (ranks := generations.take_next()) is not None:
             self._stopping = False
             everybody = range(self._worker_group.workers[0].world_size)
-            self._next_generation(self._failed_slots(), [rank for rank in everybody if rank not in ranks])
+            again = [slot for slot in self._failed_slots() if slot.rank in ranks]  # and not who has failed since
+            self._next_generation(again, [rank for rank in everybody if rank not in ranks])
 
     def _is_over(self) -> bool:
         """Ends what is left of the present generation, but for those that have left it. True: they are dead and reaped (M9)."""
@@ -269,7 +270,7 @@ class ReplayAgent(FtAgent):
             self._next_generation(again, finished)
 
     def _waits_for_others(self) -> bool:
-        return self._stopping and not self._ending and bool(self._failed_slots())
+        return self._nodes is not None and not self._ending and bool(self._failed_slots())
 
     def _end_orphan(self, slot: Slot) -> None:
         self._orphaned.add((slot.rank, slot.incarnation))
@@ -319,6 +320,8 @@ class ReplayAgent(FtAgent):
         """Their ranks won't come back, and this node's would wait for them."""
         lost = next(((node, End.FAILED) for node in nodes.failed()), None) or nodes.missing()
         running: list[Slot] = self._context.running()
+        if nodes.store_is_gone and not running:
+            lost = self._worker_group.group_rank, End.UNKNOWN
         if lost is not None and not self._ending and (running or self._waits_for_others()):
             node, how = lost
             self._log("node-failed", node=node, why=WHY[how].format(node), ended=[slot.rank for slot in running])

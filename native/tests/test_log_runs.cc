@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <sys/eventfd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <vector>
 
@@ -167,6 +168,31 @@ FT_TEST(log_runs_that_are_kept_stay) {
     const auto opener = open_run(folder, 3);
     EXPECT(fs::exists(path_of(folder, 1)) && fs::exists(spill_of(folder, 1)));
     EXPECT(!fs::exists(path_of(folder, 2)));
+}
+
+// A replacement may come to a host on which the job has nobody left.
+FT_TEST(log_runs_of_several_hosts_are_left_for_an_hour) {
+    pairlog::Folder folder;
+    std::unique_ptr<FileLog> log;
+    auto config = config_of(folder, 1, 1);
+    config.hosts[3] = 2;
+    REQUIRE(FileLog::open(config, &log).ok());
+    log.reset();
+    open_run(folder, 2);
+    EXPECT(fs::exists(path_of(folder, 1)));
+    const auto note = path_of(folder, 1) + "/elsewhere";
+    fs::last_write_time(note, fs::last_write_time(note) - std::chrono::minutes(61));
+    open_run(folder, 3);
+    EXPECT(!fs::exists(path_of(folder, 1)));
+}
+
+// Where only the log's place is known.
+FT_TEST(log_runs_take_along_what_they_have_spilled) {
+    pairlog::Folder folder;
+    open_run(folder, 1, 1);
+    EXPECT(fs::exists(spill_of(folder, 1)));
+    remove_old_runs(path_of(folder, 9), "");
+    EXPECT(!fs::exists(path_of(folder, 1)) && !fs::exists(spill_of(folder, 1)));
 }
 
 // Where a remover stops in the middle, who starts does not wait for ever, and can be interrupted.

@@ -63,6 +63,28 @@ FT_TEST(unreplaced_death_is_waited_for_anew_when_somebody_comes) {
     b.nobody_goes_on();
 }
 
+// An operation may be given less time than a process takes to start.
+FT_TEST(unreplaced_death_is_waited_for_longer_than_an_operation) {
+    Rig rig(3, patient());
+    rig.comm(kThree, Rig::kComm, Policy::Replay);
+    std::int64_t mine = 1;
+    OpDesc d;
+    d.kind = OpKind::AllReduce;
+    d.dtype = DType::Int64;
+    d.count = 1;
+    d.send = d.recv = &mine;
+    d.timeout = Rig::kHeartbeat;
+    const auto sum = rig.node(0).collective(rig.now(), Rig::kComm, d);
+    rig.settle();
+    rig.kill(2);
+    rig.evidence(0, 2, Evidence::Pidfd);
+    rig.settle();
+    rig.advance(3 * Rig::kHeartbeat);
+    EXPECT(!sum->done);
+    rig.advance(2 * Rig::kHeartbeat);
+    EXPECT(sum->done && sum->status.code == Code::PeerFailure);
+}
+
 // Else all of a large job would give up one after another, and each of them wait for the one before it.
 FT_TEST(unreplaced_death_is_not_waited_for_anew_when_another_one_dies) {
     Bereaved b;

@@ -136,6 +136,20 @@ def test_a_node_that_is_gone_is_waited_for_in_vain() -> None:
     assert a.silent == (1,)
 
 
+def test_what_a_node_has_said_does_not_count_when_it_is_gone() -> None:
+    """Its ranks won't come to the next generation."""
+    a, b = some(2)
+    for one in (a, b):
+        one.tell(Has.NONE)
+        one.look(NOBODY, NOBODY)
+    b.stop([1])
+    b.look(NOBODY, NOBODY)
+    a.stop([0])
+    a.look(NOBODY, frozenset({1}))
+    assert a.take_next() is None
+    assert a.silent == (1,)
+
+
 # -- with processes
 
 
@@ -186,6 +200,30 @@ def test_the_last_worker_is_killed_when_the_others_have_finished(two: Two) -> No
     runs[0].hear("waiting for the other nodes")
     os.kill(int(spoken(runs[1], 0)[3]), signal.SIGKILL)
     assert spoken(runs[1], 1)[4] == "0"
+    ended = [run.finish() for run in runs]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+
+
+def test_who_has_left_runs_on_and_fails_is_started_with_the_generation_after(two: Two, tmp_path: Path) -> None:
+    for name in ("die", "end"):
+        os.mkfifo(tmp_path / name)
+    worker = """
+me()
+if rank == 0 and incarnation == 0:
+    event("goodbye")
+    wait("die")
+    sys.exit(3)
+if rank == 1 and generation == 0: signal.pause()
+if rank == 1: wait("end")
+"""
+    runs = two(WORKER + worker)
+    spoken(runs[0], 0)
+    os.kill(int(spoken(runs[1], 0)[3]), signal.SIGKILL)
+    assert spoken(runs[1], 1)[4] == "0"
+    (tmp_path / "die").write_text("")
+    runs[0].hear("rank 0 died (exit code 3)")
+    (tmp_path / "end").write_text("")
+    assert spoken(runs[0], 2)[4] == "1"
     ended = [run.finish() for run in runs]
     assert [code for code, _, _ in ended] == [0, 0], ended
 

@@ -330,7 +330,7 @@ void Communicator::on_tick() {
         core_.host.trace("timeout");
         propose(Code::Timeout, op.seq);
     }
-    if (core_.now > op.deadline) give_up_on_the_dead(Code::PeerFailure);
+    if (core_.now > std::max(op.deadline, patience_)) give_up_on_the_dead(Code::PeerFailure);
 }
 
 bool Communicator::fail_request(const RequestPtr& given, Code why) {

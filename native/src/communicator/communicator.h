@@ -496,6 +496,7 @@ private:
     std::optional<std::uint64_t> noted_;  // how far it was at the newest note
     std::uint64_t replayed_ = 0;  // so many were
     bool catching_up_ = false;  // until the first operation that is not in the log
+    Time patience_ = 0;  // with the dead, until then: an operation's own timeout may be shorter than a process takes to start
     Status log_error_;  // a result that could not be logged
 };
 

@@ -114,12 +114,9 @@ void LoggedPairs::give_up(const Recv& r, Status status) {
     core_.finish(request, std::move(status));
 }
 
-// There may be room when it is run again. Where there is none even for this answer there is none for the message either.
+// There may be room when it is run again. Where there is none even for this answer it is on no record, and not counted.
 void LoggedPairs::refuse(const RequestPtr& request, int dst, Status status) {
-    if (status.code == Code::LogFull) {
-        (void)remember(asked(dst), {-1, Cause::of(status)});
-        ++peer(dst).refused;
-    }
+    if (status.code == Code::LogFull && remember(asked(dst), {-1, Cause::of(status)})) ++peer(dst).refused;
     core_.finish(request, std::move(status));
 }
 

@@ -241,7 +241,7 @@ void Communicator::on_returned(const RankSet& came) {
 void Communicator::restart_timers() {
     if (!replays()) return;
     for (auto& op : open_) op->deadline = std::max(op->deadline, core_.now + op->timeout);
-    const Time deadline = core_.now + timeout();
+    const Time deadline = patience_ = core_.now + timeout();
     for_pairs([&](LoggedPairs& pairs) { pairs.postpone(deadline); });
     if (group_resume_) group_resume_->deadline = std::max(group_resume_->deadline, deadline);
     if (ring_ != nullptr) ring_->postpone();
@@ -259,7 +259,7 @@ RankSet Communicator::dead_in(const JobView& view) const {
 // Nothing is decided without the dead, and so no failure either: who does not wait on is as good as dead itself, and what comes in its
 // place waits again.
 void Communicator::give_up_on_the_dead(Code why) {
-    if (!replays() || !frozen_ || at_dead_end()) return;
+    if (!replays() || !frozen_ || core_.solo || at_dead_end()) return;
     const auto dead = dead_in(core_.view);
     if (dead.empty()) return;
     auto cause =

@@ -251,7 +251,7 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
     if (core.solo && !self_came && join_request_ != nullptr && !came.empty()) send_join_requests();  // they have not heard it
     if (core.view.admissions > before.admissions) on_admission(came, self_came);
     for (auto& [id, comm] : all_awake()) comm->on_view();
-    restart_timers(came.empty() ? &before : nullptr);
+    restart_timers(core.view.admissions == before.admissions ? &before : nullptr);
     if (admit_request_ != nullptr && admit_voted_) send_admit_vote();
     check_leave_done();
     std::vector<Held> early;

@@ -86,6 +86,7 @@ void Communicator::freeze(bool before_vote) {
     if (frozen_ || disputed()) return;
     frozen_ = true;
     frozen_ticks_ = 0;
+    patience_ = std::max(patience_, core_.now + timeout());
     FT_POINT("vote.freeze");
     core_.host.trace("freeze");
     if (core_.rules.c1) {

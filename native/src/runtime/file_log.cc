@@ -79,8 +79,9 @@ Status FileLog::open(const FileLogConfig& config, std::unique_ptr<FileLog>* out)
                                                                 std::to_string(config.slot) +
                                                                 " of the job: end it, then start this one again")
                           : Status::error(Code::System, config.files.path + "/" + mark + ": " + std::strerror(errno));
-    if (config.keep)
-        if (auto s = keep_run(log->folder_.get()); !s) return s;
+    const auto here = config.hosts[static_cast<std::size_t>(config.slot)];
+    const bool elsewhere = std::ranges::any_of(config.hosts, [&](auto host) { return host != 0 && host != here; });
+    if (auto s = note_run(log->folder_.get(), {config.keep, elsewhere, config.files.spill_path}); !s) return s;
     if (config.remove_old) remove_old_runs(config.files.path, config.files.spill_path);
     *out = std::move(log);
     return {};

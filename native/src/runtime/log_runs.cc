@@ -9,6 +9,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <system_error>
 
 #include "base/random.h"
@@ -26,6 +27,10 @@ constexpr Time kBetweenLockTries = 1'000'000;
 constexpr std::size_t kNameLength = 16;
 constexpr const char* kRemoved = ".removed-";
 constexpr const char* kKept = "kept";
+constexpr const char* kElsewhere = "elsewhere";  // the job has ranks on other hosts
+constexpr const char* kSpill = "spill";          // the path of what goes with it
+constexpr std::time_t kPatience =
+    3600;  // seconds, in which a replacement may come to a host on which the job has no process left
 
 // A log_dir may hold anything: what has no name as Job::open_log gives it is none of ours.
 bool is_run(const std::string& name) {
@@ -46,6 +51,20 @@ pairlog::Fd open_parent(const fs::path& path) {
     return pairlog::Fd(::open(path.parent_path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
 }
 
+Status write_note(int folder, const char* name, const std::string& text) {
+    const pairlog::Fd made(::openat(folder, name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
+    if (!made || ::write(made.get(), text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+        return pairlog::system_error(std::string("writing the file \"") + name + "\" in the log's folder");
+    return {};
+}
+
+std::string read_note(int folder, const char* name) {
+    char text[4096];
+    const pairlog::Fd note(::openat(folder, name, O_RDONLY | O_CLOEXEC));
+    const auto n = note ? ::read(note.get(), text, sizeof text) : -1;
+    return n > 0 ? std::string(text, static_cast<std::size_t>(n)) : std::string();
+}
+
 // A run that nobody uses loses its name, and its spill folder too. Who would use it meanwhile waits for the lock, then finds
 // that the folder is gone and makes another: nothing is removed in which a living process of the run has made anything.
 void take_name(int parent, int spill_parent, const std::string& run) {
@@ -54,6 +73,8 @@ void take_name(int parent, int spill_parent, const std::string& run) {
     if (!pairlog::open_folder(parent, run, false, &folder)) return;
     const auto has = [&](const char* name) { return ::faccessat(folder.get(), name, F_OK, 0) == 0; };
     if (has(kKept)) return;
+    struct stat info{};
+    if (::fstatat(folder.get(), kElsewhere, &info, 0) == 0 && std::time(nullptr) - info.st_mtime < kPatience) return;
     if (!has(pairlog::UseLock::kName) && !has(pairlog::kIdentityName)) {
         (void)::unlinkat(parent, run.c_str(), AT_REMOVEDIR);  // if empty: one that never began. Else it is somebody else's
         return;
@@ -61,6 +82,7 @@ void take_name(int parent, int spill_parent, const std::string& run) {
     if (!alone.take(folder.get(), pairlog::UseLock::Kind::Alone) || !leads_to(parent, run, folder.get())) return;
     const auto name = removed_name(run);
     if (spill_parent >= 0) (void)::renameat(spill_parent, run.c_str(), spill_parent, name.c_str());
+    else if (const fs::path spilled = read_note(folder.get(), kSpill); spilled.filename() == run) remove_wholly(spilled);
     (void)::renameat(parent, run.c_str(), parent, name.c_str());
 }
 
@@ -130,9 +152,12 @@ void remove_old_runs(const std::string& path, const std::string& spill_path) {
         if (is_removed(name)) remove_wholly(fs::path(spill_path).parent_path() / name);
 }
 
-Status keep_run(int folder) {
-    const pairlog::Fd made(::openat(folder, kKept, O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    return made ? Status{} : pairlog::system_error(std::string("making the file \"") + kKept + "\" in the log's folder");
+Status note_run(int folder, const RunNotes& notes) {
+    if (notes.kept)
+        if (auto s = write_note(folder, kKept, ""); !s) return s;
+    if (notes.elsewhere)
+        if (auto s = write_note(folder, kElsewhere, "."); !s) return s;  // and so a new time
+    return notes.spill.empty() ? Status{} : write_note(folder, kSpill, notes.spill);
 }
 
 std::string parent_of_runs() { return "/dev/shm/ftcomm-logs-" + std::to_string(::getuid()); }

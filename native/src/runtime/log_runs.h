@@ -20,8 +20,14 @@ Status use_run(const std::string& path, Time deadline, int stop_fd, pairlog::Fd*
 // L9. Beside `path`: the runs that nobody uses, with what they have beside `spill_path` (empty: nothing).
 void remove_old_runs(const std::string& path, const std::string& spill_path);
 
-// remove_old_runs leaves the run alone, though nobody uses it: its owner will go on with it, or remove it.
-Status keep_run(int folder);
+// What remove_old_runs has to know of a run that nobody uses.
+struct RunNotes {
+    bool kept = false;       // its owner will go on with it, or remove it
+    bool elsewhere =
+        false;  // the job has ranks on other hosts: a replacement may come for an hour after the newest process's start
+    std::string spill;       // the folder of what it has spilled; empty: none
+};
+Status note_run(int folder, const RunNotes& notes);
 
 // Where the runs are that nobody has given a place: this user's, of all jobs.
 std::string parent_of_runs();

@@ -23,6 +23,7 @@ from ftcomm.launch.goodbyes import Goodbyes
 from ftcomm.launch.nodes import WHY, End, Nodes
 from ftcomm.launch.workers import Exit, Slot, SlotState
 
+ENDS_BY_ITSELF = ("left", "gave-up")  # the second says in its output why
 SUSPICIONS = ("heartbeat", "reset")  # may be wrong: the process may well live
 
 
@@ -72,7 +73,7 @@ class ReplayAgent(FtAgent):
             self._groups[event["rank"]] = event["log_group"]
         if event["event"] == "stale" and event.get("evidence") == "group":
             self._with_group.add((event["rank"], event["incarnation"]))
-        if event["event"] != "removed" or event.get("evidence") == "left" or self._ending:
+        if event["event"] != "removed" or event.get("evidence") in ENDS_BY_ITSELF or self._ending:
             return
         who = (event.get("slot"), event.get("slot_incarnation"))
         for slot in self._context.running():

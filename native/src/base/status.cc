@@ -37,6 +37,7 @@ const char* to_string(Evidence evidence) {
         case Evidence::Reset: return "reset";
         case Evidence::Left: return "left";
         case Evidence::Group: return "group";
+        case Evidence::GaveUp: return "gave-up";
     }
     return "unknown";
 }

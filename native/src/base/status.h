@@ -40,11 +40,12 @@ enum class Evidence : std::uint8_t {
     Reset = 6,         // connection reset or refused: a suspicion, proposed at once
     Left = 7,          // said goodbye
     Group = 8,         // replay: it lives, but one of its log group died, and they start again together
+    GaveUp = 9,        // replay: it lives, but no longer waits for one that has died, and says so itself: confirmed
 };
 
 inline bool is_confirmed(Evidence e) {
     return e == Evidence::RobustFutex || e == Evidence::Pidfd || e == Evidence::Agent || e == Evidence::Reborn ||
-           e == Evidence::Left;
+           e == Evidence::Left || e == Evidence::GaveUp;
 }
 
 const char* to_string(Code code);

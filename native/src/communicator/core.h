@@ -55,6 +55,7 @@ struct Core {
     std::vector<Communicator*> lookers;  // whose runs look at what others show
     bool words_changed = false;  // those that they watch, perhaps
     bool has_work = false;     // some run may have work that waits for no frame
+    Status gives_up;           // replay: why this rank is about to take itself out of the view, or ok
     Status abandoned;          // replay: a replacement that nobody is left to let in, or a log that cannot be read
     int agreements = 0;        // replay: checkpoints that are being committed, in all communicators
     // Replay: communicators without a resume point that have been used, and how many resume points there were in others at their last use.
@@ -126,6 +127,7 @@ struct Core {
     bool at_dead_end() const { return stale || authority_lost || !abandoned; }
     Status dead_end() const {  // why nothing can go on, or ok
         if (!at_dead_end()) return {};
+        if (stale && !gives_up) return gives_up;
         if (stale && view.members[static_cast<std::size_t>(self())].evidence == Evidence::Group) {
             auto s = Status::error(Code::StaleEpoch,
                                    "one of this rank's log group died: the group's messages are in no log, so all of "

@@ -265,7 +265,7 @@ void NodeImpl::settle() {
     }
     if (!leavers_.empty()) answer_leavers();
     if (leave_sent_) check_leave_done();
-    if (!core.left.empty() && !(core.left & core.view.alive()).empty()) propose_view();
+    if (!core.gives_up || (!core.left.empty() && !(core.left & core.view.alive()).empty())) propose_view();
 }
 
 }  // namespace ftcomm

@@ -257,9 +257,9 @@ RankSet Communicator::dead_in(const JobView& view) const {
 }
 
 // Nothing is decided without the dead, and so no failure either: who does not wait on is as good as dead itself, and what comes in its
-// place waits again.
+// place waits again. It leaves the view, as its process may go on living: the others would wait for its votes.
 void Communicator::give_up_on_the_dead(Code why) {
-    if (!replays() || !frozen_ || core_.solo || at_dead_end()) return;
+    if (!replays() || !frozen_ || core_.solo || at_dead_end() || !core_.gives_up) return;
     const auto dead = dead_in(core_.view);
     if (dead.empty()) return;
     auto cause =
@@ -269,7 +269,7 @@ void Communicator::give_up_on_the_dead(Code why) {
                                               : "while it is, nothing is decided: start it and this process again");
     cause.code = why;
     core_.host.trace("replay.give_up");
-    core_.abandoned = cause.status(open_.empty() ? spec_.name : name_of(*open_.front()));
+    core_.gives_up = cause.status(open_.empty() ? spec_.name : name_of(*open_.front()));
 }
 
 std::uint64_t Communicator::replay_progress() const {

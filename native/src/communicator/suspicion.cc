@@ -85,6 +85,7 @@ RankSet NodeImpl::ripe_suspects(std::map<int, Evidence>* why) {
 
 std::map<int, Evidence> NodeImpl::removals_due() {
     std::map<int, Evidence> due;
+    if (!core.gives_up) due[core.self()] = Evidence::GaveUp;
     for (const auto& [slot, evidence] : confirmed_) {
         if (!core.view.members[static_cast<std::size_t>(slot)].alive) continue;
         if (evidence != Evidence::Left) due[slot] = evidence;

@@ -241,6 +241,7 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
                   : !self_in) {
         core.stale = true;
         core.host.trace("stale");
+        if (!core.gives_up) return;  // this rank's own doing
         NodeEvent e;
         e.kind = NodeEvent::Kind::Stale;
         if (me.evidence == Evidence::Group) e.evidence = me.evidence;
@@ -249,7 +250,10 @@ void NodeImpl::apply_view(const Bytes& bytes, ViewFrom from, const RankSet& rest
     }
     const bool self_came = core.solo && self_in;
     if (core.solo && !self_came && join_request_ != nullptr && !came.empty()) send_join_requests();  // they have not heard it
-    if (core.view.admissions > before.admissions) on_admission(came, self_came);
+    if (core.view.admissions > before.admissions) {
+        core.gives_up = {};  // somebody has come, after all
+        on_admission(came, self_came);
+    }
     for (auto& [id, comm] : all_awake()) comm->on_view();
     restart_timers(core.view.admissions == before.admissions ? &before : nullptr);
     if (admit_request_ != nullptr && admit_voted_) send_admit_vote();

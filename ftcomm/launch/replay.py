@@ -115,6 +115,8 @@ class ReplayAgent(FtAgent):
         slot = ended.slot
         if self._is_ours(ended):
             return
+        assert ended.failure is not None
+        self._replaced[slot.rank] = ended.failure
         if not self._ends_with_group(ended):
             slot.failures += 1
             restarts = self._worker_group.spec.max_restarts
@@ -327,7 +329,7 @@ class ReplayAgent(FtAgent):
             node, how = lost
             self._log("node-failed", node=node, why=WHY[how].format(node), ended=[slot.rank for slot in running])
             for slot in self._failed_slots():  # that were to start again
-                self._failures[slot.rank] = self._failure(self._ends[slot.rank])
+                self._failures[slot.rank] = self._replaced.get(slot.rank) or self._failure(self._ends[slot.rank])
             self._end_all()
 
     def _end_all(self) -> None:

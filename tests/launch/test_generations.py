@@ -247,10 +247,11 @@ def test_a_node_dies_with_the_last_members(two: Two) -> None:
     runs = two(WORKER + "me()\nsignal.pause()\n")
     pids = [int(spoken(run, 0)[3]) for run in runs]
     runs[1].send(signal.SIGKILL)
-    os.kill(pids[0], signal.SIGKILL)
+    os.kill(pids[0], signal.SIGUSR1)
     code, _, err = runs[0].finish()
     assert code == 1, err
     assert "node 1 is gone, and its ftrun with it. Nobody can go on without it" in err
+    assert "rank 0 failed for good: killed by SIGUSR1" in err  # not: as its replacement was, which had nobody to join
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@
 A node *lacks members* when some of its workers have failed and none of the present generation runs there that holds the job's
 state; a replacement of its may yet be let in by another node's. When no node has members (they lack them, are done, or are gone),
 nobody can be let in any more. A node that has found this ends what still runs there, for good, and says which ranks it will start
-again. Whoever reads that does the same, even
-if a worker of its is a member: what was read of all nodes was not read at one moment, and starting again out of the logs is
-never wrong, only slow. When all have said it the next generation begins, with the same ranks on all nodes.
+again. Whoever reads that does the same, even if a worker of its is a member: what was read of all nodes was not read at one
+moment, and starting again out of the logs is never wrong, only slow. When all have said it the next generation begins, with the
+same ranks on all nodes.
 """
 
 from __future__ import annotations

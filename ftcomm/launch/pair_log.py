@@ -66,6 +66,7 @@ class PairLog:
     """
 
     def __init__(self, place: str | None = None, spill: str | None = None) -> None:
+        remove_logs_of_others()
         parent = _place(Path(place).resolve() if place else default_place())
         notes = {"spill": str(Path(spill).resolve())} if spill else {}
         self.path = Path(tempfile.mkdtemp(prefix=f"ftcomm-log-{os.getuid()}-{os.getpid()}-", dir=parent))  # 0700
@@ -94,7 +95,6 @@ def _place(parent: Path) -> Path:
     """Makes it, and removes there what killed runs have left behind."""
     parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned_logs(parent)
-    remove_logs_of_others()
     return parent
 
 

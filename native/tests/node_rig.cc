@@ -323,6 +323,24 @@ void Rig::go_on(const std::vector<int>& slots) {
     }
 }
 
+RequestPtr Rig::mark(int slot, const std::string& tag, bool commits) {
+    return commits ? node(slot).comm_commit(now_, kComm, tag) : node(slot).comm_resume(now_, kComm, tag);
+}
+
+std::vector<RequestPtr> Rig::mark_all(const std::string& tag, bool commits) {
+    std::vector<RequestPtr> all;
+    for (int slot = 0; slot < static_cast<int>(peers_.size()); ++slot) all.push_back(mark(slot, tag, commits));
+    settle();
+    for (const auto& one : all) REQUIRE(one->done);
+    return all;
+}
+
+std::vector<Code> codes(const std::vector<RequestPtr>& requests) {
+    std::vector<Code> out;
+    for (const auto& one : requests) out.push_back(one->status.code);
+    return out;
+}
+
 RequestPtr Rig::sum(int slot, std::int64_t& value, CommId id) {
     OpDesc d;
     d.kind = OpKind::AllReduce;

@@ -100,6 +100,8 @@ public:
     bool work(int slot);  // a bit of what waits for no frame; false: there is none
     void go_on(const std::vector<int>& slots);  // both, until these have nothing to do
 
+    RequestPtr mark(int slot, const std::string& tag, bool commits);  // a checkpoint, else the resume point
+    std::vector<RequestPtr> mark_all(const std::string& tag, bool commits);  // of all slots, together; done
     // small all-reduce over one number
     RequestPtr sum(int slot, std::int64_t& value, CommId id = kComm);
 
@@ -146,5 +148,7 @@ private:
     std::map<std::string, Bytes> cells_;
     std::set<int> broken_reads_;
 };
+
+std::vector<Code> codes(const std::vector<RequestPtr>& requests);
 
 }  // namespace ftcomm::unit

@@ -83,15 +83,8 @@ struct Apart {
         EXPECT_EQ(ready->status.code, Code::LogCorrupt);
         return ready->status.message;
     }
-    RequestPtr mark(int slot, const std::string& tag, bool commits) {
-        return commits ? rig.node(slot).comm_commit(rig.now(), Rig::kComm, tag)
-                       : rig.node(slot).comm_resume(rig.now(), Rig::kComm, tag);
-    }
     void all_mark(const std::string& tag, bool commits) {
-        std::vector<RequestPtr> all;
-        for (int s : kThree) all.push_back(mark(s, tag, commits));
-        rig.settle();
-        for (const auto& r : all) EXPECT(r->done && r->status.ok());
+        for (const auto& one : rig.mark_all(tag, commits)) EXPECT(one->status.ok());
     }
 };
 

@@ -11,28 +11,17 @@ struct Pair {
     Rig rig{2, Rig::replaying(false)};
     Pair() { rig.comm({0, 1}, Rig::kComm, Policy::Replay); }
 
-    std::vector<RequestPtr> mark(const std::string& tag, bool commits) {
-        std::vector<RequestPtr> all;
-        for (int r : {0, 1}) all.push_back(mark_one(r, tag, commits));
-        rig.settle();
-        for (const auto& one : all) REQUIRE(one->done);
-        return all;
-    }
-    RequestPtr mark_one(int slot, const std::string& tag, bool commits) {
-        return commits ? rig.node(slot).comm_commit(rig.now(), Rig::kComm, tag)
-                       : rig.node(slot).comm_resume(rig.now(), Rig::kComm, tag);
-    }
     void all_mark(const std::string& tag, bool commits) {
-        for (const auto& one : mark(tag, commits)) EXPECT(one->status.ok());
+        for (const auto& one : rig.mark_all(tag, commits)) EXPECT(one->status.ok());
     }
     void nobody_marks(const std::string& tag, bool commits) {
-        for (const auto& one : mark(tag, commits)) {
+        for (const auto& one : rig.mark_all(tag, commits)) {
             EXPECT_EQ(one->status.code, Code::LogFull);
             EXPECT(one->status.message.find("ranks [0]") != std::string::npos);
         }
     }
     Status mark_again(int slot, const std::string& tag, bool commits) {
-        const auto request = mark_one(slot, tag, commits);
+        const auto request = rig.mark(slot, tag, commits);
         rig.settle();
         REQUIRE(request->done);
         return request->status;
@@ -114,19 +103,7 @@ FT_TEST(checkpoint_behind_messages_that_cannot_be_logged_is_refused_on_all) {
     setup.eager_limit = 4000;
     Rig rig(2, setup);
     rig.comm({0, 1}, Rig::kComm, Policy::Replay);
-    const auto mark = [&](const std::string& tag, bool commits) {
-        std::vector<Code> codes;
-        std::vector<RequestPtr> all;
-        for (int r : {0, 1})
-            all.push_back(commits ? rig.node(r).comm_commit(rig.now(), Rig::kComm, tag)
-                                  : rig.node(r).comm_resume(rig.now(), Rig::kComm, tag));
-        rig.settle();
-        for (const auto& one : all) {
-            REQUIRE(one->done);
-            codes.push_back(one->status.code);
-        }
-        return codes;
-    };
+    const auto mark = [&](const std::string& tag, bool commits) { return codes(rig.mark_all(tag, commits)); };
     const std::vector<Code> good(2, Code::Ok), full(2, Code::LogFull);
     EXPECT(mark("", false) == good);
     const Bytes out(3000);

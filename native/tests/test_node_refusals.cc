@@ -30,19 +30,6 @@ struct Sender {
         REQUIRE(request->done && request->status.ok());
         return data[0];
     }
-    std::vector<Code> mark(const std::string& tag, bool commits) {
-        std::vector<RequestPtr> all;
-        for (int r : {0, 1})
-            all.push_back(commits ? rig.node(r).comm_commit(rig.now(), Rig::kComm, tag)
-                                  : rig.node(r).comm_resume(rig.now(), Rig::kComm, tag));
-        rig.settle();
-        std::vector<Code> codes;
-        for (const auto& one : all) {
-            REQUIRE(one->done);
-            codes.push_back(one->status.code);
-        }
-        return codes;
-    }
 };
 
 const std::vector<Code> kBoth(2, Code::Ok);
@@ -90,12 +77,12 @@ FT_TEST(refused_sends_of_several_processes) {
 // Who goes on from a checkpoint does not ask for what was refused before it, and may be refused after it.
 FT_TEST(refused_sends_and_checkpoints) {
     Sender s;
-    EXPECT(s.mark("", false) == kBoth);
+    EXPECT(codes(s.rig.mark_all("", false)) == kBoth);
     s.fill();
     EXPECT_EQ(s.send(std::byte{1}), Code::LogFull);
     EXPECT(!s.rig.node(0).comm_note(s.rig.now(), Rig::kComm, "here").ok());
     s.make_room();
-    EXPECT(s.mark("a", true) == kBoth);
+    EXPECT(codes(s.rig.mark_all("a", true)) == kBoth);
     EXPECT(s.rig.node(0).comm_note(s.rig.now(), Rig::kComm, "here").ok());
     s.fill();
     EXPECT_EQ(s.send(std::byte{1}), Code::LogFull);
@@ -103,7 +90,7 @@ FT_TEST(refused_sends_and_checkpoints) {
     EXPECT_EQ(s.send(std::byte{1}), Code::Ok);
     EXPECT(s.received() == std::byte{1});
     s.rig.replace(0, 1, {0, 1});
-    const auto resumed = s.rig.node(0).comm_resume(s.rig.now(), Rig::kComm, "a");
+    const auto resumed = s.rig.mark(0, "a", false);
     s.rig.settle();
     EXPECT(resumed->done && resumed->status.ok());
     EXPECT_EQ(s.send(std::byte{1}), Code::LogFull);

@@ -68,7 +68,7 @@ FT_TEST(restore_goes_on_from_the_newest_checkpoint) {
             REQUIRE(ready->done && ready->status.ok());
         }
         a.prologue_again();
-        const auto resumed = a.mark(1, "c2", false);
+        const auto resumed = a.rig.mark(1, "c2", false);
         a.rig.settle();
         REQUIRE(resumed->done && resumed->status.ok());
         a.end_again();
@@ -81,14 +81,14 @@ FT_TEST(restore_goes_on_from_the_checkpoint_before) {
     const auto ready = a.lost(1);
     REQUIRE(ready->done && ready->status.ok());
     a.prologue_again();
-    const auto resumed = a.mark(1, "c1", false);
+    const auto resumed = a.rig.mark(1, "c1", false);
     a.rig.settle();
     REQUIRE(resumed->done && resumed->status.ok());
     EXPECT_EQ(a.received(1, 0), 20);
     EXPECT(a.send(1, 2, 21)->status.ok());
     std::int64_t value = 2;
     a.rig.sum(1, value);
-    const auto committed = a.mark(1, "c2", true);
+    const auto committed = a.rig.mark(1, "c2", true);
     a.rig.settle();
     EXPECT(committed->done && committed->status.ok() && value == 6);
     a.end_again();
@@ -135,7 +135,7 @@ FT_TEST(restore_repeats_messages_to_itself) {
     EXPECT_EQ(a.received(1, 1), 4);
     const auto ready = a.lost(1);
     REQUIRE(ready->done && ready->status.ok());
-    const auto resumed = a.mark(1, "c", false);
+    const auto resumed = a.rig.mark(1, "c", false);
     a.rig.settle();
     REQUIRE(resumed->done && resumed->status.ok());
     EXPECT(a.send(1, 1, 4)->status.ok());

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,13 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from harness import Context, Group, Ranks
+from ports import free_port
 
 import ftcomm
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def check(comm: ftcomm.Communicator) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import IO
 
 from launch import forked
+from ports import free_port
 
 PATIENCE = 120.0  # only a hang takes that long
 
@@ -71,6 +72,13 @@ class Ftrun:
 
 
 Start = Callable[..., Ftrun]
+
+
+def start_two(start: Start, script: str, *flags: str) -> list[Ftrun]:
+    """Nodes of a worker each; the first has the store. Each pretends to be a host: the log of one would be the other's."""
+    place = ("--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    common = ("--nnodes", "2", "--nproc-per-node", "1", *place, *flags)
+    return [start(script, *common, "--node-rank", str(node), "--host", f"host{node}") for node in range(2)]
 
 
 def wait_gone(pidfds: list[int]) -> None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch.running import Ftrun, Start
+from launch.running import Ftrun, Start, start_two
 from launch.speaking import WORKER
 from torch.distributed import HashStore
 
@@ -160,18 +159,7 @@ def two(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Two:
     monkeypatch.setattr(nodes, "GONE", 2.0)
 
     def begin(script: str, *more: str) -> list[Ftrun]:
-        with socket.socket() as probe:
-            probe.bind(("localhost", 0))
-            port = str(probe.getsockname()[1])
-        place = ("--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", port)
-        common = ("--nnodes", "2", "--nproc-per-node", "1", "--policy", "replay", *place)
-        # Each pretends to be a host: the log of one would be the other's.
-        return [
-            start(
-                script, *common, *more, "--node-rank", str(node), "--host", f"host{node}", "--pair-log", str(tmp_path)
-            )
-            for node in range(2)
-        ]
+        return start_two(start, script, "--policy", "replay", "--pair-log", str(tmp_path), *more)
 
     return begin
 

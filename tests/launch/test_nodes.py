@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 from pathlib import Path
 
 import pytest
-from launch.running import Ftrun, Start
+from launch.running import Ftrun, Start, start_two
 
 from ftcomm.launch import nodes
 
@@ -23,18 +22,13 @@ if os.path.exists(os.environ["WORK"] + "/fail" + os.environ["GROUP_RANK"]): rais
 @pytest.fixture
 def two(start: Start, tmp_path: Path) -> list[Ftrun]:
     """Of a worker each; the first has the store. A worker ends when its fifo is opened."""
-    return start_two(start, tmp_path)
+    return waiting(start, tmp_path)
 
 
-def start_two(start: Start, tmp_path: Path, *more: str) -> list[Ftrun]:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
-    common = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0", "--rdzv-backend", "static", *more)
+def waiting(start: Start, tmp_path: Path, *more: str) -> list[Ftrun]:
     for node in range(2):
         os.mkfifo(tmp_path / f"go{node}")
-    place = ("--master-addr", "127.0.0.1", "--master-port", str(port))
-    ftruns = [start(WAITS, *common, *place, "--node-rank", str(node)) for node in range(2)]
+    ftruns = start_two(start, WAITS, "--max-restarts", "0", *more)
     for one in ftruns:
         one.read_lines(1)
     return ftruns
@@ -62,7 +56,7 @@ def test_under_replay_the_other_nodes_end_too(
 ) -> None:
     """They would wait for ranks that don't come back."""
     monkeypatch.setattr(nodes, "BEAT", 0.1)
-    two = start_two(start, tmp_path, "--policy", "replay")
+    two = waiting(start, tmp_path, "--policy", "replay")
     (tmp_path / f"fail{fails}").touch()
     let_end(tmp_path, fails)
     ended = [one.finish() for one in two]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 from launch.running import Start
+from ports import free_port
 
 GLOO = """
 import os, torch, torch.distributed as dist
@@ -48,9 +48,7 @@ def test_logs_of_both_incarnations_are_kept(start: Start, tmp_path: Path) -> Non
 
 @pytest.mark.table
 def test_two_nodes_are_one_job(start: Start) -> None:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = (
         "--nnodes",
         "2",
@@ -74,9 +72,7 @@ def test_two_nodes_are_one_job(start: Start) -> None:
 
 
 def test_a_worker_of_one_node_is_replaced_there(start: Start) -> None:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     flags = (
         "--nnodes",
         "2",

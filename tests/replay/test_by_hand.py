@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
+
+from ports import free_port
 
 from ftcomm.cli import main
 
@@ -17,9 +18,7 @@ SIZE = 2
 
 def start(log: Path, again: int, faults: str = "", size: int = SIZE, **more: str) -> list[tuple[int, str, str]]:
     """Exit code, output and errors of each rank. ``again``: how often the job was started before; ``more``: variables."""
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     settings = {
         "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "STEPS": "30",
         "FTCOMM_POLICY": "replay", "FTCOMM_JOB": "by-hand", "FTCOMM_LOG_OWNER": "user", "FTCOMM_LOG_DIR": str(log),

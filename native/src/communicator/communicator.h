@@ -302,10 +302,6 @@ private:
     RequestPtr begin_agreement(const std::string& tag, bool commits, bool noted = false);
     RequestPtr waited_for(const RequestPtr& request) const;
     Status judge(const Agreement& agreement) const;
-    static constexpr const char* kHearsAgain =
-        "A process that goes on from here would hear again what was said there: call resume() and commit_checkpoint() on them, "
-        "too, "
-        "before this one's, or close() them";
     void note_use();
     void pass_resume_point(std::uint64_t marks);
     std::string used_elsewhere() const;

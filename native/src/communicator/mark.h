@@ -8,6 +8,10 @@
 
 namespace ftcomm {
 
+inline constexpr const char* kHearsAgain =
+    "A process that goes on from here would hear again what was said there: call resume() and commit_checkpoint() on them, too, "
+    "before this one's, or close() them";
+
 // A row of an agreement (agreement.cc): what was said of the tag, then how many messages went to each rank, then how many came from each.
 inline constexpr std::size_t kAgreementCounts = 3;
 

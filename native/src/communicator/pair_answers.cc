@@ -1,5 +1,6 @@
-// What receives were told that depends on time: who answered ANY, and which were given up; and which sends found no room. On record before the program can act on it, so
-// that a process that runs again is told the same (L5); and what is to be done when a stream cannot be read or written any more.
+// What the program was told that depends on time: who answered ANY, which receives were given up, which sends found no room. On record
+// before the program can act on it, so that a process that runs again is told the same (L5); and what is to be done when a stream cannot be
+// read or written any more.
 #include <algorithm>
 #include <limits>
 

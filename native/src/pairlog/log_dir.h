@@ -62,8 +62,8 @@ private:
     friend class StreamWriter;
 
     // For writers, all under mutex_.
-    // Free, or new after making room. notes: for what a rank notes itself (results, answers, marks); messages leave room for two such segments: the
-    // checkpoint that gives them room again has to be noted, and that one of them found none.
+    // Free, or new after making room. notes: for what a rank notes itself (results, answers, marks); messages leave room for two such
+    // segments: the checkpoint that gives them room again has to be noted, and that one of them found none.
     Status take(std::uint64_t bytes, bool notes, FreeSegment* out);
     bool take_if_there_is_room(std::uint64_t bytes, FreeSegment* out);  // without dropping anything but what is free
     bool drop_free();  // the segment that is free for longest. False: there is none

@@ -29,8 +29,7 @@ constexpr const char* kRemoved = ".removed-";
 constexpr const char* kKept = "kept";
 constexpr const char* kElsewhere = "elsewhere";  // the job has ranks on other hosts
 constexpr const char* kSpill = "spill";          // the path of what goes with it
-constexpr std::time_t kPatience =
-    3600;  // seconds, in which a replacement may come to a host on which the job has no process left
+constexpr std::time_t kPatience = 3600;  // seconds for a replacement, on a host where the job has no process left
 
 // A log_dir may hold anything: what has no name as Job::open_log gives it is none of ours.
 bool is_run(const std::string& name) {
@@ -67,7 +66,7 @@ std::string read_note(int folder, const char* name) {
 
 // A run that nobody uses loses its name, and its spill folder too. Who would use it meanwhile waits for the lock, then finds
 // that the folder is gone and makes another: nothing is removed in which a living process of the run has made anything.
-void take_name(int parent, int spill_parent, const std::string& run) {
+void take_name(int parent, const std::string& run) {
     pairlog::Fd folder;
     pairlog::UseLock alone;
     if (!pairlog::open_folder(parent, run, false, &folder)) return;
@@ -81,9 +80,12 @@ void take_name(int parent, int spill_parent, const std::string& run) {
     }
     if (!alone.take(folder.get(), pairlog::UseLock::Kind::Alone) || !leads_to(parent, run, folder.get())) return;
     const auto name = removed_name(run);
-    if (spill_parent >= 0) (void)::renameat(spill_parent, run.c_str(), spill_parent, name.c_str());
-    else if (const fs::path spilled = read_note(folder.get(), kSpill); spilled.filename() == run) remove_wholly(spilled);
+    const fs::path spilled = read_note(folder.get(), kSpill), gone = spilled.parent_path() / name;
+    std::error_code ignored;
+    if (spilled.filename() == run) fs::rename(spilled, gone, ignored);
     (void)::renameat(parent, run.c_str(), parent, name.c_str());
+    alone = {};  // who waits for it need not wait for this
+    if (spilled.filename() == run) remove_wholly(gone);
 }
 
 }  // namespace
@@ -141,12 +143,12 @@ void remove_old_runs(const std::string& path, const std::string& spill_path) {
     const auto parent = open_parent(path);
     struct stat info{};
     if (!parent || ::fstat(parent.get(), &info) != 0 || info.st_uid != ::geteuid()) return;
-    const auto spill_parent = spill_path.empty() ? pairlog::Fd() : open_parent(spill_path);
     for (const auto& run : pairlog::list_folder(parent.get()))
-        if (is_run(run) && run != own) take_name(parent.get(), spill_parent.get(), run);
+        if (is_run(run) && run != own) take_name(parent.get(), run);
     // Of others as well, who may have died before they came to it.
     for (const auto& name : pairlog::list_folder(parent.get()))
         if (is_removed(name)) remove_wholly(fs::path(path).parent_path() / name);
+    const auto spill_parent = spill_path.empty() ? pairlog::Fd() : open_parent(spill_path);
     if (!spill_parent) return;
     for (const auto& name : pairlog::list_folder(spill_parent.get()))
         if (is_removed(name)) remove_wholly(fs::path(spill_path).parent_path() / name);

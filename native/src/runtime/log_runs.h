@@ -17,15 +17,16 @@ Status make_parent(const std::string& path);
 // made in it before. Waits for who is just removing it, until `deadline` (0: none) or until stop_fd is readable.
 Status use_run(const std::string& path, Time deadline, int stop_fd, pairlog::Fd* folder, pairlog::UseLock* used);
 
-// L9. Beside `path`: the runs that nobody uses, with what they have beside `spill_path` (empty: nothing).
+// L9. Beside `path`: the runs that nobody uses, with what they have spilled. Beside `spill_path` (empty: nowhere): what others have begun to
+// remove.
 void remove_old_runs(const std::string& path, const std::string& spill_path);
 
 // What remove_old_runs has to know of a run that nobody uses.
 struct RunNotes {
-    bool kept = false;       // its owner will go on with it, or remove it
-    bool elsewhere =
-        false;  // the job has ranks on other hosts: a replacement may come for an hour after the newest process's start
-    std::string spill;       // the folder of what it has spilled; empty: none
+    bool kept = false;  // its owner will go on with it, or remove it
+    // The job has ranks on other hosts: a replacement may come here for an hour after the newest process's start.
+    bool elsewhere = false;
+    std::string spill;  // the folder of what it has spilled; empty: none
 };
 Status note_run(int folder, const RunNotes& notes);
 

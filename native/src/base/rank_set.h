@@ -74,8 +74,12 @@ public:
     }
     std::string text() const {  // "{0,1,3}"
         std::string s = "{";
-        for (int r : list()) s += (s.size() > 1 ? "," : "") + std::to_string(r);
-        return s + "}";
+        for (int r : list()) {
+            if (s.size() > 1) s += ',';
+            s += std::to_string(r);
+        }
+        s += '}';
+        return s;
     }
 
     friend RankSet operator&(RankSet a, const RankSet& b) {

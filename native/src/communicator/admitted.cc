@@ -1,7 +1,7 @@
 // A communicator at a join point (M13): how it stands, what waits, and where all go on once replacements are in.
 #include "base/check.h"
 #include "collectives/records.h"
-#include "communicator/communicator.h"
+#include "communicator/agree.h"
 
 namespace ftcomm {
 
@@ -18,7 +18,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
         incarnations_[r] = core_.view.members[static_cast<std::size_t>(spec_.members[r])].incarnation;
         in_view_epoch_.reset();
         came.add(static_cast<int>(r));
-        agree_votes_.erase(static_cast<int>(r));  // its predecessor's
+        agreeing_->on_replaced(static_cast<int>(r));
         if (spec_.members[r] != core_.self() && !replays()) p2p_.replaced(static_cast<int>(r));
     }
     if (came.empty()) return;
@@ -85,12 +85,7 @@ void Communicator::resume() {
         ahead_.clear();
         adopt(record);
     }
-    if (agree_.held && !core_.admitting) {
-        agree_.held = false;
-        agree_.vote.seq = decision_.agree_seq + 1;
-        agree_.vote.acked = acked_;
-        send_agree_vote();
-    }
+    agreeing_->resume();
     pump();
     look_again();
 }

@@ -2,7 +2,7 @@
 // comes before is given up. (The hybrid of checkpoints and log that Grover and Rajagopal 2022 leave to future work.)
 //
 // Mark 1 is the resume point: what comes before it, every process does again (L6). Mark n + 1 is the nth checkpoint. A rank writes it once an
-// agreement (agreement.cc) has shown that all ranks are there, with no message under way. In it, each rank says how many marks it has written:
+// agreement (checkpoint_agreement.cc) has shown that all ranks are there, with no message under way. In it, each rank says how many marks it has written:
 // what all have acknowledged stays (L2), and the mark before that, for a checkpoint that turns out to be damaged (L4). What is older is given up.
 #include <algorithm>
 #include <utility>
@@ -10,23 +10,23 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/joined.h"
-#include "communicator/mark.h"
+#include "communicator/checkpoints.h"
 
 namespace ftcomm {
 
-std::optional<Communicator::Mark> Communicator::read_mark(std::uint64_t number) const {
+std::optional<Mark> Communicator::Checkpoints::read_mark(std::uint64_t number) const {
     auto& log = *core_.config.log;
     LogRecord record;
-    const auto key = note_key(kMarks);
+    const auto key = comm_.note_key(kMarks);
     if (number < log.first(key) || number > log.last(key) || !log.find(key, number, &record)) return std::nullopt;
     return Mark::decode(record.payload);
 }
 
 // Before this rank says that it is there. What fails here the others hear of, and write no mark either: else the next one would have
 // another number on this rank than on them.
-Status Communicator::prepare_mark(const std::string& tag, const Place& here) {
+Status Communicator::Checkpoints::prepare_mark(const std::string& tag, const ProgramPlace& here) {
     auto& log = *core_.config.log;
-    const auto key = note_key(kMarks);
+    const auto key = comm_.note_key(kMarks);
     if (marks_ + 1 <= log.last(key)) return {};  // done again
     // L15: who goes on from here does not do again what comes before. All that the mark counts is in the log.
     if (core_.rules.l15)
@@ -35,21 +35,21 @@ Status Communicator::prepare_mark(const std::string& tag, const Place& here) {
 }
 
 // All others have agreed, and write theirs: this rank has it, too, or goes no further. Its replacement comes here again.
-Status Communicator::write_mark(const Mark& mark) {
+Status Communicator::Checkpoints::write_mark(const Mark& mark) {
     auto s = append_mark(mark);
     if (!s && core_.abandoned) core_.abandoned = s;
     return s;
 }
 
-Status Communicator::append_mark(const Mark& mark) {
+Status Communicator::Checkpoints::append_mark(const Mark& mark) {
     const auto bytes = mark.encode();
     const ByteView parts[] = {bytes};
-    return core_.config.log->append(note_key(kMarks), 0, 0, parts);
+    return core_.config.log->append(comm_.note_key(kMarks), 0, 0, parts);
 }
 
 // Of a process before this one: then the log is in two parts from the start.
-Status Communicator::find_resume_point() {
-    const auto last = core_.config.log->last(note_key(kMarks));
+Status Communicator::Checkpoints::find_resume_point() {
+    const auto last = core_.config.log->last(comm_.note_key(kMarks));
     if (last == 0) return {};
     const auto newest = read_mark(last);
     if (!newest) return damaged_marks();
@@ -63,37 +63,41 @@ Status Communicator::find_resume_point() {
         }
         bases[{spec_.id, other, kResults}] = newest->base.next_seq - 1;  // resume() comes at the same place for all
     }
-    bases[note_key(kAnswers)] = newest->base.messages.answers;
-    log_->split(std::move(bases));
-    log_->set_reading(false);
+    bases[comm_.note_key(kAnswers)] = newest->base.messages.answers;
+    comm_.log_->split(std::move(bases));
+    comm_.log_->set_reading(false);
     return {};
 }
 
-Status Communicator::damaged_marks() const {
+Status Communicator::Checkpoints::damaged_marks() const {
     return Status::error(Code::LogCorrupt, "the marks of communicator " + spec_.name + " in the log are damaged");
 }
 
-Communicator::Place Communicator::place() const {
-    Place p;
-    p.next_seq = next_seq_;
-    p.messages = pairs_->position();
-    p.messages.quiet = p.messages.quiet && open_.empty() && (ring_ == nullptr || ring_->idle());
-    if (ring_ != nullptr) {
-        p.ring = ring_->pairs().position();
+ProgramPlace Communicator::Checkpoints::place() const {
+    ProgramPlace p;
+    p.next_seq = comm_.next_seq_;
+    p.messages = comm_.pairs_->position();
+    p.messages.quiet = p.messages.quiet && comm_.open_.empty() && (comm_.ring_ == nullptr || comm_.ring_->idle());
+    if (comm_.ring_ != nullptr) {
+        p.ring = comm_.ring_->pairs().position();
     } else {
         p.ring.sent = p.ring.received = std::vector<std::uint64_t>(spec_.members.size());
     }
     return p;
 }
 
-// A mark is written after its agreement: so all that comes before it, the agreement's own all-gather included, is complete everywhere. A process
-// that goes on from there will not take part in any of it again.
-std::uint64_t Communicator::proven_by_mark() const {
-    const auto newest = read_mark(core_.config.log->last(note_key(kMarks)));
-    return newest ? newest->place.next_seq - 1 : 0;
+// L14: a mark is written after its agreement: so all that comes before it, the agreement's own all-gather included, is complete everywhere. A
+// process that goes on from there will not take part in any of it again. L16: nor what comes before a note.
+std::uint64_t Communicator::Checkpoints::proven() const {
+    std::uint64_t seq = 0;
+    if (core_.rules.l14)
+        if (const auto newest = read_mark(core_.config.log->last(comm_.note_key(kMarks)))) seq = newest->place.next_seq - 1;
+    if (core_.rules.l16)
+        if (const auto usable = usable_notes(); !usable.empty()) seq = std::max(seq, usable.front().place.next_seq - 1);
+    return seq;
 }
 
-Status Communicator::at_resume_point(const Mark& mark, const Place& here) const {
+Status Communicator::Checkpoints::at_resume_point(const Mark& mark, const ProgramPlace& here) const {
     if (here == mark.base) return {};
     return Status::error(Code::ReplayDiverged,
                          "before resume, this process has called " + std::to_string(here.next_seq - 1) +
@@ -103,8 +107,8 @@ Status Communicator::at_resume_point(const Mark& mark, const Place& here) const 
 }
 
 // All ranks are here, or were when a process before this one came to this point. number: of the mark with that tag.
-Status Communicator::find_mark(const std::string& tag, const Place& here, std::uint64_t* number) const {
-    const auto last = core_.config.log->last(note_key(kMarks));
+Status Communicator::Checkpoints::find_mark(const std::string& tag, const ProgramPlace& here, std::uint64_t* number) const {
+    const auto last = core_.config.log->last(comm_.note_key(kMarks));
     *number = 1;
     if (last == 0)
         return tag.empty() ? Status{}
@@ -122,19 +126,18 @@ Status Communicator::find_mark(const std::string& tag, const Place& here, std::u
     }
     return Status::error(Code::Invalid, (tag.empty() ? "what comes before the oldest checkpoint has been given up"
                                                      : "there is no checkpoint \"" + tag + "\" in the log") +
-                                            std::string(" of communicator ") + spec_.name +
-                                            "; there are: " + joined(checkpoints()));
+                                            std::string(" of communicator ") + spec_.name + "; there are: " + joined(tags()));
 }
 
-Status Communicator::go_on_from(std::uint64_t number, const Place& here) {
+Status Communicator::Checkpoints::go_on_from(std::uint64_t number, const ProgramPlace& here) {
     pass_resume_point(number);
-    if (core_.config.log->last(note_key(kMarks)) == 0) {
+    if (core_.config.log->last(comm_.note_key(kMarks)) == 0) {
         const Mark mark{"", here, here};
         FT_POINT("checkpoint.resume");
         if (auto s = write_mark(mark); !s) return s;
         if (auto s = find_resume_point(); !s) return s;
-        log_->set_reading(true);
-        for_pairs([](LoggedPairs& pairs) { pairs.on_resume_point(); });
+        comm_.log_->set_reading(true);
+        comm_.for_pairs([](LoggedPairs& pairs) { pairs.on_resume_point(); });
         return {};
     }
     const auto to = read_mark(number);
@@ -143,22 +146,23 @@ Status Communicator::go_on_from(std::uint64_t number, const Place& here) {
     return {};
 }
 
-void Communicator::go_on_at(const Place& place, const LoggedPairs::Left& left) {
-    next_seq_ = place.next_seq;
-    done_seq_ = next_seq_ - 1;
+void Communicator::Checkpoints::go_on_at(const ProgramPlace& place, const LoggedPairs::Left& left) {
+    comm_.next_seq_ = place.next_seq;
+    comm_.done_seq_ = comm_.next_seq_ - 1;
     // Made before it may read on: what comes before this place may be gone, and it has not been told yet that it is not to look there.
     const auto& ring_sent = place.ring.sent;
-    const bool with_ring = ring_ != nullptr || std::any_of(ring_sent.begin(), ring_sent.end(), [](auto n) { return n > 0; });
-    if (with_ring) ring();
-    log_->set_reading(true);
-    pairs_->go_to(place.messages, left);
-    if (with_ring) ring().pairs().go_to(place.ring);
-    serve_logged();
+    const bool with_ring =
+        comm_.ring_ != nullptr || std::any_of(ring_sent.begin(), ring_sent.end(), [](auto n) { return n > 0; });
+    if (with_ring) comm_.ring();
+    comm_.log_->set_reading(true);
+    comm_.pairs_->go_to(place.messages, left);
+    if (with_ring) comm_.ring().pairs().go_to(place.ring);
+    comm_.serve_logged();
 }
 
 // All ranks are at this checkpoint, with `acknowledged` marks written by each of them.
-Status Communicator::pass_checkpoint(const std::string& tag, const Place& here, std::uint64_t acknowledged) {
-    const auto key = note_key(kMarks);
+Status Communicator::Checkpoints::pass_checkpoint(const std::string& tag, const ProgramPlace& here, std::uint64_t acknowledged) {
+    const auto key = comm_.note_key(kMarks);
     const auto number = marks_ + 1;
     if (number <= core_.config.log->last(key)) {  // done again
         const auto before = read_mark(number);
@@ -174,31 +178,30 @@ Status Communicator::pass_checkpoint(const std::string& tag, const Place& here, 
         FT_POINT("checkpoint.mark.after");
     }
     marks_ = number;
-    pairs_->count_anew(marks_);
+    comm_.pairs_->count_anew(marks_);
     if (!core_.rules.l13) acknowledged = number;  // rule L13 switched off: "all have it, for I have it"
     return give_up_before(core_.rules.l4 ? acknowledged - 1 : acknowledged);
 }
 
 // From the mark `keep` on, everything stays.
-Status Communicator::give_up_before(std::uint64_t keep) {
+Status Communicator::Checkpoints::give_up_before(std::uint64_t keep) {
     if (keep < 2) return {};  // the resume point stays until two checkpoints are there
     const auto old = read_mark(keep);
     if (!old) return {};  // before the last restart
     core_.host.trace("checkpoint.collect");
     FT_POINT("checkpoint.collect");
-    pairs_->collect(old->place.messages);
-    if (core_.config.log->last({spec_.id, core_.self(), kHeard, 1}) > 0) pairs_->forget_heard(keep);
-    if (ring_ != nullptr) ring_->pairs().collect(old->place.ring);
-    pairs_->forget_answers(keep);
-    if (auto s = log_->collect(note_key(kAnswers), old->place.messages.answers); !s) return s;
-    if (auto s = log_->collect(note_key(kResults), old->place.next_seq - 1); !s) return s;
-    return core_.config.log->collect(note_key(kMarks), keep - 1);
+    comm_.pairs_->collect(old->place.messages);
+    if (core_.config.log->last({spec_.id, core_.self(), kHeard, 1}) > 0) comm_.pairs_->forget_heard(keep);
+    if (comm_.ring_ != nullptr) comm_.ring_->pairs().collect(old->place.ring);
+    comm_.pairs_->forget_answers(keep);
+    if (auto s = comm_.log_->collect(comm_.note_key(kAnswers), old->place.messages.answers); !s) return s;
+    if (auto s = comm_.log_->collect(comm_.note_key(kResults), old->place.next_seq - 1); !s) return s;
+    return core_.config.log->collect(comm_.note_key(kMarks), keep - 1);
 }
 
-std::vector<std::string> Communicator::checkpoints() const {
+std::vector<std::string> Communicator::Checkpoints::tags() const {
     std::vector<std::string> out;
-    if (!replays()) return out;
-    auto last = core_.config.log->last(note_key(kMarks));
+    auto last = core_.config.log->last(comm_.note_key(kMarks));
     for (const auto& [rank, offered] : offers_)
         if (marks_ == 0) last = std::min(last, offered);  // its log group goes on from one (G2)
     for (auto n = last; n > 1; --n) {

@@ -14,12 +14,14 @@
 #include "collectives/op_state.h"
 #include "collectives/plan.h"
 #include "collectives/run.h"
+#include "communicator/calls.h"
 #include "communicator/core.h"
+#include "communicator/failure_log.h"
 #include "communicator/logged_pairs.h"
 #include "communicator/logged_ring.h"
 #include "communicator/p2p.h"
-#include "communicator/restore_records.h"
 #include "communicator/result_stream.h"
+#include "communicator/ways.h"
 
 namespace ftcomm {
 
@@ -74,14 +76,9 @@ public:
     void hold() { held_from_ = next_seq_; }  // admit was called: what is posted from now on waits for the newcomers
     void resume();  // admitting or solo has ended: start what was posted meanwhile
 
-    // agreement.cc: the policy replay. Collective. resume says where the prologue ends, and where this process goes on (empty: right there).
-    RequestPtr resume(const std::string& tag, bool noted = false);
-    RequestPtr commit_checkpoint(const std::string& tag);
-    void settle_agreement();
-    std::vector<std::string> checkpoints() const;  // the newest first
-    // notes.cc: of this rank alone. resume goes on from a note as from a checkpoint.
-    Status note(const std::string& tag);
-    std::vector<std::string> notes() const;  // that resume can go on from, the newest first
+    // Of the policy replay: null under the others.
+    class Checkpoints;
+    Checkpoints* checkpoints() const { return checkpoints_.get(); }
     void set_log_position(std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {
         if (pairs_ != nullptr) pairs_->set_position(iteration, micro_batch);
     }
@@ -93,10 +90,7 @@ public:
     // Others may need what this rank holds: a vote has not ended, or gives them a result out of its hands.
     bool owes() const { return frozen_ || !helpers_.empty(); }
     // Nothing is under way that began before the join point.
-    bool quiescent() const {
-        return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ &&
-               (!agree_.active || agree_.held);
-    }
+    bool quiescent() const;
     bool idle() const {
         return open_.empty() && quiescent() && !cas_busy_ && p2p_.idle() &&
                (pairs_ == nullptr || (pairs_->idle() && (ring_ == nullptr || ring_->idle())));
@@ -156,13 +150,6 @@ private:
             logged = false;
         }
     };
-    struct AgreeVote {
-        std::uint64_t seq = 0;
-        AgreeKind kind = AgreeKind::Agree;
-        std::int64_t flag = 0;
-        RankSet acked;
-        bool operator==(const AgreeVote&) const = default;
-    };
     struct HeldVotes {
         int from;
         FrameKind kind;
@@ -174,35 +161,16 @@ private:
         RankSet slots;
         Bytes record;
     };
-    struct MyAgree {
-        bool active = false;
-        bool held = false;  // posted during an admission: it begins after that, with the newcomers (M13)
-        AgreeVote vote;
-        RequestPtr request;
-    };
 
-    // ways.cc: which way an operation goes
+    // runs.cc
+    const std::vector<int>& living();
+    bool all_alive() { return living().size() == spec_.members.size(); }
+    RunEnv env();
+    bool is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const;
     std::unique_ptr<Run> make_run(OpState& op, std::vector<SegmentRun> plan, bool repair, bool flat);
     void let_look(RunEnv& e, const OpState& op);
-    bool may_show(bool repair) const;
-    std::uint64_t post_limit(OpKind kind) const;
-    bool goes_straight(const OpState& op, bool repair) const;
-    bool is_done_again(const OpState& op, const std::vector<SegmentRun>& plan) const;
-    bool reads_memory(const OpState& op, bool near) const;
-    bool stages(const OpState& op, bool near) const;
-    std::uint64_t show_limit(OpKind kind) const;
-    bool fits_tree(OpKind kind, std::uint64_t bytes, std::size_t element) const;
-    bool goes_by_tree(const OpState& op) const;
-    bool all_share_memory() const;
-    bool streams_decide() const;
 
-    // operations.cc, checks in communicator.cc
-    Status check(const OpDesc& desc) const;
-    Shape shape_of(const OpDesc& desc, Grid* grid) const;
-    bool is_flat(const OpDesc& desc) const;
-    bool prefers_few_messages(const OpDesc& desc, std::uint64_t bytes) const;
-    bool may_exchange_in_windows(const OpDesc& d) const;
-    bool is_called_again(const OpDesc& desc) const;
+    // operations.cc
     void pump();
     OpState* current() const;
     bool start(OpState& op);  // false: it is finished already or cannot start
@@ -215,14 +183,10 @@ private:
     bool retains_result() const;
     void keep_apart();
     void on_collective(int from, const FrameHeader& header, ByteView payload);
-    RunEnv env();
-    const std::vector<int>& living();
-    bool all_alive() { return living().size() == spec_.members.size(); }
     void send_what_is_shown();
     void words_changed() { core_.words_changed |= looks_; }
     void drop_run();  // with what of it, and of all before it, waits for room
     void take_back(bool has_come);
-    std::uint64_t signature_of(const Shape& shape);
     std::string name_of(const OpState& op) const;
     Time timeout() const { return spec_.timeout > 0 ? spec_.timeout : core_.config.timeout; }  // of what names none itself
 
@@ -285,51 +249,6 @@ private:
         f(ring_->pairs());
         ring_->pump();
     }
-    struct Mark;
-    struct Place {  // where the program is
-        std::uint64_t next_seq = 1;
-        LoggedPairs::Position messages, ring;
-        // Answers may be in the log that this process has not come to yet.
-        bool operator==(const Place& other) const {
-            return next_seq == other.next_seq && messages.same_messages(other.messages) && ring.same_messages(other.ring);
-        }
-    };
-    Place place() const;
-    Status find_resume_point();
-    Status damaged_marks() const;
-    struct Agreement;
-    RequestPtr refuse(Code code, std::string text);
-    RequestPtr begin_agreement(const std::string& tag, bool commits, bool noted = false);
-    RequestPtr waited_for(const RequestPtr& request) const;
-    Status judge(const Agreement& agreement) const;
-    void note_use();
-    void pass_resume_point(std::uint64_t marks);
-    std::string used_elsewhere() const;
-    Status at_resume_point(const Mark& mark, const Place& here) const;
-    Status find_mark(const std::string& tag, const Place& here, std::uint64_t* number) const;
-    Status go_on_from(std::uint64_t number, const Place& here);
-    void go_on_at(const Place& place, const LoggedPairs::Left& left = {});
-    // notes.cc
-    struct Note;
-    bool has_noted(const std::string& tag) const;
-    std::vector<Note> usable_notes() const;  // the newest first
-    bool has_all_before(const Note& note) const;
-    Status go_on_from_note(const std::string& tag, const Place& here);
-    std::uint64_t proven_by_note() const;
-    // group_resume.cc
-    void resume_with_group(RequestPtr request, std::uint64_t number, const Place& here);
-    void offer_to(int rank);
-    void on_offer(int rank, std::uint64_t number);
-    void settle_group_resume();
-    void end_group_resume(Status status);
-    RankSet others_of_group() const;
-    Status pass_checkpoint(const std::string& tag, const Place& here, std::uint64_t acknowledged);
-    std::uint64_t proven_by_mark() const;
-    Status give_up_before(std::uint64_t keep);
-    std::optional<Mark> read_mark(std::uint64_t number) const;
-    Status prepare_mark(const std::string& tag, const Place& here);
-    Status write_mark(const Mark& mark);
-    Status append_mark(const Mark& mark);
     bool log_result(const OpState& op) override;
     bool begin_share(const OpState& op) override { return results_->begin_share(op); }
     bool put_in_share(ByteView piece) override { return results_->put_in_share(piece); }
@@ -351,32 +270,12 @@ private:
     void on_returned(const RankSet& came);
     void caught_up();
 
-    // restore.h: the policy replay, where the log of the processes before this one is lost
+    // restore.h, lost_logs.h: the policy replay, where a log is lost
     class Restore;
-    bool has_lost_log() const;
+    class LostLogs;
     void on_restored();
     Status find_what_was_heard();
-    Status read_log_since();
-    void note_log_since(std::size_t rank, std::uint32_t incarnation);
-    void learn_log_since(const std::vector<std::uint32_t>& decided);
-    bool is_from_an_older_log(const std::map<int, Vote>& votes);
-    void on_older_log();
     void read_log();
-    LogKey key_of_lost(LostStream stream, int part, int lost, int other) const;
-    void on_restore_ask(int rank, ByteView body);
-    void put_lost_state(int rank, ByteWriter& w);
-    std::shared_ptr<const Bytes> whole_result(std::uint64_t seq, const LogRecord& share);
-    void put_lost_records(int rank, const RestoreAsk& asked, ByteWriter& w);
-
-    // failures.cc: the policy replay
-    struct KnownFailure {
-        Cause cause;
-        bool noted;  // in this rank's log
-    };
-    Status read_failures();
-    const Cause* failure_of(std::uint64_t seq) const;
-    void learn_failures(const Decision& d);
-    void note_failure(std::uint64_t seq, const Cause& cause);
 
     // vote_tree.cc
     bool votes_by_tree() const;
@@ -387,16 +286,9 @@ private:
     void on_votes(int from, std::uint64_t epoch, ByteView body);
     void hurry_votes();
 
-    // agree.cc; agree_votes.cc: how votes come to the leader
-    void send_agree_vote();
-    void on_agree_votes(int from, std::uint64_t epoch, ByteView body);
     void send_in_view(int to, FrameKind kind, const Bytes& votes);
     bool are_of_this_view(int from, FrameKind kind, std::uint64_t epoch, ByteView votes);
     void take_held_votes();
-    void on_agree_vote(int rank, const AgreeVote& vote);
-    void send_agree_votes_on();
-    void try_agree();
-    void finish_agree();
 
     void fail_everything(const Status& status);
     void fail_messages(const Status& status);
@@ -416,10 +308,9 @@ private:
     std::unique_ptr<LoggedPairs> pairs_;  // replay: in its place
     std::unique_ptr<LoggedRing> ring_;  // replay: once somebody has used it
     std::unique_ptr<ResultStream> results_;  // replay
+    std::unique_ptr<Checkpoints> checkpoints_;  // replay
+    std::unique_ptr<LostLogs> lost_logs_;  // replay
     std::unique_ptr<Restore> restore_;  // replay: as long as this rank's log is not here
-    std::shared_ptr<const Bytes> whole_;  // replay: the last one that was put together for a rank that has lost its log
-    std::uint64_t whole_seq_ = 0;
-    std::vector<std::uint32_t> log_since_;  // replay: see Decision
     RankSet acked_;  // failures the user knows of
     std::vector<int> known_failed_;  // as failed(), in the order in which this rank has heard of them
 
@@ -431,15 +322,11 @@ private:
     int next_room_ = 0;
     std::vector<int> living_;  // living_set_, as a list
     RankSet living_set_;
-    Shape signed_;  // the last operation's, and its signature: the next one is often the same
-    std::uint64_t signature_ = 0, members_hash_ = 0;
-    OpDesc called_;  // the last call that check() found right, its buffers left aside; and what it is
-    Shape called_shape_;
-    Grid called_grid_;
-    bool called_any_ = false;
     std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
+    Calls calls_;
     Board board_;  // of runs by windows, and
     Posts posts_;  // of flat ones
+    Ways ways_;
     bool looks_ = false;  // the last of these did, or does
     bool after_flat_ = false;  // the run before, too, was a flat one
     std::unique_ptr<Run> run_;
@@ -466,9 +353,8 @@ private:
     int vote_ticks_ = 0, frozen_ticks_ = 0;
     bool held_at_tick_ = false;  // votes or records, from a view that this rank has not
     std::vector<Proposal> proposals_;
-    MyAgree agree_;
-    std::map<int, AgreeVote> agree_votes_;
-    bool agree_votes_sent_ = false;  // this rank's and those that come through it, since the last change of the view
+    class Agreeing;
+    std::unique_ptr<Agreeing> agreeing_;
     std::vector<HeldVotes> held_votes_;
     std::vector<HeldRecord> held_records_;  // both from after a change of the view that has not come here
 
@@ -476,20 +362,7 @@ private:
     std::uint64_t logged_ = 0;  // the last of this rank's results in the log, of this process or one before it
     std::uint64_t served_ = 0;  // operations up to here are complete everywhere: a process that runs again gets them from the log
     std::uint64_t inherited_ = 0;  // results up to here were in the log when this process began
-    std::map<std::uint64_t, KnownFailure> failures_;
-    bool revocation_noted_ = false;
-    std::shared_ptr<Agreement> agreement_;
-    struct GroupResume {
-        RequestPtr request;  // null: this process has been told to go back further, and is to call again
-        std::uint64_t number = 0;
-        Place here;
-        Time deadline = 0;
-    };
-    std::optional<GroupResume> group_resume_;
-    std::map<int, std::uint64_t> offers_;  // of the others of the log group: the mark that each can go on from
-    std::uint64_t marks_ = 0;  // the program has passed so many, the resume point included
-    std::uint64_t used_ = 0, resumed_ = 0;  // while there were so many resume points, and one; this one's number
-    std::optional<std::uint64_t> noted_;  // how far it was at the newest note
+    std::optional<FailureLog> failures_;
     std::uint64_t replayed_ = 0;  // so many were
     bool catching_up_ = false;  // until the first operation that is not in the log
     Time patience_ = 0;  // with the dead, until then: an operation's own timeout may be shorter than a process takes to start

@@ -4,7 +4,8 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/joined.h"
-#include "communicator/communicator.h"
+#include "communicator/agree.h"
+#include "communicator/lost_logs.h"
 
 namespace ftcomm {
 
@@ -25,7 +26,7 @@ void Communicator::try_decide() {
     std::map<int, Vote> votes;
     for (const auto& [r, vote] : votes_)
         if (want.has(r) && vote.attempt == attempt_ + 1) votes.emplace_hint(votes.end(), r, vote);
-    if (replays() && is_from_an_older_log(votes)) return;
+    if (replays() && lost_logs_->has_older(votes)) return;
     FT_POINT("vote.plan");
     PlanInput in{spec_, decision_, votes, failed(), evidence(), core_.view.epoch, core_.rules};
     auto d = make_decision(in);
@@ -37,7 +38,7 @@ void Communicator::try_decide() {
     FT_POINT("decide.before");
     core_.cells.compare_and_set(cell_key(), record_, bytes, [this, bytes](CellClient::Result result, const Bytes& value) {
         on_decide_reply(result, value, bytes);
-        try_agree();  // votes for either may have come in while the cell was busy
+        agreeing_->try_to();  // votes for either may have come in while the cell was busy
         try_decide();
     });
     if (!core_.rules.m4) {  // rule M4 switched off: act before it is recorded
@@ -135,7 +136,7 @@ void Communicator::take_agreed(const Decision& d, const Bytes& record) {
     decision_.agree_cause = d.agree_cause;
     decision_.agree_survivors = d.agree_survivors;
     record_ = record;
-    finish_agree();
+    agreeing_->finish();
 }
 
 void Communicator::apply(const Decision& d) {
@@ -170,8 +171,8 @@ void Communicator::apply(const Decision& d) {
         return plan != nullptr && plan->verdict == OpPlan::Verdict::Repair;  // all do it in the same way from here on
     });
     if (replays()) {
-        learn_log_since(d.log_since);
-        learn_failures(d);  // before anything is served
+        lost_logs_->learn(d.log_since);
+        failures_->learn(d);  // before anything is served
         learn_complete(d);
     }
     apply_plans();
@@ -181,7 +182,7 @@ void Communicator::apply(const Decision& d) {
         fail_messages(s);
         std::erase_if(proposals_, [](const Proposal& p) { return p.seq == 0; });
     }
-    if (agreed) finish_agree();
+    if (agreed) agreeing_->finish();
     // Not a step in an attempt that has lost a member already: what this rank would run (C8) asks things of all members.
     if (!(decision_.alive - in_view()).empty()) look_again();
     pump();
@@ -213,8 +214,8 @@ void Communicator::apply_plans() {
             core_.host.trace("hand_out.kept");
             if (last_.flat != nullptr) keep_apart();
             else if (last_.kept == nullptr) keep_in_log();
-            auto helper =
-                std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_, signature_of(last_.shape), nullptr);
+            auto helper = std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_,
+                                                    calls_.signature_of(last_.shape), nullptr);
             helper->kept = last_.kept;
             std::uint32_t s = 0;
             for (const auto& l : last_.labels)

@@ -9,26 +9,30 @@
 #include <utility>
 
 #include "base/failpoint.h"
-#include "communicator/mark.h"
+#include "communicator/checkpoints.h"
 
 namespace ftcomm {
 
-RankSet Communicator::others_of_group() const {
+RankSet Communicator::Checkpoints::others_of_group() const {
     RankSet out;
     for (int r = 0; r < static_cast<int>(spec_.members.size()); ++r)
-        if (r != rank_ && pairs_->is_direct(r)) out.add(r);
+        if (r != rank_ && comm_.pairs_->is_direct(r)) out.add(r);
     return out;
 }
 
-void Communicator::resume_with_group(RequestPtr request, std::uint64_t number, const Place& here) {
-    group_resume_ = GroupResume{std::move(request), number, here, core_.now + timeout()};
+void Communicator::Checkpoints::resume_with_group(RequestPtr request, std::uint64_t number, const ProgramPlace& here) {
+    group_resume_ = GroupResume{std::move(request), number, here, core_.now + comm_.timeout()};
     for (int r : others_of_group().list()) offer_to(r);
     settle_group_resume();
 }
 
-// Also when somebody comes in: it has heard nothing yet.
-void Communicator::offer_to(int rank) {
-    if (!group_resume_ || core_.solo || !in_view().has(rank)) return;
+// Who comes in has heard nothing yet.
+void Communicator::Checkpoints::on_view() {
+    for (int r : others_of_group().list()) offer_to(r);
+}
+
+void Communicator::Checkpoints::offer_to(int rank) {
+    if (!group_resume_ || core_.solo || !comm_.in_view().has(rank)) return;
     auto h = FrameHeader{};
     h.kind = FrameKind::GroupResume;
     h.comm = spec_.id;
@@ -37,12 +41,12 @@ void Communicator::offer_to(int rank) {
     core_.sender.send(spec_.members[static_cast<std::size_t>(rank)], h);
 }
 
-void Communicator::on_offer(int rank, std::uint64_t number) {
+void Communicator::Checkpoints::on_offer(int rank, std::uint64_t number) {
     offers_[rank] = number;
     settle_group_resume();
 }
 
-void Communicator::settle_group_resume() {
+void Communicator::Checkpoints::settle_group_resume() {
     if (!group_resume_ || group_resume_->request == nullptr) return;
     bool all = true;
     for (int r : others_of_group().list()) {
@@ -66,11 +70,28 @@ void Communicator::settle_group_resume() {
     end_group_resume(go_on_from(group_resume_->number, group_resume_->here));
 }
 
-void Communicator::end_group_resume(Status status) {
+void Communicator::Checkpoints::end_group_resume(Status status) {
     if (!group_resume_) return;
     const auto request = std::move(group_resume_->request);
     group_resume_.reset();
     if (request != nullptr) core_.finish(request, std::move(status));
 }
+
+void Communicator::Checkpoints::on_tick() {
+    if (group_resume_ && group_resume_->request != nullptr && core_.now > group_resume_->deadline)
+        end_group_resume(Status::error(Code::Timeout, "Timed out: not all of this rank's log group have come to resume"));
+}
+
+void Communicator::Checkpoints::postpone(Time deadline) {
+    if (group_resume_) group_resume_->deadline = std::max(group_resume_->deadline, deadline);
+}
+
+bool Communicator::Checkpoints::fail(const RequestPtr& request, Code why) {
+    if (!group_resume_ || group_resume_->request != request || request == nullptr) return false;
+    end_group_resume(Status::error(why, "resume was given up"));
+    return true;
+}
+
+void Communicator::Checkpoints::fail_all(const Status& status) { end_group_resume(status); }
 
 }  // namespace ftcomm

@@ -48,7 +48,7 @@ void Communicator::keep_in_log() {
     last_.kept = std::make_shared<Bytes>(shared_bytes(last_.desc, spec_.members.size()));
     last_.desc.recv = last_.kept->data();
     last_.desc.send = nullptr;  // the caller's again
-    OpState op(last_.seq, last_.desc, last_.shape, last_.grid, rank_, signature_of(last_.shape), nullptr);
+    OpState op(last_.seq, last_.desc, last_.shape, last_.grid, rank_, calls_.signature_of(last_.shape), nullptr);
     const auto s = results_->read(op);
     FT_CHECK(s.ok(), "result %llu is to be handed out: %s", static_cast<unsigned long long>(last_.seq), s.message.c_str());
 }

@@ -1,23 +1,31 @@
-// What a rank notes at its resume point and at each checkpoint.
+// Where a program is in a communicator under replay, and what a rank notes of that: marks, at its resume point and at each checkpoint, and notes.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
-#include "communicator/communicator.h"
+#include "base/bytes.h"
+#include "communicator/logged_pairs.h"
 
 namespace ftcomm {
 
-inline constexpr const char* kHearsAgain =
-    "A process that goes on from here would hear again what was said there: call resume() and commit_checkpoint() on them, too, "
-    "before this one's, or close() them";
-
-// A row of an agreement (agreement.cc): what was said of the tag, then how many messages went to each rank, then how many came from each.
+// A row of an agreement (checkpoint_agreement.cc): what was said of the tag, then how many messages went to each rank, then how many came from each.
 inline constexpr std::size_t kAgreementCounts = 3;
 
-struct Communicator::Mark {
+struct ProgramPlace {
+    std::uint64_t next_seq = 1;
+    LoggedPairs::Position messages, ring;
+    // Answers may be in the log that this process has not come to yet.
+    bool operator==(const ProgramPlace& other) const {
+        return next_seq == other.next_seq && messages.same_messages(other.messages) && ring.same_messages(other.ring);
+    }
+};
+
+struct Mark {
     std::string tag;  // empty: the resume point
-    Place place, base;  // base: where the resume point was
+    ProgramPlace place, base;  // base: where the resume point was
 
     static void put(ByteWriter& w, const LoggedPairs::Position& p) {
         w.put(static_cast<std::uint32_t>(p.sent.size()));
@@ -58,10 +66,10 @@ struct Communicator::Mark {
 };
 
 // A place that a rank has noted by itself (notes.cc).
-struct Communicator::Note {
+struct Note {
     std::string tag;
     std::uint64_t marks = 0;  // that the program had passed
-    Place place;
+    ProgramPlace place;
     LoggedPairs::Left left;  // messages before it, to be received after it
     std::vector<LoggedPairs::Asks> asked;  // since the last of these
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "communicator/checkpoints.h"
 #include "communicator/node_impl.h"
 
 namespace ftcomm {
@@ -140,6 +141,9 @@ Status Node::create_comm(Time now, const CommSpec& spec) {
     Input input(*impl_, now);  \
     auto* c = impl_->find(id); \
     if (c == nullptr) return failed(*impl_, Code::Closed, "no such communicator on this rank: it was closed or never made")
+#define FTCOMM_WITH_CHECKPOINTS(id) \
+    FTCOMM_WITH_COMM(id);           \
+    if (c->checkpoints() == nullptr) return failed(*impl_, Code::Invalid, "checkpoints in the log need the policy replay")
 
 void Node::reuse(RequestPtr request) { impl_->core.reuse(std::move(request)); }
 RequestPtr Node::collective(Time now, CommId comm, const OpDesc& desc) {
@@ -163,21 +167,22 @@ RequestPtr Node::shrink(Time now, CommId comm) {
     return c->agree(Communicator::AgreeKind::Shrink, -1);
 }
 RequestPtr Node::comm_resume(Time now, CommId comm, const std::string& tag) {
-    FTCOMM_WITH_COMM(comm);
-    return c->resume(tag);
+    FTCOMM_WITH_CHECKPOINTS(comm);
+    return c->checkpoints()->resume(tag, false);
 }
 RequestPtr Node::comm_resume_noted(Time now, CommId comm, const std::string& tag) {
-    FTCOMM_WITH_COMM(comm);
-    return c->resume(tag, true);
+    FTCOMM_WITH_CHECKPOINTS(comm);
+    return c->checkpoints()->resume(tag, true);
 }
 RequestPtr Node::comm_commit(Time now, CommId comm, const std::string& tag) {
-    FTCOMM_WITH_COMM(comm);
-    return c->commit_checkpoint(tag);
+    FTCOMM_WITH_CHECKPOINTS(comm);
+    return c->checkpoints()->commit(tag);
 }
 RequestPtr Node::comm_ready(Time now, CommId comm) {
     FTCOMM_WITH_COMM(comm);
     return c->ready();
 }
+#undef FTCOMM_WITH_CHECKPOINTS
 #undef FTCOMM_WITH_COMM
 
 void Node::revoke(Time now, CommId comm) {
@@ -195,17 +200,20 @@ void Node::close_comm(Time now, CommId comm) {
 }
 std::vector<std::string> Node::comm_checkpoints(CommId comm) const {
     const auto* c = impl_->look_up(comm);
-    return c != nullptr ? c->checkpoints() : std::vector<std::string>{};
+    return c != nullptr && c->checkpoints() != nullptr ? c->checkpoints()->tags() : std::vector<std::string>{};
 }
 
 Status Node::comm_note(Time now, CommId comm, const std::string& tag) {
     Input input(*impl_, now);
     auto* c = impl_->find(comm);
-    return c != nullptr ? c->note(tag) : Status::error(Code::Invalid, "there is no such communicator");
+    if (c == nullptr) return Status::error(Code::Invalid, "there is no such communicator");
+    return c->checkpoints() != nullptr ? c->checkpoints()->note(tag)
+                                       : Status::error(Code::Invalid, "note " + tag + " on communicator " + c->spec().name +
+                                                                          ": notes need the policy replay");
 }
 std::vector<std::string> Node::comm_notes(CommId comm) const {
     const auto* c = impl_->look_up(comm);
-    return c != nullptr ? c->notes() : std::vector<std::string>{};
+    return c != nullptr && c->checkpoints() != nullptr ? c->checkpoints()->notes() : std::vector<std::string>{};
 }
 
 void Node::comm_log_position(CommId comm, std::uint64_t iteration, std::optional<std::uint32_t> micro_batch) {

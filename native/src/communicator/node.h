@@ -174,7 +174,7 @@ public:
     // Gives up on a request (Ctrl-C, a wait's own timeout): proposes its failure to the vote (C7); it still completes.
     void fail_request(Time now, const RequestPtr& request, Code why);
     void close_comm(Time now, CommId comm);
-    // Replay, see communicator/agreement.cc. Collective. comm_resume: an empty tag is the resume point itself.
+    // Replay, see communicator/checkpoint_agreement.cc. Collective. comm_resume: an empty tag is the resume point itself.
     RequestPtr comm_resume(Time now, CommId comm, const std::string& tag);
     RequestPtr comm_resume_noted(Time now, CommId comm, const std::string& tag);
     RequestPtr comm_commit(Time now, CommId comm, const std::string& tag);

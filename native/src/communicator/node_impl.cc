@@ -207,7 +207,7 @@ void NodeImpl::fail_all() {
     core.admitting = false;
     for (auto& [id, comm] : comms) {
         comm->on_dead_end();
-        comm->settle_agreement();
+        if (comm->checkpoints() != nullptr) comm->checkpoints()->settle();
     }
     for (auto* r : {&join_request_, &admit_request_, &leave_request_}) {
         if (*r == nullptr || (r == &leave_request_ && goodbye_sent_)) continue;
@@ -250,7 +250,8 @@ void NodeImpl::watch() {
 
 void NodeImpl::settle() {
     if (core.agreements > 0)
-        for (auto* comm : active_) comm->settle_agreement();
+        for (auto* comm : active_)
+            if (comm->checkpoints() != nullptr) comm->checkpoints()->settle();
     if (core.at_dead_end()) {
         if (!dead_end_done_) fail_all();
         if (goodbye_sent_) check_leave_done();  // voted out because it leaves: some have not heard the goodbye yet

@@ -37,7 +37,7 @@ bool Communicator::start(OpState& op) {
         finish_current(dead_end());
         return false;
     }
-    if (const auto* cause = replays() ? failure_of(op.seq) : nullptr) {
+    if (const auto* cause = replays() ? failures_->of(op.seq) : nullptr) {
         finish_current(cause->status(name_of(op)));
         return false;
     }
@@ -51,9 +51,9 @@ bool Communicator::start(OpState& op) {
         }
         if (op.shape.is_same_exchange(plan->shape)) {
             core_.host.trace("exchange.direct");
-            op.go_directly(signature_of(plan->shape));
+            op.go_directly(calls_.signature_of(plan->shape));
         }
-        if (signature_of(plan->shape) != op.signature) {
+        if (calls_.signature_of(plan->shape) != op.signature) {
             propose(Code::Mismatch, op.seq);
             return true;
         }
@@ -100,41 +100,6 @@ bool Communicator::start(OpState& op) {
         if (r.mode == SegmentMode::Absent) core_.host.trace("run.absent");
     start_run(op, std::move(fresh.runs), false);
     return true;
-}
-
-// Of the present attempt; a run has it until its end, which comes before the next attempt.
-const std::vector<int>& Communicator::living() {
-    if (living_.empty() || living_set_ != decision_.alive) {
-        living_set_ = decision_.alive;
-        living_ = living_set_.list();
-    }
-    return living_;
-}
-
-RunEnv Communicator::env() {
-    RunEnv e{core_.sender,
-             spec_.members,
-             spec_.id,
-             attempt_,
-             rank_,
-             living_,
-             0,
-             core_.rules,
-             &core_.transport,
-             &core_.scratch,
-             &flat_rooms_[next_room_],
-             &ticket_};
-    e.windows = &core_.windows;
-    e.board = &board_;
-    e.stage_bytes = core_.config.stage_bytes;
-    e.shared = &core_.shared;
-    e.log = replays() ? this : nullptr;
-    e.own_processor = core_.config.own_processor;
-    e.pushes = core_.config.pushes && spec_.members.size() == 2;
-    e.needs_inputs = spec_.policy != Policy::Raise;
-    e.position = e.position_of(rank_);
-    FT_CHECK(e.position >= 0, "rank %d is not among the living of %s", rank_, spec_.name.c_str());
-    return e;
 }
 
 void Communicator::start_run(OpState& op, std::vector<SegmentRun> plan, bool repair) {

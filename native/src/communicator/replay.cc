@@ -10,13 +10,18 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "collectives/results.h"
+#include "communicator/checkpoints.h"
+#include "communicator/lost_logs.h"
 #include "communicator/restore.h"
 
 namespace ftcomm {
 
 void Communicator::begin_replay() {
+    checkpoints_ = std::make_unique<Checkpoints>(*this);
+    lost_logs_ = std::make_unique<LostLogs>(*this);
+    failures_.emplace(*core_.config.log, note_key(kFailures));
     if (auto s = find_what_was_heard(); !s) core_.abandoned = std::move(s).within("the log of communicator " + spec_.name);
-    if (!has_lost_log()) {
+    if (!lost_logs_->is_own_lost()) {
         read_log();
         return;
     }
@@ -34,7 +39,7 @@ Status Communicator::find_what_was_heard() {
     if (core_.config.again)
         for (int part : {0, 1})
             if (auto s = core_.config.log->state({spec_.id, core_.self(), kHeard, part}); !s) return s;
-    return read_log_since();
+    return lost_logs_->read();
 }
 
 void Communicator::read_log() {
@@ -54,11 +59,10 @@ void Communicator::read_log() {
     // L is complete, too, where somebody has left: who leaves has seen that all others are as far as itself.
     // A failure is on record only after it was decided for all.
     const auto newest = results_->entry(logged_);
-    const bool failed = (newest && newest->failed) || (!failures_.empty() && failures_.rbegin()->first >= logged_);
+    const bool failed = (newest && newest->failed) || failures_->newest() >= logged_;
     const bool complete = anybody_left() || !core_.rules.l12 || failed;
     served_ = std::min(logged_ == 0 || complete ? logged_ : logged_ - 1, logged_whole());
-    if (core_.rules.l14) served_ = std::max(served_, proven_by_mark());
-    if (core_.rules.l16) served_ = std::max(served_, proven_by_note());
+    served_ = std::max(served_, checkpoints_->proven());
     catching_up_ = true;
     if (served_ > 0) last_ = last_from_log(served_);
     freeze();  // nothing starts before a vote has said where the others stand
@@ -67,7 +71,8 @@ void Communicator::read_log() {
 std::unique_ptr<LoggedPairs> Communicator::make_pairs(LoggedPairs::Channel channel) {
     const bool in_groups = channel == LoggedPairs::Channel::Messages && !core_.view.groups.empty();
     return std::make_unique<LoggedPairs>(
-        core_, spec_, rank_, channel, *log_, log_since_, catching_up_, [this] { caught_up(); }, in_groups ? &p2p_ : nullptr);
+        core_, spec_, rank_, channel, *log_, lost_logs_->since(), catching_up_, [this] { caught_up(); },
+        in_groups ? &p2p_ : nullptr);
 }
 
 LoggedRing& Communicator::ring() {
@@ -84,7 +89,7 @@ Status Communicator::find_what_is_logged() {
     auto& log = *core_.config.log;
     for (int what : {kMarks, kFailures})
         if (auto s = log.state(note_key(what)); !s) return s;
-    if (auto s = find_resume_point(); !s) return s;
+    if (auto s = checkpoints_->find_resume_point(); !s) return s;
     for (int what : {kResults, kAnswers})
         if (auto s = log_->state(note_key(what)); !s) return s;
     for (int slot : spec_.members) {
@@ -95,7 +100,12 @@ Status Communicator::find_what_is_logged() {
     LogRecord record;
     if (const auto last = log_->last(note_key(kResults)); last > 0)
         if (auto s = log_->find(note_key(kResults), last, &record); !s) return s;
-    return read_failures();
+    if (auto s = failures_->read(); !s) return s;
+    if (const auto from = failures_->revoked_from()) {
+        decision_.revoked = true;
+        decision_.revoked_from = *from;
+    }
+    return {};
 }
 
 bool Communicator::anybody_left() const {
@@ -127,7 +137,8 @@ void Communicator::log_failure(const OpState& op, const Status& status) {
     const auto c = Cause::of(status);
     auto known = c;
     if (const auto name = name_of(op) + ": "; c.message.starts_with(name)) known.message.erase(0, name.size());
-    note_failure(op.seq, known);
+    // One that fails at once because of a revocation needs no record: the revocation has one.
+    if (op.seq < decision_.revoked_from) failures_->note(op.seq, known);
     const bool results_end_here = op.seq == results_->last() + 1;  // else its result is there: that record stays what it is
     if (results_end_here && results_->add_failure(op, c)) logged_ = op.seq;
 }
@@ -146,7 +157,7 @@ void Communicator::serve_logged() {
     while (!open_.empty() && !open_.front()->started && open_.front()->seq <= served_) {
         auto& op = *open_.front();
         FT_POINT("replay.serve");
-        const auto* cause = failure_of(op.seq);  // also where its result is in the log
+        const auto* cause = failures_->of(op.seq);  // also where its result is in the log
         if (cause == nullptr) op.make_room();
         auto status = cause != nullptr ? cause->status(name_of(op)) : results_->read(op);
         if (status.code == Code::ReplayDiverged) status.operation = name_of(op);
@@ -184,8 +195,8 @@ Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
     const auto size = static_cast<int>(spec_.members.size());
     if (last.shape.is_direct()) return last;
     // Run by other limits than now: nothing here can say what it left. Whoever calls it is told so (ResultStream::read).
-    if (!(shape_of(last.desc, &last.grid) == last.shape)) return {};
-    OpState op(seq, last.desc, last.shape, last.grid, rank_, signature_of(last.shape), nullptr);
+    if (!(calls_.shape_of(last.desc, &last.grid) == last.shape)) return {};
+    OpState op(seq, last.desc, last.shape, last.grid, rank_, calls_.signature_of(last.shape), nullptr);
     mark_complete(op, rank_, size);
     last.labels = op.label_runs();
     last.desc = op.desc;
@@ -204,7 +215,7 @@ void Communicator::on_view_replay() {
     (void)core_.config.log->flush();
     if (!present() || !(decision_.alive - in_view()).empty()) freeze();
     for_pairs([](LoggedPairs& pairs) { pairs.on_view(); });
-    for (int r : others_of_group().list()) offer_to(r);
+    checkpoints_->on_view();
     if (frozen_) send_vote();
 }
 
@@ -243,7 +254,7 @@ void Communicator::restart_timers() {
     for (auto& op : open_) op->deadline = std::max(op->deadline, core_.now + op->timeout);
     const Time deadline = patience_ = core_.now + timeout();
     for_pairs([&](LoggedPairs& pairs) { pairs.postpone(deadline); });
-    if (group_resume_) group_resume_->deadline = std::max(group_resume_->deadline, deadline);
+    checkpoints_->postpone(deadline);
     if (ring_ != nullptr) ring_->postpone();
 }
 

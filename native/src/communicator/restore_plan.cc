@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "base/failpoint.h"
+#include "communicator/checkpoints.h"
+#include "communicator/lost_logs.h"
 #include "communicator/restore.h"
 
 namespace ftcomm {
@@ -99,7 +101,7 @@ Status Communicator::Restore::find_marks(std::uint64_t* oldest, std::uint64_t* n
 }
 
 // What this rank's mark said, from the others': each message that was sent was received then (L3).
-Communicator::Mark Communicator::Restore::mark_at(std::uint64_t number) const {
+Mark Communicator::Restore::mark_at(std::uint64_t number) const {
     Mark out;
     const auto n = peers_.size(), me = static_cast<std::size_t>(comm_.rank_);
     for (auto* place : {&out.place, &out.base})
@@ -132,20 +134,21 @@ Status Communicator::Restore::plan_messages(int rank, const Mark* base, const Ma
         const auto& last = p.state->last[static_cast<std::size_t>(stream)];
         const bool ring = stream == LostStream::RingReceived || stream == LostStream::RingSent;
         const bool sent = stream == LostStream::Sent || stream == LostStream::RingSent;
-        const auto count = [&](const Place& place) {
+        const auto count = [&](const ProgramPlace& place) {
             const auto& pairs = ring ? place.ring : place.messages;
             return sent ? pairs.sent[r] : pairs.received[r];
         };
         if (base == nullptr) {
-            if (last[0] > 0) p.copies.push_back({stream, 0, comm_.key_of_lost(stream, 0, self, other), 0, last[0]});
+            if (last[0] > 0) p.copies.push_back({stream, 0, comm_.lost_logs_->key_of(stream, 0, self, other), 0, last[0]});
             continue;
         }
         const auto before = count(base->base), skip = count(oldest->place) - before;
         if (last[0] < before)
             return missing("rank " + std::to_string(rank) + " has " + std::to_string(last[0]) + " of " + std::to_string(before) +
                            " messages from before the resume point");
-        if (before > 0) p.copies.push_back({stream, 0, comm_.key_of_lost(stream, 0, self, other), 0, before});
-        if (skip > 0 || last[1] > 0) p.copies.push_back({stream, 1, comm_.key_of_lost(stream, 1, self, other), skip, last[1]});
+        if (before > 0) p.copies.push_back({stream, 0, comm_.lost_logs_->key_of(stream, 0, self, other), 0, before});
+        if (skip > 0 || last[1] > 0)
+            p.copies.push_back({stream, 1, comm_.lost_logs_->key_of(stream, 1, self, other), skip, last[1]});
     }
     return {};
 }
@@ -164,7 +167,7 @@ Status Communicator::Restore::check_fellow(int rank) {
     for (auto stream : {LostStream::Sent, LostStream::RingSent})
         for (int part : {0, 1})
             if (s.last[static_cast<std::size_t>(stream)][static_cast<std::size_t>(part)] >
-                log().last(comm_.key_of_lost(stream, part, comm_.core_.self(), slot(rank))))
+                log().last(comm_.lost_logs_->key_of(stream, part, comm_.core_.self(), slot(rank))))
                 return missing("its messages to rank " + std::to_string(rank) + ", on the same host, were in its log only");
     return {};
 }
@@ -178,10 +181,10 @@ Status Communicator::Restore::finish() {
         if (log().last(key) < first_mark_ - 1)
             if (auto s = log().skip(key, first_mark_ - 1); !s) return s;
         for (auto n = log().last(key) + 1; n <= last_mark_; ++n)
-            if (auto s = comm_.append_mark(mark_at(n)); !s) return s;
+            if (auto s = comm_.checkpoints_->append_mark(mark_at(n)); !s) return s;
     }
     FT_POINT("restore.done");
-    comm_.note_log_since(static_cast<std::size_t>(comm_.rank_), comm_.core_.config.incarnation);
+    comm_.lost_logs_->note(static_cast<std::size_t>(comm_.rank_), comm_.core_.config.incarnation);
     return comm_.core_.abandoned;
 }
 

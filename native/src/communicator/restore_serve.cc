@@ -6,7 +6,7 @@
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include "collectives/results.h"
-#include "communicator/restore.h"
+#include "communicator/lost_logs.h"
 
 namespace ftcomm {
 
@@ -24,7 +24,7 @@ ByteView usable(const LogRecord& record) {
 
 }  // namespace
 
-LogKey Communicator::key_of_lost(LostStream stream, int part, int lost, int other) const {
+LogKey Communicator::LostLogs::key_of(LostStream stream, int part, int lost, int other) const {
     using Channel = LoggedPairs::Channel;
     LogKey key;
     switch (stream) {
@@ -38,68 +38,68 @@ LogKey Communicator::key_of_lost(LostStream stream, int part, int lost, int othe
     return key;
 }
 
-void Communicator::on_restore_ask(int rank, ByteView body) {
+void Communicator::LostLogs::on_ask(int rank, ByteView body) {
     ByteReader r(body);
     const auto asked = RestoreAsk::decode(r);
-    if (!r.done() || !replays()) return;
+    if (!r.done()) return;
     ByteWriter w;
     asked.encode(w);
-    if (asked.records) put_lost_records(rank, asked, w);
-    else put_lost_state(rank, w);
+    if (asked.records) put_records(rank, asked, w);
+    else put_state(rank, w);
     FT_POINT("restore.reply");
-    core_.sender.send_long(spec_.members[static_cast<std::size_t>(rank)], control(FrameKind::RestoreReply), w.take());
+    core_.sender.send_long(spec_.members[static_cast<std::size_t>(rank)], comm_.control(FrameKind::RestoreReply), w.take());
 }
 
-void Communicator::put_lost_state(int rank, ByteWriter& w) {
+void Communicator::LostLogs::put_state(int rank, ByteWriter& w) {
     auto& log = *core_.config.log;
     const int lost = spec_.members[static_cast<std::size_t>(rank)];
     RestoreState s;
-    s.lost = restore_ != nullptr;
+    s.lost = comm_.restore_ != nullptr;
     s.none = s.lost && core_.beyond_others;
     s.readable = log.readable(lost);
     if (!s.lost) {
-        s.logged = logged_whole();
-        s.done = std::max({done_seq_, served_, decision_.done_through});
-        const auto heard = pairs_->heard_of(rank);
+        s.logged = comm_.logged_whole();
+        s.done = std::max({comm_.done_seq_, comm_.served_, comm_.decision_.done_through});
+        const auto heard = comm_.pairs_->heard_of(rank);
         s.early_answers = heard.early;
         s.newest_answers = heard.newest;
-        s.first_mark = log.first(note_key(kMarks));
+        s.first_mark = log.first(comm_.note_key(kMarks));
         LogRecord record;
-        for (auto n = s.first_mark; n <= log.last(note_key(kMarks)); ++n) {
-            if (!log.find(note_key(kMarks), n, &record)) break;
+        for (auto n = s.first_mark; n <= log.last(comm_.note_key(kMarks)); ++n) {
+            if (!log.find(comm_.note_key(kMarks), n, &record)) break;
             s.marks.emplace_back(record.payload.begin(), record.payload.end());
         }
         for (int stream = 0; stream < kLostStreams; ++stream)
             for (int part : {0, 1})
                 s.last[static_cast<std::size_t>(stream)][static_cast<std::size_t>(part)] =
-                    log.last(key_of_lost(static_cast<LostStream>(stream), part, lost, core_.self()));
+                    log.last(key_of(static_cast<LostStream>(stream), part, lost, core_.self()));
     }
     s.encode(w);
 }
 
 // A result of which each rank of this host has logged a share, as one that has no others on its host logs it.
-std::shared_ptr<const Bytes> Communicator::whole_result(std::uint64_t seq, const LogRecord& share) {
+std::shared_ptr<const Bytes> Communicator::LostLogs::whole_result(std::uint64_t seq, const LogRecord& share) {
     if (whole_ != nullptr && whole_seq_ == seq) return whole_;
-    auto last = last_from_log(seq);
+    auto last = comm_.last_from_log(seq);
     if (last.seq != seq || !last.logged) return nullptr;
     auto whole = std::make_shared<Bytes>(ResultStream::kHead + shared_bytes(last.desc, spec_.members.size()));
     std::memcpy(whole->data(), share.payload.data(), ResultStream::kHead);
     last.desc.recv = whole->data() + ResultStream::kHead;
-    OpState op(seq, last.desc, last.shape, last.grid, rank_, signature_of(last.shape), nullptr);
-    if (!results_->read(op)) {  // not all of them have logged it
-        if (last_.seq != seq || !retains_result()) return nullptr;
-        keep_apart();
-        if (last_.kept == nullptr) return nullptr;  // what should be there cannot be read
-        std::memcpy(last.desc.recv, last_.kept->data(), last_.kept->size());
+    OpState op(seq, last.desc, last.shape, last.grid, rank_, comm_.calls_.signature_of(last.shape), nullptr);
+    if (!comm_.results_->read(op)) {  // not all of them have logged it
+        if (comm_.last_.seq != seq || !comm_.retains_result()) return nullptr;
+        comm_.keep_apart();
+        if (comm_.last_.kept == nullptr) return nullptr;  // what should be there cannot be read
+        std::memcpy(last.desc.recv, comm_.last_.kept->data(), comm_.last_.kept->size());
     }
     whole_seq_ = seq;
     return whole_ = std::move(whole);
 }
 
 // As much as goes into one answer, from the place that was asked for; nothing, where this log ends before it.
-void Communicator::put_lost_records(int rank, const RestoreAsk& asked, ByteWriter& w) {
+void Communicator::LostLogs::put_records(int rank, const RestoreAsk& asked, ByteWriter& w) {
     auto& log = *core_.config.log;
-    const auto key = key_of_lost(asked.stream, asked.part, spec_.members[static_cast<std::size_t>(rank)], core_.self());
+    const auto key = key_of(asked.stream, asked.part, spec_.members[static_cast<std::size_t>(rank)], core_.self());
     const bool results = asked.stream == LostStream::Results;
     std::vector<RestoredPiece> pieces;
     std::vector<std::shared_ptr<const Bytes>> held;
@@ -108,7 +108,7 @@ void Communicator::put_lost_records(int rank, const RestoreAsk& asked, ByteWrite
         LogRecord record;
         if (!log.peek(key, seq, &record)) break;  // the one who asked for it finds it missing
         if (results && record.tag >= ResultStream::kShare) {
-            held.push_back(whole_result(seq + (asked.part == 1 ? log_->base(note_key(kResults)) : 0), record));
+            held.push_back(whole_result(seq + (asked.part == 1 ? comm_.log_->base(comm_.note_key(kResults)) : 0), record));
             if (held.back() == nullptr) {
                 ByteReader head(record.payload);
                 if (Shape::decode(head).algorithm == Algorithm::Flat)

@@ -6,6 +6,9 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "channel/spread.h"
+#include "communicator/agree.h"
+#include "communicator/checkpoints.h"
+#include "communicator/lost_logs.h"
 #include "communicator/restore.h"
 
 namespace ftcomm {
@@ -13,7 +16,7 @@ namespace ftcomm {
 std::string Communicator::cell_key() const {
     char id[24];
     // Of the members, too: ranks that give one number to communicators that have nobody in common never hear of each other.
-    std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(spec_.id ^ members_hash_));
+    std::snprintf(id, sizeof id, "%016llx", static_cast<unsigned long long>(spec_.id ^ calls_.members_hash()));
     return core_.config.job + "/comm/" + id;
 }
 
@@ -110,8 +113,8 @@ Vote Communicator::build_vote() const {
     v.inherited = inherited_;
     if (replays()) {
         v.revoked_from = decision_.revoked_from;
-        if (std::any_of(log_since_.begin(), log_since_.end(), [](auto since) { return since > 0; })) v.log_since = log_since_;
-        for (const auto& [seq, known] : failures_) v.failures.push_back({seq, known.cause});
+        if (lost_logs_->any()) v.log_since = lost_logs_->since();
+        v.failures = failures_->list();
     }
     if (last_.seq > 0) {
         OpVote o;
@@ -226,8 +229,7 @@ void Communicator::on_view() {
     freeze_sent_ = false;
     if (!(decision_.alive - in_view()).empty()) freeze();
     if (frozen_) send_vote();
-    if (agree_.active && !agree_.held) send_agree_vote();
-    try_agree();
+    agreeing_->on_view();
 }
 
 namespace {
@@ -262,7 +264,7 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
     if (is_p2p(h.kind)) {
         if (decision_.revoked) return;
         if (h.kind == FrameKind::GroupResume) {
-            on_offer(from, h.seq);
+            if (replays()) checkpoints_->on_offer(from, h.seq);
             return;
         }
         if (closed_ && !replays() && h.kind != FrameKind::Cts) return;  // nobody will receive it
@@ -299,13 +301,15 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
             return;
         }
         case FrameKind::Votes: on_votes(from, h.aux, behind_spec(payload, "votes", from)); return;
-        case FrameKind::AgreeVote: on_agree_votes(from, h.aux, behind_spec(payload, "agree votes", from)); return;
-        case FrameKind::RestoreAsk: on_restore_ask(from, behind_spec(payload, "question about a lost log", from)); return;
+        case FrameKind::AgreeVote: agreeing_->on_votes(from, h.aux, behind_spec(payload, "agree votes", from)); return;
+        case FrameKind::RestoreAsk:
+            if (replays()) lost_logs_->on_ask(from, behind_spec(payload, "question about a lost log", from));
+            return;
         case FrameKind::RestoreReply: {
             ByteReader r(payload);
             RestoreAsk::decode(r);
             if (restore_ != nullptr) restore_->on_reply(from, payload);
-            else if (replays() && RestoreState::decode(r).older) on_older_log();
+            else if (replays() && RestoreState::decode(r).older) lost_logs_->on_older();
             return;
         }
         default: return;

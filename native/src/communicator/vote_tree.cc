@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "channel/spread.h"
-#include "communicator/communicator.h"
+#include "communicator/agree.h"
 #include "communicator/same_votes.h"
 
 namespace ftcomm {
@@ -87,6 +87,38 @@ void Communicator::on_votes(int from, std::uint64_t epoch, ByteView body) {
     }
     if (leader() == rank_) try_decide();
     else send_votes_on();
+}
+
+// Votes that come along a tree, those for an agree, too.
+void Communicator::send_in_view(int to, FrameKind kind, const Bytes& votes) {
+    auto header = control(kind);
+    header.aux = core_.view.epoch;
+    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], header, spec_and(votes));
+}
+
+// M17. False: they are kept until this rank has their view, or their sender is told this one, and sends them again.
+bool Communicator::are_of_this_view(int from, FrameKind kind, std::uint64_t epoch, ByteView votes) {
+    if (epoch == core_.view.epoch || !core_.rules.m17) return true;
+    const bool agree = kind == FrameKind::AgreeVote;
+    if (epoch > core_.view.epoch) {
+        core_.host.trace(agree ? "agree.votes_held" : "votes.held");
+        held_votes_.push_back({from, kind, epoch, Bytes(votes.begin(), votes.end())});
+    } else {
+        core_.host.trace(agree ? "agree.votes_outdated" : "votes.outdated");
+        // Whoever was to pass it on may have ended; as may the sender of what was held.
+        if (in_view().has(from)) core_.tell_view(spec_.members[static_cast<std::size_t>(from)]);
+    }
+    return false;
+}
+
+// Whoever sent them may have gone meanwhile: they are others' votes, too, and those are here.
+void Communicator::take_held_votes() {
+    std::vector<HeldVotes> held;
+    held.swap(held_votes_);
+    for (const auto& h : held) {
+        if (h.kind == FrameKind::Votes) on_votes(h.from, h.epoch, h.body);
+        else agreeing_->on_votes(h.from, h.epoch, h.body);
+    }
 }
 
 // With each tick.

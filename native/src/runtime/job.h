@@ -50,7 +50,7 @@ struct JobConfig {
     bool replays() const { return policy == Policy::Replay; }
 
     // Of this machine's links, or kNeverStreams: for then other algorithms are the faster ones, so nearly all of what large operations put into
-    // links has to be as long. (Most of their segments are shorter than they may be: equal_segments() in communicator.cc.) Whether it is never
+    // links has to be as long. (Most of their segments are shorter than they may be: equal_segments() in calls.cc.) Whether it is never
     // is the same on all ranks of a machine, also where some share processors.
     std::uint64_t links_stream_from(bool own_processor = true) const {
         const auto most = stream_limit > 0 ? stream_limit : kCrowdedStreamLimit;

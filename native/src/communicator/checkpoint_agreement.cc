@@ -9,18 +9,17 @@
 
 #include "base/check.h"
 #include "base/joined.h"
-#include "communicator/mark.h"
-#include "communicator/restore.h"
+#include "communicator/checkpoints.h"
 
 namespace ftcomm {
 
-struct Communicator::Agreement {
+struct Communicator::Checkpoints::Agreement {
     static constexpr std::size_t kTag = 0, kState = 1, kMarked = 2, kCounts = kAgreementCounts;  // of a row
     enum State : std::int64_t { kBusy, kQuiet, kFailed, kElsewhere, kFull };
     RequestPtr request, gather;
     std::string tag;
     bool commits = false, noted = false;  // noted: the tag is that of a note
-    Place here;  // behind it
+    ProgramPlace here;  // behind it
     Status room;  // why this rank's log has none
     std::size_t width = 0;
     std::vector<std::int64_t> mine, all;
@@ -40,16 +39,18 @@ Status refused(std::string text, std::vector<int> ranks) {
 
 }  // namespace
 
-Communicator::~Communicator() {
+Communicator::Checkpoints::Checkpoints(Communicator& comm)
+    : comm_(comm), core_(comm.core_), spec_(comm.spec_), rank_(comm.rank_) {}
+
+Communicator::Checkpoints::~Checkpoints() {
     if (agreement_ != nullptr) --core_.agreements;
 }
 
-RequestPtr Communicator::resume(const std::string& tag, bool noted) {
-    if (marks_ > 0) return refuse(Code::Invalid, "resume was called before on communicator " + spec_.name + ": call it once");
+RequestPtr Communicator::Checkpoints::resume(const std::string& tag, bool noted) {
+    if (marks_ > 0) return refuse("resume was called before on communicator " + spec_.name + ": call it once");
     if (!group_resume_) return begin_agreement(tag, false, noted);
     if (group_resume_->request != nullptr)
-        return refuse(Code::Invalid,
-                      "resume on communicator " + spec_.name + " while another one is under way: wait for it first");
+        return refuse("resume on communicator " + spec_.name + " while another one is under way: wait for it first");
     const auto here = group_resume_->here;  // told to go back further: the others know already that this process is here
     auto request = std::make_shared<Request>();
     std::uint64_t number = 0;
@@ -58,26 +59,25 @@ RequestPtr Communicator::resume(const std::string& tag, bool noted) {
     return request;
 }
 
-RequestPtr Communicator::commit_checkpoint(const std::string& tag) {
-    if (replays() && marks_ == 0)
-        return refuse(Code::Invalid, "checkpoint " + tag +
-                                         ": call resume() first, once, where the preparations end that every process makes "
-                                         "again: it says what a replacement can leave out");
+RequestPtr Communicator::Checkpoints::commit(const std::string& tag) {
+    if (marks_ == 0)
+        return refuse("checkpoint " + tag +
+                      ": call resume() first, once, where the preparations end that every process makes "
+                      "again: it says what a replacement can leave out");
     return begin_agreement(tag, true);
 }
 
-RequestPtr Communicator::refuse(Code code, std::string text) {
+RequestPtr Communicator::Checkpoints::refuse(std::string text) {
     auto request = std::make_shared<Request>();
-    core_.finish(request, Status::error(code, std::move(text)));
+    core_.finish(request, Status::error(Code::Invalid, std::move(text)));
     return request;
 }
 
-RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits, bool noted) {
-    if (!replays()) return refuse(Code::Invalid, "checkpoints in the log need the policy replay");
+RequestPtr Communicator::Checkpoints::begin_agreement(const std::string& tag, bool commits, bool noted) {
     if (agreement_ != nullptr)
-        return refuse(Code::Invalid, "resume or commit_checkpoint on communicator " + spec_.name +
-                                         " while another one is under way: wait for it first");
-    agreement_ = std::make_shared<Agreement>();
+        return refuse("resume or commit_checkpoint on communicator " + spec_.name +
+                      " while another one is under way: wait for it first");
+    agreement_ = std::make_unique<Agreement>();
     auto& a = *agreement_;
     a.request = std::make_shared<Request>();
     a.tag = tag;
@@ -85,14 +85,14 @@ RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits, b
     a.noted = noted;
     // What is said to the others is what the mark will say: after they have agreed, messages from further on may be here already.
     a.here = place();
-    a.here.next_seq = next_seq_ + 1;
+    a.here.next_seq = comm_.next_seq_ + 1;
     const auto& messages = a.here.messages;
     const auto bytes = std::as_bytes(std::span(tag));
-    const auto state = ring_ != nullptr && ring_->has_failed() ? Agreement::kFailed
-                       : !messages.quiet                       ? Agreement::kBusy
-                       : commits && !used_elsewhere().empty()  ? Agreement::kElsewhere
-                       : !(a.room = prepare_mark(tag, a.here)) ? Agreement::kFull
-                                                               : Agreement::kQuiet;
+    const auto state = comm_.ring_ != nullptr && comm_.ring_->has_failed() ? Agreement::kFailed
+                       : !messages.quiet                                   ? Agreement::kBusy
+                       : commits && !used_elsewhere().empty()              ? Agreement::kElsewhere
+                       : !(a.room = prepare_mark(tag, a.here))             ? Agreement::kFull
+                                                                           : Agreement::kQuiet;
     a.mine = {commits ? static_cast<std::int64_t>(hash64(bytes)) : 0, state, static_cast<std::int64_t>(marks_)};
     for (const auto* counts : {&messages.sent, &messages.received})
         for (auto n : *counts) a.mine.push_back(static_cast<std::int64_t>(n));
@@ -112,17 +112,16 @@ RequestPtr Communicator::begin_agreement(const std::string& tag, bool commits, b
     d.recv = a.all.data();
     const auto request = a.request;
     ++core_.agreements;
-    a.gather = collective(d);
+    a.gather = comm_.collective(d);
     return request;  // settle() looks whether all have told
 }
 
-// To give up on an agreement is to give up on its all-gather.
-RequestPtr Communicator::waited_for(const RequestPtr& request) const {
+RequestPtr Communicator::Checkpoints::waited_for(const RequestPtr& request) const {
     return agreement_ != nullptr && agreement_->request == request ? agreement_->gather : request;
 }
 
 // After every input.
-void Communicator::settle_agreement() {
+void Communicator::Checkpoints::settle() {
     if (agreement_ == nullptr || agreement_->gather == nullptr || !agreement_->gather->done.load(std::memory_order_relaxed))
         return;
     const auto a = std::move(agreement_);
@@ -135,7 +134,7 @@ void Communicator::settle_agreement() {
             for (std::size_t r = 0; r < spec_.members.size(); ++r)
                 acknowledged = std::min(acknowledged, static_cast<std::uint64_t>(a->row(r, Agreement::kMarked)));
             status = pass_checkpoint(a->tag, a->here, acknowledged);
-        } else if (next_seq_ != a->here.next_seq || place().messages.sent != a->here.messages.sent) {
+        } else if (comm_.next_seq_ != a->here.next_seq || place().messages.sent != a->here.messages.sent) {
             status = Status::error(Code::Invalid, "resume on communicator " + spec_.name +
                                                       ": operations were begun while it was under way. Wait for it first");
         } else if (a->noted) {
@@ -157,7 +156,7 @@ void Communicator::settle_agreement() {
     core_.finish(a->request, std::move(status));
 }
 
-Status Communicator::judge(const Agreement& a) const {
+Status Communicator::Checkpoints::judge(const Agreement& a) const {
     const auto what = a.commits ? "checkpoint " + a.tag : std::string("resume");
     const auto n = spec_.members.size();
     std::vector<int> other, busy, failed, elsewhere, full;
@@ -202,21 +201,21 @@ Status Communicator::judge(const Agreement& a) const {
 }
 
 // L3, of all communicators together: a process that goes on from here begins anew in those that have no checkpoints.
-void Communicator::note_use() {
-    if (!replays() || marks_ > 0 || used_ == core_.resumes + 1) return;
+void Communicator::Checkpoints::note_use() {
+    if (marks_ > 0 || used_ == core_.resumes + 1) return;
     used_ = core_.resumes + 1;
     core_.unmarked[spec_.id] = {spec_.name, core_.resumes};
 }
 
-void Communicator::pass_resume_point(std::uint64_t marks) {
+void Communicator::Checkpoints::pass_resume_point(std::uint64_t marks) {
     marks_ = marks;
-    pairs_->count_anew(marks_);
+    comm_.pairs_->count_anew(marks_);
     core_.unmarked.erase(spec_.id);
     resumed_ = ++core_.resumes;
 }
 
 // Their names; empty if there are none.
-std::string Communicator::used_elsewhere() const {
+std::string Communicator::Checkpoints::used_elsewhere() const {
     std::string names;
     for (const auto& [id, other] : core_.unmarked)
         if (other.used >= resumed_) names += (names.empty() ? " (here: " : ", ") + other.name;

@@ -290,6 +290,9 @@ class Job:
             return
         self._end_with_group()  # the event may still be on its way
         if exit_code.failed():
+            self.emit(
+                "ending"
+            )  # to ftrun: the others see a death, and this process lives for a while, and says why it failed
             self.close()
         else:
             try:

@@ -357,6 +357,10 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             again_at = worker.again_at()
             if again_at is None or time.monotonic() < again_at or worker.has_ended():
                 continue
+            if not worker.kills:
+                self._log("killing", why="did not end by itself", ranks=[slot.rank])
+                worker.kill()
+                continue
             facts = {"rank": slot.rank, "pid": worker.pid, "kills": worker.kills, "state": describe_state(worker.pid)}
             if self._killed and worker.kills >= KILLS:
                 self._log("abandoned", **facts)

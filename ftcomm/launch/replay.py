@@ -43,6 +43,7 @@ class ReplayAgent(FtAgent):
         self._rounds: defaultdict[int, int] = defaultdict(int)
         self._with_group: set[tuple[int, int]] = set()  # (rank, incarnation) that end because one of their group failed
         self._stopping = False  # this generation is over on this node; other nodes may not know yet
+        self._removed: list[Event] = []  # that have not been acted on
         self._hopeless = False  # a slot is given up: the others can't go on
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -66,14 +67,26 @@ class ReplayAgent(FtAgent):
 
     # -- one worker ------------------------------------------------------------------------------------------------
 
+    def _read_events(self) -> None:
+        super()._read_events()
+        while self._removed:
+            removed, self._removed = self._removed, []
+            super()._read_events()  # what those had said before that, in files that were read before theirs came
+            for event in removed:
+                self._on_removed(event)
+
     def _on_event(self, event: Event) -> None:
-        """A worker that the others have voted out, stopped or hung, is in its replacement's way."""
         self._goodbyes.hear(event)
         if event["event"] == "started" and event.get("log_group"):
             self._groups[event["rank"]] = event["log_group"]
         if event["event"] == "stale" and event.get("evidence") == "group":
             self._with_group.add((event["rank"], event["incarnation"]))
-        if event["event"] != "removed" or event.get("evidence") in ENDS_BY_ITSELF or self._ending:
+        if event["event"] == "removed" and event.get("evidence") not in ENDS_BY_ITSELF:
+            self._removed.append(event)
+
+    def _on_removed(self, event: Event) -> None:
+        """A worker that the others have voted out, stopped or hung, is in its replacement's way."""
+        if self._ending:
             return
         who = (event.get("slot"), event.get("slot_incarnation"))
         for slot in self._context.running():
@@ -85,7 +98,10 @@ class ReplayAgent(FtAgent):
             if event.get("evidence") in SUSPICIONS and who not in self._voted_out:  # else it is ending anyway
                 self._voted_out.add(who)
                 self._log("voted-out", rank=slot.rank, incarnation=slot.incarnation, pid=worker.pid)
-            worker.kill()
+            if self._goodbyes.ends_by_itself(slot):
+                worker.kill_at(time.monotonic() + self._patience)
+            else:
+                worker.kill()
 
     def _about(self, ended: Exit) -> dict[str, Any]:
         """Whether somebody waits for the slot's next worker."""

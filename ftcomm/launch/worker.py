@@ -29,6 +29,7 @@ class Worker(SubprocessHandler):  # type: ignore[misc]
         self.was_standby = False
         self.kills = 0
         self._killed_at = 0.0
+        self._kill_at: float | None = None
         # The base class would open the logs with "w", which wipes what the previous incarnation wrote.
         self._log_paths = (stdout, stderr)
         super().__init__(stdout=None, stderr=None, **rest)
@@ -89,6 +90,11 @@ class Worker(SubprocessHandler):  # type: ignore[misc]
                 self.kills, self._killed_at = 1, time.monotonic()
             self._strike()
 
+    def kill_at(self, when: float) -> None:
+        """If it has not ended by itself by then."""
+        if self._kill_at is None:
+            self._kill_at = when
+
     def kill_again(self) -> None:
         """At :meth:`again_at`."""
         self.kills += 1
@@ -96,8 +102,10 @@ class Worker(SubprocessHandler):  # type: ignore[misc]
         self._strike()
 
     def again_at(self) -> float | None:
-        """When to look again whether it has died of its kill: one that sleeps in the kernel (a driver) does not."""
-        return self._killed_at + AGAIN if self.kills and self.proc.returncode is None else None
+        """When to look again whether it has ended, or died of its kill: one that sleeps in the kernel (a driver) does not."""
+        if self.proc.returncode is not None:
+            return None
+        return self._killed_at + AGAIN if self.kills else self._kill_at
 
     def _strike(self) -> None:
         self._kill_group()

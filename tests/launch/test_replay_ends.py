@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,45 @@ if rank == 1:
         ["1", "1", "1", "0"],
         ["0", "1", "2", "1"],
     ]
+
+
+FAILS = """
+if rank == 0 and incarnation == 0:
+    event("ending")
+    tell("fifo0")
+    END
+if rank == 0: joined(0, 1)
+else:
+    wait("fifo0")
+    missed(0, 0, "pidfd")
+    event("suspected", slot=0, slot_incarnation=0, evidence="pidfd")
+    wait("fifo1")
+me()
+"""
+
+
+UNTIL_TOLD = "os.read(os.open(f\"{os.environ['WORK']}/fifo2\", os.O_RDONLY), 1); sys.exit(3)"
+
+
+def test_who_fails_ends_by_itself(replay: Replay, tmp_path: Path) -> None:
+    """The others take it for dead before its process has ended: its exit code says of what it has failed."""
+    run = replay(ENDS + FAILS.replace("END", UNTIL_TOLD), 2, fifos=3)
+    said = run.hear("rank 0 is gone")  # the agent has heard of it
+    go = os.open(tmp_path / "fifo2", os.O_RDWR)  # which waits for nobody, should rank 0 be dead
+    os.write(go, b"!")
+    said += run.hear("rank 0 replays")
+    (tmp_path / "fifo1").write_text("go")
+    code, _, err = run.finish()
+    os.close(go)
+    assert code == 0, [*said, err]
+    assert "exit code 3" in "".join(said)
+    assert "SIGKILL" not in "".join(said)
+
+
+def test_who_fails_and_does_not_end_is_killed(replay: Replay, tmp_path: Path) -> None:
+    run = replay(ENDS + FAILS.replace("END", "signal.pause()"), 2, "--shutdown-timeout", "1", fifos=3)
+    said = run.hear("rank 0 replays")
+    (tmp_path / "fifo1").write_text("go")
+    code, _, err = run.finish()
+    assert code == 0, [*said, err]
+    assert "ranks 0 are killed: did not end by itself" in "".join(said)

@@ -154,10 +154,7 @@ class Keeper:
 
     def _step(self, until: float) -> None:
         self.group._step(until, f"all ranks to end (generation {self.generation}, restarts {self.restarts})")
-        for mark in [m for m in self.group._marks if m[1] == "admitted"]:
-            self.group._marks.remove(mark)
-            if mark[2] == self._incarnation[mark[0]]:
-                self._member[mark[0]] = True
+        self._take_admissions()
         for rank in range(self.size):
             result: Result = self._process(rank).result
             if self._finished[rank] or result.status is None or self._is_late(rank):
@@ -171,7 +168,26 @@ class Keeper:
             else:
                 self._replace(rank, result)
         if not any(self._member) and not all(self._finished):
+            self._hear_of_admissions()
+        if not any(self._member) and not all(self._finished):
             self._next_generation()
+
+    def _take_admissions(self) -> None:
+        for mark in [m for m in self.group._marks if m[1] == "admitted"]:
+            self.group._marks.remove(mark)
+            if mark[2] == self._incarnation[mark[0]]:
+                self._member[mark[0]] = True
+
+    def _hear_of_admissions(self) -> None:
+        """Of those without whom nobody can have come to the end: a thread says that they are in, maybe after they went on."""
+        until = time.monotonic() + 1.0
+        running = [r for r in range(self.size) if self._process(r).result.status is None]
+        waits = running if any(self._finished) else []
+        while waits and not any(self._member) and (left := until - time.monotonic()) > 0:
+            if wait([self._process(r).channel for r in waits], left):
+                self.group._step(time.monotonic() + 60, "what they say")
+                self._take_admissions()
+                waits = [r for r in waits if self._process(r).result.status is None]
 
     def _is_late(self, rank: int) -> bool:
         if rank != self._seen_late or self.deaths:

@@ -75,13 +75,13 @@ class _Problem:
                 f"{len(seconds)} machines in a pipeline have {len(seconds) - 1} boundaries, but sizes has {len(sizes)} "
                 "entries. Give the bytes per iteration between each machine and the next one, both directions together."
             )
-        number("log_limit", log_limit, "bytes", zero=True, infinite=True)
-        number("bandwidth", bandwidth, "bytes per second", infinite=True)
-        count("checkpoint_interval", checkpoint_interval, "iterations")
+        log_limit = number("log_limit", log_limit, "bytes", zero=True, infinite=True)
+        bandwidth = number("bandwidth", bandwidth, "bytes per second", infinite=True)
+        checkpoint_interval = count("checkpoint_interval", checkpoint_interval, "iterations")
         if degree is not None:
-            count("degree", degree, "replicas that replay together (None: as many as there are machines for)")
+            degree = count("degree", degree, "replicas that replay together (None: as many as there are machines for)")
         if micro_batches is not None:
-            count("micro_batches", micro_batches, "micro-batches")
+            micro_batches = count("micro_batches", micro_batches, "micro-batches")
         self.machines = len(seconds)
         self.sizes = sizes
         self.limit = log_limit
@@ -201,9 +201,8 @@ def from_stages(
     """
     stage_seconds = _numbers("stage_seconds", stage_seconds, "seconds")
     stage_sizes = _numbers("stage_sizes", stage_sizes, "bytes")
-    number("bandwidth", bandwidth, "bytes per second", infinite=True)
-    for machine, length in enumerate(stages):
-        count(f"stages[{machine}]", length, "stages")
+    bandwidth = number("bandwidth", bandwidth, "bytes per second", infinite=True)
+    stages = [count(f"stages[{machine}]", length, "stages") for machine, length in enumerate(stages)]
     if sum(stages) != len(stage_seconds) or len(stage_sizes) != len(stage_seconds) - 1:
         raise ConfigError(
             f"stages adds up to {sum(stages)}, with {len(stage_seconds)} stage_seconds and {len(stage_sizes)} stage_sizes. "
@@ -312,11 +311,9 @@ def _reason(problem: _Problem, cuts: Sequence[int], how: str) -> str:
     )
 
 
-def _numbers(name: str, values: Sequence[Any], unit: str) -> Sequence[Any]:
+def _numbers(name: str, values: Sequence[Any], unit: str) -> list[float]:
     try:
         found = list(values)
     except TypeError:
         raise ConfigError(f"{name}={values!r} must be a list of {unit}, one number for each.") from None
-    for i, value in enumerate(found):
-        number(f"{name}[{i}]", value, unit, zero=True)
-    return found
+    return [number(f"{name}[{i}]", value, unit, zero=True) for i, value in enumerate(found)]

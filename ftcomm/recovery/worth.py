@@ -79,23 +79,21 @@ def worth_logging(
         write_bandwidth: into that storage, bytes per second.
         model_factor: what "far larger than the model" means; SWIFT gives no number (its ViT-128/32 logged about twice its model).
     """
-    for name, size in (("log_bytes", log_bytes), ("replay_bytes", log_bytes if replay_bytes is None else replay_bytes)):
-        number(name, size, "bytes", zero=True)
-    number("model_bytes", model_bytes, "bytes")
-    rates = {"copy_bandwidth": copy_bandwidth, "store_bandwidth": store_bandwidth, "write_bandwidth": write_bandwidth}
-    for name, rate in rates.items():
-        number(name, rate, "bytes per second", infinite=True)
-    number("bubble_seconds", bubble_seconds, "seconds", zero=True)
-    number("iteration_seconds", iteration_seconds, "seconds")
-    count("checkpoint_interval", checkpoint_interval, "iterations")
-    number("log_limit", log_limit, "bytes", zero=True, infinite=True)
-    number("model_factor", model_factor, "model sizes", infinite=True)
+    log_bytes = number("log_bytes", log_bytes, "bytes", zero=True)
+    replay_bytes = log_bytes if replay_bytes is None else number("replay_bytes", replay_bytes, "bytes", zero=True)
+    model_bytes = number("model_bytes", model_bytes, "bytes")
+    copy_bandwidth = number("copy_bandwidth", copy_bandwidth, "bytes per second", infinite=True)
+    store_bandwidth = number("store_bandwidth", store_bandwidth, "bytes per second", infinite=True)
+    write_bandwidth = number("write_bandwidth", write_bandwidth, "bytes per second", infinite=True)
+    bubble_seconds = number("bubble_seconds", bubble_seconds, "seconds", zero=True)
+    iteration_seconds = number("iteration_seconds", iteration_seconds, "seconds")
+    checkpoint_interval = count("checkpoint_interval", checkpoint_interval, "iterations")
+    log_limit = number("log_limit", log_limit, "bytes", zero=True, infinite=True)
+    model_factor = number("model_factor", model_factor, "model sizes", infinite=True)
     if replay_seconds is None:
         replay_seconds = max(iteration_seconds - bubble_seconds, 0.0)
     else:
-        number("replay_seconds", replay_seconds, "seconds", zero=True)
-    if replay_bytes is None:
-        replay_bytes = log_bytes
+        replay_seconds = number("replay_seconds", replay_seconds, "seconds", zero=True)
 
     copy = log_bytes / copy_bandwidth
     ratio = log_bytes / model_bytes
@@ -172,13 +170,12 @@ def activation_bytes(
     }
     product = 2
     for name, value in given.items():
-        count(name, value, name.replace("_", " "))
-        product *= value
+        product *= count(name, value, name.replace("_", " "))
     return product
 
 
 def bubble_ratio(stages: int, micro_batches: int) -> float:
     """The share of an iteration in which a stage of GPipe or 1F1B idles: (p-1)/(m+p-1) (SWIFT, section 2.1)."""
-    count("stages", stages, "stages")
-    count("micro_batches", micro_batches, "micro-batches")
+    stages = count("stages", stages, "stages")
+    micro_batches = count("micro_batches", micro_batches, "micro-batches")
     return (stages - 1) / (micro_batches + stages - 1)

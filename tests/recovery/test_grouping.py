@@ -8,6 +8,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from tables import most
 
@@ -270,12 +271,23 @@ def test_quadratic_number_of_operations(improve: bool, share: float) -> None:
         ([1.0], [], {"checkpoint_interval": 1.5}, "whole number"),
         ([1.0], [], {"degree": 0}, "degree=0 must be a whole number"),
         ([1.0], [], {"micro_batches": True}, "micro_batches=True must be a whole number"),
+        ([1.0], [], {"log_limit": 10**400}, "log_limit=1000.* must be zero or a positive number"),
     ],
 )
 @pytest.mark.parametrize("plan", [plan_groups, exhaustive])
 def test_wrong_input(plan: Any, seconds: Any, sizes: Any, changed: dict[str, Any], says: str) -> None:
     with pytest.raises(ftcomm.ConfigError, match=says):
         plan(seconds, sizes, **{**GIVEN, **changed})
+
+
+def test_numpys_numbers_are_numbers() -> None:
+    """What was measured is often an array, of integers that would overflow or of floats with few digits."""
+    given = {**GIVEN, "log_limit": 3e12, "checkpoint_interval": 500, "degree": None, "micro_batches": 8}
+    plain = plan_groups([0.5, 1.5, 1.0], [2_000_000_000, 3_000_000_000], **given)
+    for kind in (np.int32, np.int64):
+        whole = {name: kind(given[name]) for name in ("checkpoint_interval", "micro_batches")}
+        sizes = np.array([2_000_000_000, 3_000_000_000], np.uint32)
+        assert plan_groups(np.array([0.5, 1.5, 1.0], np.float32), sizes, **{**given, **whole}) == plain
 
 
 def test_too_many_to_try() -> None:

@@ -109,8 +109,8 @@ class Engine:
                     "one optimizer, with a group for each part of the model (torch.optim.AdamW([{'params': ...}, ...])), or use "
                     "ftcomm.torch.join_point and ftcomm.recovery.Undo."
                 )
-        count("checkpoint_every", checkpoint_every, "steps")
-        number("patience", patience, "seconds")
+        checkpoint_every = count("checkpoint_every", checkpoint_every, "steps")
+        patience = number("patience", patience, "seconds")
         self.model, self.optimizer = model, optimizer
         comm = communicator(getattr(model, "process_group", None)) if dist.is_initialized() else None
         under = launcher(os.environ)

@@ -10,6 +10,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -137,12 +138,27 @@ def test_names_are_refused(tmp_path: Path, name: Any) -> None:
 
 @pytest.mark.parametrize("step", [-1, 1.0, True, "1", None])
 def test_steps_are_refused(tmp_path: Path, step: Any) -> None:
+    folder = CheckpointFolder(tmp_path)
     with pytest.raises(ConfigError, match="step="):
-        CheckpointFolder(tmp_path).save(step, {})
+        folder.save(step, {})
     assert list(tmp_path.iterdir()) == []
+    folder.save(1, {})
+    # To these a step that can't be there would look like one that is not.
+    for call in (folder.load, folder.prune, folder.discard):
+        with pytest.raises(ConfigError, match="step="):
+            call(step)
+    assert folder.steps() == [1]
 
 
-@pytest.mark.parametrize("folder", [3, None, b"bytes", ""])
+def test_numpys_integers_are_steps(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=np.int64(1))
+    folder.save(np.int64(1), {"a": 1})
+    folder.save(np.uint8(2), {"a": 2})
+    assert folder.steps() == [2]
+    assert folder.load(np.int32(2)) == {"a": 2}
+
+
+@pytest.mark.parametrize("folder", [3, None, b"bytes", "", "a\0b"])
 def test_what_is_no_path_is_refused(folder: Any) -> None:
     with pytest.raises(ConfigError, match="folder="):
         CheckpointFolder(folder)

@@ -48,7 +48,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 3, name: str = "step") -> None:
-        count("keep", keep, "checkpoints")
+        keep = count("keep", keep, "checkpoints")
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
             raise ConfigError(
                 f"name={name!r} must be 1 to 100 letters, digits, '_', '-' or '.', and not begin with '-' or '.'."
@@ -57,6 +57,7 @@ class CheckpointFolder:
             not isinstance(folder, (str, os.PathLike))
             or not isinstance(os.fspath(folder), str)
             or not os.fspath(folder)
+            or "\0" in os.fspath(folder)
         ):
             raise ConfigError(f"folder={folder!r} must be a path.")
         self._where = os.path.abspath(folder)
@@ -99,7 +100,7 @@ class CheckpointFolder:
             SystemFailure: it could not be written (the disk is full, ...). Older checkpoints are as they were.
         """
         self._check_open()
-        count("step", step, "steps", least=0)
+        step = _step(step)
         self.wait()
         tensors = Tensors()
         copy = copied(state, tensors.add)
@@ -134,6 +135,7 @@ class CheckpointFolder:
             SystemFailure: as :meth:`newest`.
         """
         self._check_open()
+        step = _step(step)
         self._join()
         for entry in self._entries():
             if entry.step == step and (state := self._read(entry)) is not None:
@@ -162,12 +164,14 @@ class CheckpointFolder:
         Those are of another run, and say nothing about how far back this one may have to go.
         """
         self._check_open()
+        step = _step(step)
         self._join()
         self._thin(entry for entry in self._entries() if entry.step <= step)
 
     def discard(self, step: int) -> None:
         """The checkpoint of ``step`` counts for nothing."""
         self._check_open()
+        step = _step(step)
         self._join()
         for entry in self._entries():
             if entry.step == step:
@@ -306,6 +310,10 @@ class CheckpointFolder:
     def _check_open(self) -> None:
         if self._closed:
             raise Closed(f"This CheckpointFolder ({self._where}) was closed. Make a new one.")
+
+
+def _step(step: Any) -> int:
+    return count("step", step, "steps", least=0)
 
 
 def _load(file: IO[bytes], path: str) -> dict[Any, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ftcomm.errors import ConfigError, Error, SystemFailure
+from ftcomm.recovery._temporary import open_temporary, remove_abandoned
 
 __all__ = ["PATIENCE", "SUFFIX", "TEMPORARY", "Directory", "Place", "open_place"]
 
@@ -60,6 +61,10 @@ class Place(ABC):
     def delete(self, path: str) -> None:
         """Nothing happens if it is not there."""
 
+    def remove_abandoned(self, path: str) -> None:
+        """Removes a temporary file of a writer that was killed; one of a writer that lives as well, where that can't be known."""
+        self.delete(path)
+
     @abstractmethod
     def remove_folder(self, folder: str) -> None:
         """Removes a folder that is empty; else nothing happens."""
@@ -101,23 +106,22 @@ class Directory(Place):
 
     def put(self, path: str, data: bytes) -> None:
         final = self._path(path)
-        temporary = _temporary(final)
         with self._said(path, "written"):
             os.makedirs(os.path.dirname(final), exist_ok=True)
+            temporary, file = open_temporary(lambda: _temporary(final))
             try:
-                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-                with open(fd, "wb") as file:
+                with file:  # its lock is held until it has its name
                     file.write(data)
                     file.flush()
-                    os.fsync(fd)
-                try:
-                    os.link(temporary, final)  # a rename that replaces nothing
-                except FileExistsError:
-                    raise
-                except OSError:  # a file system without hard links
-                    if os.path.lexists(final):
-                        raise FileExistsError(final) from None
-                    os.rename(temporary, final)
+                    os.fsync(file.fileno())
+                    try:
+                        os.link(temporary, final)  # a rename that replaces nothing
+                    except FileExistsError:
+                        raise
+                    except OSError:  # a file system without hard links
+                        if os.path.lexists(final):
+                            raise FileExistsError(final) from None
+                        os.rename(temporary, final)
             finally:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(temporary)
@@ -125,6 +129,9 @@ class Directory(Place):
     def delete(self, path: str) -> None:
         with self._said(path, "removed"), contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(path))
+
+    def remove_abandoned(self, path: str) -> None:
+        remove_abandoned(self._path(path))
 
     def remove_folder(self, folder: str) -> None:
         with contextlib.suppress(OSError):

@@ -83,7 +83,7 @@ class LogUploader:
         log = self._log
         for name in log.place.names(log.folder):
             if name.endswith(TEMPORARY):  # of an uploader that was killed
-                log.place.delete(f"{log.folder}/{name}")
+                log.place.remove_abandoned(f"{log.folder}/{name}")
         self._there, ended = log.present()
         for before, after in zip(self._there, self._there[1:], strict=False):
             if after != before + 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import signal
 import subprocess
 import sys
@@ -146,6 +147,26 @@ def test_two_uploaders_of_one_log(url: str) -> None:
     with pytest.raises(ConfigError, match="another uploader writes the same log"):
         other.close()
     assert list(fetch(url, JOB, NAME)) == records(1, 2)
+
+
+def test_a_second_uploader_leaves_what_the_first_is_writing(
+    tmp_path: Path, worker: Callable[[str], Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins when the first one's temporary file is written and has no name yet."""
+    url, link = str(tmp_path), os.link
+    others = []
+
+    def meanwhile(temporary: str, final: str) -> None:
+        others.append(worker(url))
+        link(temporary, final)
+
+    with LogUploader(url, JOB, NAME, chunk_bytes=CHUNK) as log, monkeypatch.context() as patched:
+        patched.setattr(os, "link", meanwhile)
+        log.append(record(1))
+        log.flush()
+    assert [other.next_seq for other in others] == [1]
+    assert list(fetch(url, JOB, NAME)) == records(1, 1)
+    assert sorted(objects(url)) == ["00000000.ftlog", "end.ftlog"]
 
 
 def test_disk_full(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import secrets
 from collections.abc import Callable
 from typing import IO, Protocol
+
+from ftcomm.recovery._temporary import open_temporary, remove_abandoned
 
 __all__ = ["Files", "LocalFiles"]
 
@@ -84,33 +85,15 @@ class LocalFiles:
             os.unlink(os.path.join(self.where, name))
 
     def _temporary(self) -> tuple[str, IO[bytes]]:
-        """A file that nobody else has, locked: the lock ends with its process, however that ends."""
-        while True:
-            path = os.path.join(self.where, f".{self._name}-{os.getpid()}-{secrets.token_hex(8)}.tmp")
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            with contextlib.suppress(OSError):  # a file system without locks: then nobody takes it for abandoned
-                fcntl.flock(fd, fcntl.LOCK_EX)
-            if os.fstat(fd).st_nlink:
-                return path, open(fd, "wb")
-            os.close(fd)  # someone has cleaned up between the two calls
+        start = os.path.join(self.where, f".{self._name}-{os.getpid()}-")
+        return open_temporary(lambda: f"{start}{secrets.token_hex(8)}.tmp")
 
     def _remove_abandoned(self) -> None:
-        """Removes what killed processes left.
-
-        The lock tells, not the process id in the name: after the restart of a container it is often this process's own.
-        """
+        """Removes what killed processes left."""
         mine = re.compile(rf"\.{re.escape(self._name)}-\d+-[0-9a-f]{{16}}\.tmp")
         for name in os.listdir(self.where):
-            if not mine.fullmatch(name):
-                continue
-            path = os.path.join(self.where, name)
-            with contextlib.suppress(OSError):  # it is another user's, or has gone
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(path)
-                finally:
-                    os.close(fd)
+            if mine.fullmatch(name):
+                remove_abandoned(os.path.join(self.where, name))
 
 
 def _sync(folder: str) -> None:

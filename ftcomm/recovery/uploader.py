@@ -265,12 +265,19 @@ class LogUploader:
                 "permissions, the connection), make another LogUploader with the same arguments: it goes on after them."
             ) from error
 
+    def _chunk_with(self, seq: int) -> list[LogRecord]:
+        """The records of the chunk that was there and has ``seq``, or of the first one."""
+        at = self._log.locate(self._there, seq)
+        while (found := list(self._log.chunk(self._there[at]).records()))[-1].seq < seq:
+            at += 1  # its header is damaged, so that it was not located: to read it says so
+        return found
+
     def _compare(self, batch: _Batch) -> None:
         """Records that were uploaded before must be the same now; those before the first chunk were collected."""
         for offset, packed in enumerate(batch.records):
             seq = batch.first_seq + offset
             if not self._known or seq > self._known[-1].seq:
-                self._known = list(self._log.chunk(self._there[self._log.locate(self._there, seq)]).records())
+                self._known = self._chunk_with(seq)
             index = seq - self._known[0].seq
             if index >= 0 and pack_record(self._known[index]) != packed:
                 raise ConfigError(

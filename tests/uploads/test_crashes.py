@@ -95,6 +95,16 @@ def test_what_is_appended_again_must_be_the_same(tmp_path: Path, field: str) -> 
         log.close()
 
 
+def test_what_is_appended_again_meets_a_chunk_whose_header_is_damaged(url: str) -> None:
+    upload(url)
+    overwrite(url, "00000002.ftlog", b"")
+    log = LogUploader(url, JOB, NAME)
+    for one in records(1, 20):
+        log.append(one)
+    with pytest.raises(LogCorrupt, match=r"Chunk 2 \(.*00000002.ftlog\) has 0 bytes"):
+        log.close()
+
+
 def test_a_complete_log(url: str) -> None:
     upload(url)
     before = objects(url)

@@ -146,7 +146,7 @@ def header_bytes() -> int:
 
 def parse_header(data: bytes | memoryview, where: str, kind: int, job: str, name: str, ordinal: int | None) -> Header:
     """The header of the object ``where``, which should be this part of this log."""
-    _size, header = _header(data, where)
+    size, header = _header(data, where)
     if header.job != job or header.name != name:
         raise ConfigError(
             f"{where} belongs to the log {header.name!r} of job {header.job!r}, not to {name!r} of {job!r}: files of "
@@ -155,6 +155,8 @@ def parse_header(data: bytes | memoryview, where: str, kind: int, job: str, name
     if header.kind != kind or (ordinal is not None and header.ordinal != ordinal):
         is_ = "an end marker" if header.kind == END else f"chunk {header.ordinal}"
         raise LogCorrupt(f"{where} holds {is_}: the object was renamed or copied over another one; {_HELP}")
+    if kind == END and len(data) != size:
+        raise LogCorrupt(f"{where} has {len(data)} bytes, and its header {size}; {_HELP}")
     return header
 
 

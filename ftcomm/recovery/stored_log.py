@@ -27,6 +27,10 @@ def folder_of(kind: str, name: str) -> str:
     return quoted
 
 
+def _digits(ordinal: int) -> str:
+    return f"{ordinal:08d}"
+
+
 class StoredLog:
     """The log ``name`` of ``job`` at a place."""
 
@@ -38,7 +42,7 @@ class StoredLog:
         return f"log {self.name!r} of job {self.job!r} in {self.place.url}"
 
     def path(self, ordinal: int) -> str:
-        return f"{self.folder}/{ordinal:08d}{SUFFIX}"
+        return f"{self.folder}/{_digits(ordinal)}{SUFFIX}"
 
     @property
     def end_path(self) -> str:
@@ -51,7 +55,10 @@ class StoredLog:
         """The ordinals of the chunks that are there, and whether the end marker is."""
         names = self.place.names(self.folder)
         stems = (name[: -len(SUFFIX)] for name in names if name.endswith(SUFFIX))
-        return sorted(int(stem) for stem in stems if stem.isdecimal()), END_MARKER in names
+        ordinals = sorted(
+            int(stem) for stem in stems if stem.isascii() and stem.isdecimal() and stem == _digits(int(stem))
+        )
+        return ordinals, END_MARKER in names
 
     def chunk(self, ordinal: int) -> Chunk:
         """Raises FileNotFoundError, or LogCorrupt unless it is whole."""

@@ -52,6 +52,27 @@ def test_a_damaged_end_marker(url: str) -> None:
         list(fetch(url, JOB, NAME, follow=True))
 
 
+def test_bytes_after_the_end_marker(url: str) -> None:
+    """Not that another uploader writes the same log."""
+    upload(url)
+    overwrite(url, "end.ftlog", objects(url)["end.ftlog"] + b"?")
+    with pytest.raises(LogCorrupt, match=r"End marker \(.*end.ftlog\) has 89 bytes, and its header 88"):
+        list(fetch(url, JOB, NAME))
+    with pytest.raises(LogCorrupt, match="End marker"):
+        LogUploader(url, JOB, NAME)
+
+
+@pytest.mark.parametrize(
+    "name", ["7.ftlog", "000000000.ftlog", "٠٠٠٠٠٠٠٤.ftlog", "0000000a.ftlog", "00000003.ftlog.old"]
+)
+def test_other_files_are_no_chunks(tmp_path: Path, name: str) -> None:
+    url = str(tmp_path)
+    upload(url)
+    overwrite(url, name, b"?")
+    assert list(fetch(url, JOB, NAME)) == records(1, 20)
+    LogUploader(url, JOB, NAME).close()
+
+
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_missing_chunk_is_named(url: str, follow: bool, ended: bool) -> None:

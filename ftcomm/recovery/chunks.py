@@ -112,6 +112,8 @@ def record_size(length: int) -> int:
 
 def pack_record(record: LogRecord) -> tuple[bytes, bytes]:
     """The fixed part of a record (its checksum still 0) and a copy of its payload."""
+    if not isinstance(record, LogRecord):
+        raise ConfigError(f"A log has LogRecords, and this is {record!r}.")
     try:
         payload = record.payload if isinstance(record.payload, bytes) else memoryview(record.payload).tobytes()
         fixed = _RECORD.pack(

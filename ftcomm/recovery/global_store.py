@@ -19,6 +19,7 @@ from collections.abc import Generator, Mapping
 from typing import Any
 
 from ftcomm.errors import ConfigError, LogCorrupt, Timeout
+from ftcomm.recovery._numbers import count, number
 from ftcomm.recovery.chunks import Chunk, Header, LogRecord
 from ftcomm.recovery.places import PATIENCE, SUFFIX, TEMPORARY, open_place
 from ftcomm.recovery.stored_log import END_MARKER, StoredLog, folder_of
@@ -47,12 +48,10 @@ def fetch(
 
     A payload is a view into its chunk, which stays in memory as long as any of its payloads does: copy what you keep.
     """
-    if from_seq < 1:
-        raise ConfigError(f"from_seq={from_seq} must be at least 1.")
-    if prefetch < 1:
-        raise ConfigError(f"prefetch={prefetch} must be at least 1.")
-    if timeout is not None and not timeout >= 0:
-        raise ConfigError(f"timeout={timeout} must be a number of seconds, or None.")
+    from_seq = count("from_seq", from_seq, "records")
+    prefetch = count("prefetch", prefetch, "chunks")
+    if timeout is not None:
+        timeout = number("timeout", timeout, "seconds", zero=True, infinite=True)
     log = StoredLog(open_place(url, storage_options), job, name)
     return _fetch(log, from_seq, follow, timeout, prefetch)
 
@@ -95,6 +94,7 @@ def collect(url: str, job: str, name: str, through_seq: int, *, storage_options:
 
     Of a log that has no end marker the last chunk stays in any case: an upload that is resumed goes on after it.
     """
+    through_seq = count("through_seq", through_seq, "records", least=0)
     log = StoredLog(open_place(url, storage_options), job, name)
     ordinals, ended = log.present()
     needed = len(ordinals)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import socket
 from abc import ABC, abstractmethod
@@ -228,7 +229,15 @@ class Remote(Place):
 
 def open_place(url: str, storage_options: Mapping[str, Any] | None = None) -> Place:
     """``/a/path``, ``file:///a/path``, or a URL for fsspec with the options for it."""
-    url = os.fspath(url)
+    url = os.fspath(url) if isinstance(url, os.PathLike) else url
+    if not isinstance(url, str) or "\0" in url:
+        raise ConfigError(f"The global store {url!r} is not valid: give a folder or a URL.")
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise ConfigError(f"storage_options={storage_options!r} must be a dict, or None.")
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)", url):  # else logs would go into a folder "s3:" of each host
+        raise ConfigError(
+            f"The global store {url!r} is no URL: it has one slash where a URL has two, and a folder none."
+        )
     scheme, separator, rest = url.partition("://")
     if not separator or scheme == "file":
         path = rest if separator else url

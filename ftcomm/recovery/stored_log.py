@@ -15,7 +15,8 @@ END_MARKER = "end" + SUFFIX
 
 def folder_of(kind: str, name: str) -> str:
     """A job's or a log's folder: its name, without what has a meaning in paths and URLs."""
-    if not name or len(name) > 200 or any(c.isspace() or c == "/" or not c.isprintable() for c in name):
+    good = isinstance(name, str) and 0 < len(name) <= 200
+    if not good or any(c.isspace() or c == "/" or not c.isprintable() for c in name):
         raise ConfigError(f"The {kind} name {name!r} must have 1 to 200 printable characters, no blank and no slash.")
     quoted = quote(name, safe="-_.~:=@,+")
     if quoted.startswith("."):

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from ftcomm.errors import Closed, ConfigError, Error, InternalError, LogCorrupt, SystemFailure
+from ftcomm.recovery._numbers import count
 from ftcomm.recovery.chunks import CHUNK, END, Header, LogRecord, encode, pack_record, record_size
 from ftcomm.recovery.places import PATIENCE, TEMPORARY, open_place
 from ftcomm.recovery.stored_log import StoredLog
@@ -52,9 +53,8 @@ class LogUploader:
         queue_chunks: int = 2,
         storage_options: Mapping[str, Any] | None = None,
     ) -> None:
-        for argument, value in (("chunk_bytes", chunk_bytes), ("queue_chunks", queue_chunks)):
-            if value < 1:
-                raise ConfigError(f"{argument}={value} must be at least 1.")
+        chunk_bytes = count("chunk_bytes", chunk_bytes, "bytes")
+        queue_chunks = count("queue_chunks", queue_chunks, "chunks")
         self._log = StoredLog(open_place(url, storage_options), job, name)
         self._chunk_bytes = chunk_bytes
         self._last: Header | None = None  # of the last chunk in the store; the thread's, once it runs

@@ -13,7 +13,7 @@ from uploads.logs import JOB, NAME, objects, records, upload
 from uploads.upload_worker import record
 
 from ftcomm.errors import Closed, ConfigError, LogCorrupt, SystemFailure
-from ftcomm.recovery.global_store import LogRecord, LogUploader, fetch, remove
+from ftcomm.recovery.global_store import LogRecord, LogUploader, collect, fetch, remove
 
 
 def test_what_was_appended_is_fetched(url: str) -> None:
@@ -85,8 +85,8 @@ def test_an_exception_leaves_no_end_marker(url: str) -> None:
         next(fetched)
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 201, "\n", "é" * 100])
-def test_names_that_are_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "x" * 201, "\n", "é" * 100, None, 7, b"name", ["name"]])
+def test_names_that_are_refused(tmp_path: Path, name: Any) -> None:
     with pytest.raises(ConfigError, match="name"):
         fetch(str(tmp_path), JOB, name)
     with pytest.raises(ConfigError, match="name"):
@@ -110,11 +110,35 @@ def test_wrong_arguments(tmp_path: Path) -> None:
             fetch(wrong, JOB, NAME)
     with pytest.raises(ConfigError, match="storage_options"):
         fetch(str(tmp_path), JOB, NAME, storage_options={"key": "x"})
-    for arguments in ({"from_seq": 0}, {"prefetch": 0}, {"timeout": float("nan")}):
-        with pytest.raises(ConfigError, match=next(iter(arguments))):
-            fetch(str(tmp_path), JOB, NAME, **arguments)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="chunk_bytes"):
-        LogUploader(str(tmp_path), JOB, NAME, chunk_bytes=0)
+    with pytest.raises(ConfigError, match="timeout=nan"):
+        fetch(str(tmp_path), JOB, NAME, timeout=float("nan"))
+    for count in (None, 0, -1, 1.5, "5", [], True):
+        for name in ("from_seq", "prefetch"):
+            with pytest.raises(ConfigError, match=name):
+                fetch(str(tmp_path), JOB, NAME, **{name: count})
+        for name in ("chunk_bytes", "queue_chunks"):
+            with pytest.raises(ConfigError, match=name):
+                LogUploader(str(tmp_path), JOB, NAME, **{name: count})
+        if count != 0:
+            with pytest.raises(ConfigError, match="through_seq"):
+                collect(str(tmp_path), JOB, NAME, count)
+    for timeout in (-1, "5", []):
+        with pytest.raises(ConfigError, match="timeout"):
+            fetch(str(tmp_path), JOB, NAME, timeout=timeout)  # type: ignore[arg-type]
+    with LogUploader(str(tmp_path), JOB, NAME) as log, pytest.raises(ConfigError, match="LogRecords"):
+        log.append(b"payload")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("url", [None, 3, b"/tmp", ["/tmp"], "a\0b", "s3:/bucket/logs", "file:/tmp/logs"])
+def test_urls_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: Any) -> None:
+    """With one slash it would be a folder in this host's working directory, which no replacement elsewhere sees."""
+    monkeypatch.chdir(tmp_path)
+    for call in (lambda: LogUploader(url, JOB, NAME), lambda: fetch(url, JOB, NAME), lambda: remove(url, JOB)):
+        with pytest.raises(ConfigError, match=r"The global store .* is no(t valid| URL)"):
+            call()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="storage_options"):
+        fetch("memory://logs", JOB, NAME, storage_options=[1])  # type: ignore[arg-type]
 
 
 def test_without_fsspec_or_its_package(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@
 
     ftrun --nproc-per-node 4 --policy replay examples/pipeline_engine.py --parallel --kill 2:40
 
-    ftrun --nproc-per-node 4 --policy replay examples/pipeline_engine.py --copies 2 --checkpoints ckpt --kill 2:40
+    ftrun --nproc-per-node 4 --policy replay examples/pipeline_engine.py --copies 2 --checkpoints ckpt --kill 2:30
 
 The digest at the end is the same whoever was killed. With --checkpoints a stage that dies loads its last one and does again what
 came after it; and when all have died, the same command goes on from the newest that all stages have. With --parallel the others

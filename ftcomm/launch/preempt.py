@@ -7,6 +7,7 @@ earlier: a script without a join point would otherwise ignore SIGTERM for good. 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -15,6 +16,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import FrameType
 
+_signal = ctypes.CDLL(None).signal  # Python's own is for the main thread only
+_signal.argtypes, _signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
 _requested = False
 _interrupts = False
 _ours: Callable[[int, FrameType | None], None] | None = None  # the handler that was installed last
@@ -56,6 +59,12 @@ def take(handler: Callable[[int, FrameType | None], None]) -> bool:
 def end() -> None:
     """As SIGTERM does it where nobody handles it. Only in the main thread."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def end_from_thread() -> None:
+    """As :func:`end`, in any thread, also while the main thread is in a wait of torch's that runs no handler of Python's."""
+    _signal(signal.SIGTERM, None)  # SIG_DFL
     os.kill(os.getpid(), signal.SIGTERM)
 
 

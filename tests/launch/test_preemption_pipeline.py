@@ -14,7 +14,7 @@ pytestmark = pytest.mark.forks_workers
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = """
-import os, runpy, signal, sys
+import os, runpy, signal, sys, torch
 sys.path.insert(0, {examples!r})
 import ftcomm.recovery
 from ftcomm.errors import SystemFailure
@@ -112,12 +112,14 @@ if step == 1:
 
 
 @pytest.mark.table
-def test_one_stage_alone_ends_and_is_replaced(run: Run) -> None:
-    alone = """
-stopping._NOTICE_WITHIN = 0.0
+@pytest.mark.parametrize("wait", ["signal.pause()", "torch.futures.Future().wait()"])
+def test_one_stage_alone_ends_and_is_replaced(run: Run, wait: str) -> None:
+    """Also one that waits where torch runs no handlers of Python's, as DistributedDataParallel does for an all-reduce."""
+    alone = f"""
+stopping._NOTICE_WITHIN = 0.5
 if step == 4 and rank == 1 and not again:
     os.kill(os.getpid(), signal.SIGTERM)
-    while True: signal.pause()
+    while True: {wait}
 """
     code, out, err = run(alone).finish()
     assert code == 0, err

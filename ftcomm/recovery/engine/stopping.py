@@ -36,7 +36,7 @@ class Stopping:
     def __init__(self, rank: int, size: int) -> None:
         self._rank, self._all = rank, frozenset(range(size))
         self._told = self._posted = False
-        self._asked = self._overdue = False
+        self._asked = False
         self._closed = threading.Event()
         self._last: int | None = None
         self._handler = self._on_sigterm  # one object: a bound method is a new one each time
@@ -77,21 +77,13 @@ class Stopping:
         first, self._asked = not self._asked, True
         if preempt.notice() >= self._all:
             self._told = True
-        elif self._overdue:
-            preempt.end()
         elif first:  # no threading.Thread: its start() takes locks, which the interrupted code may hold
             _thread.start_new_thread(self._wait_for_notice, ())
 
     def _wait_for_notice(self) -> None:
-        if not self._closed.wait(_NOTICE_WITHIN) and not self._told:
-            self._overdue = True
-            signal.pthread_kill(_main_thread(), signal.SIGTERM)
-
-
-def _main_thread() -> int:
-    number = threading.main_thread().ident
-    assert number is not None
-    return number
+        """If there is one by now, the signal that comes after it says the rest."""
+        if not self._closed.wait(_NOTICE_WITHIN) and not preempt.notice() >= self._all:
+            preempt.end_from_thread()
 
 
 def _post(rank: int) -> Path:

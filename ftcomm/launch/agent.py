@@ -383,7 +383,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         """
         of_sigterm = self._interrupt is signal.SIGTERM
         stays = self._interrupt is None or (of_sigterm and serves_store())
-        how = End.LEFT if of_sigterm else End.FAILED if self._interrupt or self._failures else End.SUCCEEDED
+        ended = End.FAILED if self._failures else End.SUCCEEDED
+        how = End.LEFT if of_sigterm else End.INTERRUPTED if self._interrupt else ended
         if stays:
             self._setting.narrator.say(
                 "this node's workers have ended; waiting for the other nodes (Ctrl-C: do not wait)"

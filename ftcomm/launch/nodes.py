@@ -27,6 +27,7 @@ class End(Enum):
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"  # a slot was given up
+    INTERRUPTED = "interrupted"  # Ctrl-C, a terminal that was closed
     LEFT = "left"  # SIGTERM: the machine is taken away
     GONE = "gone"  # not said by itself: its ftrun has died
     UNKNOWN = "unknown"  # the store has gone before anything was known
@@ -34,11 +35,12 @@ class End(Enum):
 
 WHY = {
     End.FAILED: "a worker of node {} failed for good",
+    End.INTERRUPTED: "node {} was interrupted",
     End.LEFT: "node {} was told to go (SIGTERM)",
     End.GONE: "node {} is gone, and its ftrun with it",
     End.UNKNOWN: "nothing is known of node {}: the rendezvous store is gone",
 }
-FAILURES = (End.FAILED, End.GONE, End.UNKNOWN)
+FAILURES = (End.FAILED, End.INTERRUPTED, End.GONE, End.UNKNOWN)
 
 
 class Nodes:
@@ -53,7 +55,7 @@ class Nodes:
         self._others = [n for n in range(nodes) if n != node]
         self.generations = Generations(store, node, nodes) if replays else None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when there is news for the agent
-        self._failed: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._failed: queue.SimpleQueue[tuple[int, End]] = queue.SimpleQueue()
         self._ends: dict[int, End] = {}
         self._seen = 0  # how much there was in the store at the last look
         self._poked = False
@@ -70,8 +72,8 @@ class Nodes:
         self._poked = True
         self._wake.set()
 
-    def failed(self) -> list[int]:
-        """The nodes of which a worker has failed for good, since it was last asked; none once this node has ended."""
+    def failed(self) -> list[tuple[int, End]]:
+        """The nodes that have failed, or were interrupted, since it was last asked; none once this node has ended."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         return [self._failed.get() for _ in range(self._failed.qsize())]
@@ -109,8 +111,8 @@ class Nodes:
             self._seen, news = there, True
             for other in [n for n in self._going() if self._store.check([f"ftrun/end/{n}"])]:
                 self._ends[other] = self._end_of(other)
-                if self._ends[other] is End.FAILED:
-                    self._failed.put(other)
+                if self._ends[other] in FAILURES:
+                    self._failed.put((other, self._ends[other]))
                     os.eventfd_write(self.fd, 1)
         if self.generations is None:
             return
@@ -135,6 +137,7 @@ class Nodes:
         """
         self._stop = True
         self._wake.set()
+        leave = threading.Event()
         read_fd, write_fd = os.pipe()
         ends = {n: End.UNKNOWN for n in self._others if stays}
 
@@ -144,7 +147,10 @@ class Nodes:
                     self._store.set(f"ftrun/end/{self._node}", how.value)
                     self._store.add(NEWS, 1)
                     if stays:
-                        self._wait(ends)
+                        self._wait(ends, leave)
+                    self._store.set(f"ftrun/knows/{self._node}", "")
+                    if stays and serves_store():
+                        self._wait_for_knowing(ends, leave)
             finally:
                 os.write(write_fd, b".")
 
@@ -158,14 +164,15 @@ class Nodes:
                     break
                 for one in signals.take():
                     if one is not signal.SIGTERM or got is not None or not serves_store():
-                        return ends, got or one
-                    got = one  # as when it comes before: the others need the store
+                        leave.set()
+                        stays = False
+                    got = got or one  # SIGTERM as when it comes before: the others need the store
         return ends, got
 
-    def _wait(self, ends: dict[int, End]) -> None:
+    def _wait(self, ends: dict[int, End], leave: threading.Event) -> None:
         begun = time.monotonic()
         missing = list(self._others)
-        while missing:
+        while missing and not leave.is_set():
             for other in list(missing):
                 if self._store.check([f"ftrun/end/{other}"]):
                     ends[other] = self._end_of(other)
@@ -174,13 +181,14 @@ class Nodes:
                     ends[other] = End.GONE
                     missing.remove(other)
             if missing:
-                _pause(begun)
-        self._store.set(f"ftrun/knows/{self._node}", "")
-        if serves_store():  # who does goes last: others may have begun to look for who is gone just now
-            there = [f"ftrun/knows/{n}" for n, end in ends.items() if end in (End.SUCCEEDED, End.FAILED)]
-            since = time.monotonic()
-            while not self._store.check(there) and time.monotonic() - since < GONE + 2 * BEAT:
-                _pause(since)
+                _pause(begun, leave)
+
+    def _wait_for_knowing(self, ends: dict[int, End], leave: threading.Event) -> None:
+        """Who serves the store goes last: others may have begun to look for who is gone just now."""
+        there = [f"ftrun/knows/{n}" for n, end in ends.items() if end not in (End.GONE, End.UNKNOWN)]
+        since = time.monotonic()
+        while not self._store.check(there) and time.monotonic() - since < GONE + 2 * BEAT and not leave.is_set():
+            _pause(since, leave)
 
     def _is_silent(self, other: int) -> bool:
         """Its beats are counted: clocks of other hosts say nothing."""
@@ -190,12 +198,12 @@ class Nodes:
         return now - self._heard[other][1] > GONE
 
 
-def _pause(since: float) -> None:
+def _pause(since: float, leave: threading.Event) -> None:
     """Between two looks, of which a thread that has nothing else to do takes more at first.
 
     A store has a wait, which keeps others from it for as long, and prints warnings when its time is over.
     """
-    time.sleep(min(1.0, 0.02 + (time.monotonic() - since) / 10))
+    leave.wait(min(1.0, 0.02 + (time.monotonic() - since) / 10))
 
 
 def serves_store() -> bool:

@@ -337,7 +337,7 @@ class ReplayAgent(FtAgent):
 
     def _hear_of_others(self, nodes: Nodes) -> None:
         """Their ranks won't come back, and this node's would wait for them."""
-        lost = next(((node, End.FAILED) for node in nodes.failed()), None) or nodes.missing()
+        lost = next(iter(nodes.failed()), None) or nodes.missing()
         running: list[Slot] = self._context.running()
         if nodes.store_is_gone and not running:
             lost = self._worker_group.group_rank, End.UNKNOWN

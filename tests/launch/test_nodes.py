@@ -129,10 +129,43 @@ def test_without_the_store_nothing_is_known_of_the_others(two: list[Ftrun], tmp_
     assert "nothing is known of node 0: the rendezvous store is gone" in err
 
 
-def test_ctrl_c_does_not_wait(two: list[Ftrun], tmp_path: Path) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody who is silent is taken for gone: who waits for that hangs."""
+    monkeypatch.setattr(nodes, "GONE", 1000.0)
+
+
+@pytest.mark.usefixtures("patient")
+def test_ctrl_c_does_not_wait(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Nor is such a node waited for."""
+    two: list[Ftrun] = request.getfixturevalue("two")
     let_end(tmp_path, 1)
     two[1].hear("waiting for the other nodes")
     two[1].send(signal.SIGINT)
     assert two[1].finish()[0] == 130
     let_end(tmp_path, 0)
     assert two[0].finish()[0] == 0
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_node_that_was_interrupted_is_not_waited_for(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    two: list[Ftrun] = request.getfixturevalue("two")
+    two[1].send(signal.SIGINT)
+    assert two[1].finish()[0] == 130
+    let_end(tmp_path, 0)
+    code, _, err = two[0].finish()
+    assert code == 1, err
+    assert "this node's workers succeeded, but node 1 was interrupted" in err
+
+
+@pytest.mark.usefixtures("patient")
+def test_under_replay_a_node_that_was_interrupted_ends_the_others(
+    monkeypatch: pytest.MonkeyPatch, start: Start, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(nodes, "BEAT", 0.1)
+    two = waiting(start, tmp_path, "--policy", "replay")
+    two[1].send(signal.SIGINT)
+    assert two[1].finish()[0] == 130
+    code, _, err = two[0].finish()
+    assert code == 1, err
+    assert "node 1 was interrupted. Nobody can go on without it: ranks 0 are ended." in err

@@ -237,7 +237,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if (slot.rank, slot.incarnation) in self._members.refused:
             self._give_up(ended, "the policy raise takes no replacements (--policy lossy and replay do)")
         elif self._nobody_to_join():
-            self._give_up(ended, "no worker is left that it could join")
+            self._give_up(ended, self._why_nobody())
         elif slot.incarnation >= restarts:
             self._give_up(
                 ended, f"it was replaced {restarts} times (--max-restarts)" if restarts else "--max-restarts is 0"
@@ -274,7 +274,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _nobody_waits(self, ended: Exit) -> None:
         """For a worker that could not be started while there was somebody."""
-        self._give_up(ended, "no worker is left that it could join")
+        self._give_up(ended, self._why_nobody())
 
     def _spawned(self, slot: Slot, **more: Any) -> None:
         worker = self._context.worker(slot)
@@ -299,30 +299,40 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         return slot.incarnation == slot.founder or (slot.rank, slot.incarnation) in self._members.admitted
 
     def _nobody_to_join(self) -> bool:
-        """True when no running worker holds the training state. Known only where all workers are this node's.
+        """True when no running worker holds the training state. Known only where all workers are this node's, or where the
+        store is gone, without which nobody of any node can let one in.
 
         A script that does not use ftcomm can't join anybody either, but its workers may be independent of each other: they
         are restarted as long as one that was there from the start runs or has succeeded (a single one: always).
         """
         slots = self._context.slots.values()
         if self._worker_group.group_world_size > 1:
-            return False
+            return self._store_is_gone
         if not self._speaks_ftcomm and (len(slots) == 1 or any(slot.state is SlotState.SUCCEEDED for slot in slots)):
             return False
         return not any(self._holds_state(slot) for slot in self._context.running())
+
+    @property
+    def _store_is_gone(self) -> bool:
+        return self._nodes is not None and self._nodes.store_is_gone
+
+    def _why_nobody(self) -> str:
+        if self._store_is_gone:
+            return "the store in another node's ftrun, through which it would come in, is gone. Start the job again"
+        return "no worker is left that it could join"
 
     def _look_for_members(self) -> None:
         """Ends replacements that have nobody to join."""
         if not self._nobody_to_join():
             return
         for slot in self._context.running():
-            if (slot.rank, slot.incarnation) in self._orphaned:
-                continue  # killed already; its end will be seen like any other, and finds nobody to join
+            if self._holds_state(slot) or (slot.rank, slot.incarnation) in self._orphaned:
+                continue  # the second: killed already; its end will be seen like any other, and finds nobody to join
             if self._setting.folder.loses_events():
                 return  # it may have come in, and told so
             self._orphaned.add((slot.rank, slot.incarnation))
             finished = any(other.state is SlotState.SUCCEEDED for other in self._context.slots.values())
-            why = "the others had finished before it came in" if finished else "no worker is left that it could join"
+            why = "the others had finished before it came in" if finished else self._why_nobody()
             self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
             self._context.worker(slot).kill()
 

@@ -149,7 +149,9 @@ class ReplayAgent(FtAgent):
         super()._on_exit(ended)
         slot = ended.slot
         if ended.failure is not None and self._hopeless and not self._failures:
-            self._failures[slot.rank] = ended.failure  # for another node's sake
+            # For another node's sake. A replacement that was not let in has not failed: what it came for did.
+            came_for = None if self._holds_state(slot) else self._replaced.get(slot.rank)
+            self._failures[slot.rank] = came_for or ended.failure
         if slot.incarnation != ended.incarnation or self._ending:
             return  # another one of its group, which ended at the same time, has taken it along
         if ended.failure is None and (slot.rank, ended.incarnation) in self._with_group:
@@ -339,7 +341,7 @@ class ReplayAgent(FtAgent):
         """Their ranks won't come back, and this node's would wait for them."""
         lost = next(iter(nodes.failed()), None) or nodes.missing()
         running: list[Slot] = self._context.running()
-        if nodes.store_is_gone and not running:
+        if nodes.store_is_gone and not any(self._holds_state(slot) for slot in running):  # nobody is let in any more
             lost = self._worker_group.group_rank, End.UNKNOWN
         if lost is not None and not self._ending and (running or self._waits_for_others()):
             node, how = lost

@@ -129,6 +129,26 @@ def test_without_the_store_nothing_is_known_of_the_others(two: list[Ftrun], tmp_
     assert "nothing is known of node 0: the rendezvous store is gone" in err
 
 
+@pytest.mark.parametrize("policy", ["lossy", "replay"])
+def test_without_the_store_no_replacement_waits_to_be_let_in(
+    monkeypatch: pytest.MonkeyPatch, start: Start, policy: str
+) -> None:
+    """It would come in through the store."""
+    monkeypatch.setattr(nodes, "BEAT", 0.1)
+    two = start_two(start, "import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n", "--policy", policy)
+    pids = [int(one.read_lines(1)[0]) for one in two]
+    two[0].send(signal.SIGKILL)
+    two[0].finish()
+    os.kill(pids[1], signal.SIGUSR1)
+    code, _, err = two[1].finish()
+    assert code == 1, err
+    assert "rank 1 failed for good: killed by SIGUSR1" in err
+    if policy == "lossy":
+        assert "the store in another node's ftrun, through which it would come in, is gone. Start the job again" in err
+    else:
+        assert "the rendezvous store is gone. Nobody can go on without it" in err
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody who is silent is taken for gone: who waits for that hangs."""

@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from ftcomm.launch.folder import MALFORMED, Event, RunFolder
 from ftcomm.launch.members import Members
 from ftcomm.launch.narrator import Narrator
-from ftcomm.launch.nodes import End, Nodes, serves_store
+from ftcomm.launch.nodes import WHY, End, Nodes, serves_store
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.retries import TRIES, Begin, Retries
 from ftcomm.launch.signals import Signals
@@ -209,8 +209,13 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._on_failure(ended)
 
     def _hear_of_others(self, nodes: Nodes) -> None:
-        """Where a slot of another node was given up the others go on."""
-        nodes.failed()
+        """Nobody starts their ranks again, but the others go on, or wait by their own patience."""
+        for node, how in nodes.ended():
+            self._tell_of_node(node, how)
+
+    def _tell_of_node(self, node: int, how: End) -> None:
+        if not self._ending and self._context.running():
+            self._log("node-ended", node=node, why=WHY[how].format(node))
 
     def _about(self, ended: Exit) -> dict[str, Any]:
         """What else is to be told of a worker's end."""

@@ -36,6 +36,7 @@ class Narrator:
             "not-started": self._not_started,
             "given-up": self._given_up,
             "node-failed": self._node_failed,
+            "node-ended": self._node_ended,
             "orphaned": self._orphaned,
             "voted-out": self._voted_out,
             "no-goodbye": self._no_goodbye,
@@ -141,6 +142,10 @@ class Narrator:
     def _node_failed(self, event: Event) -> None:
         ended = f": ranks {_list(event['ended'])} are ended" if event["ended"] else ""
         self.say(f"{event['why']}. Nobody can go on without it{ended}.", event["time"])
+
+    def _node_ended(self, event: Event) -> None:
+        wait = " The others wait for them until their timeout: end the job, and start it again." if self._replay else ""
+        self.say(f"{event['why']}: its ranks are not started again.{wait}", event["time"])
 
     def _orphaned(self, event: Event) -> None:
         self.say(f"slot {event['rank']}: the replacement is ended: {event['why']}", event["time"])

@@ -55,7 +55,7 @@ class Nodes:
         self._others = [n for n in range(nodes) if n != node]
         self.generations = Generations(store, node, nodes) if replays else None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when there is news for the agent
-        self._failed: queue.SimpleQueue[tuple[int, End]] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[tuple[int, End]] = queue.SimpleQueue()
         self._ends: dict[int, End] = {}
         self._seen = 0  # how much there was in the store at the last look
         self._poked = False
@@ -72,11 +72,11 @@ class Nodes:
         self._poked = True
         self._wake.set()
 
-    def failed(self) -> list[tuple[int, End]]:
-        """The nodes that have failed, or were interrupted, since it was last asked; none once this node has ended."""
+    def ended(self) -> list[tuple[int, End]]:
+        """The nodes that have ended without success since it was last asked, and how; none once this node has ended."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
-        return [self._failed.get() for _ in range(self._failed.qsize())]
+        return [self._news.get() for _ in range(self._news.qsize())]
 
     def missing(self) -> tuple[int, End] | None:
         """A node that won't say what it starts again, and why, if this one waits for that."""
@@ -111,8 +111,8 @@ class Nodes:
             self._seen, news = there, True
             for other in [n for n in self._going() if self._store.check([f"ftrun/end/{n}"])]:
                 self._ends[other] = self._end_of(other)
-                if self._ends[other] in FAILURES:
-                    self._failed.put((other, self._ends[other]))
+                if self._ends[other] is not End.SUCCEEDED:
+                    self._news.put((other, self._ends[other]))
                     os.eventfd_write(self.fd, 1)
         if self.generations is None:
             return

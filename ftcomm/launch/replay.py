@@ -20,7 +20,7 @@ from ftcomm.launch.agent import FtAgent
 from ftcomm.launch.folder import Event
 from ftcomm.launch.generations import Has
 from ftcomm.launch.goodbyes import Goodbyes
-from ftcomm.launch.nodes import WHY, End, Nodes
+from ftcomm.launch.nodes import FAILURES, WHY, End, Nodes
 from ftcomm.launch.workers import Exit, Slot, SlotState
 
 ENDS_BY_ITSELF = ("left", "gave-up")  # the second says in its output why
@@ -339,7 +339,8 @@ class ReplayAgent(FtAgent):
 
     def _hear_of_others(self, nodes: Nodes) -> None:
         """Their ranks won't come back, and this node's would wait for them."""
-        lost = next(iter(nodes.failed()), None) or nodes.missing()
+        ended = nodes.ended()
+        lost = next((one for one in ended if one[1] in FAILURES), None) or nodes.missing()
         running: list[Slot] = self._context.running()
         if nodes.store_is_gone and not any(self._holds_state(slot) for slot in running):  # nobody is let in any more
             lost = self._worker_group.group_rank, End.UNKNOWN
@@ -349,6 +350,8 @@ class ReplayAgent(FtAgent):
             for slot in self._failed_slots():  # that were to start again
                 self._failures[slot.rank] = self._replaced.get(slot.rank) or self._failure(self._ends[slot.rank])
             self._end_all()
+        for node, how in ended:
+            self._tell_of_node(node, how)
 
     def _end_all(self) -> None:
         self._hopeless = True

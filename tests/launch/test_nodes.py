@@ -99,6 +99,22 @@ def test_a_node_that_goes_waits_for_the_others_only_where_the_store_is(two: list
     assert code == 0, err
 
 
+@pytest.mark.parametrize("policy", ["lossy", "replay"])
+def test_the_others_are_told_that_a_node_was_told_to_go(
+    monkeypatch: pytest.MonkeyPatch, start: Start, tmp_path: Path, policy: str
+) -> None:
+    """Nobody starts its ranks again, and under replay the others wait for them."""
+    monkeypatch.setattr(nodes, "BEAT", 0.1)
+    two = waiting(start, tmp_path, "--policy", policy)
+    two[1].send(signal.SIGTERM)
+    assert two[1].finish()[0] == 143
+    (line,) = two[0].hear("node 1 was told to go")[-1:]
+    assert "(SIGTERM): its ranks are not started again." in line
+    assert ("wait for them until their timeout" in line) == (policy == "replay")
+    let_end(tmp_path, 0)
+    assert two[0].finish()[0] == 0
+
+
 def test_the_one_with_the_store_stays(two: list[Ftrun], tmp_path: Path) -> None:
     two[0].send(signal.SIGTERM)
     two[0].hear("waiting for the other nodes")

@@ -243,6 +243,8 @@ class Narrator:
     def _stale(self, event: Event) -> None:
         if event.get("evidence") == "group":
             return  # told at its end
+        if ("left", event["rank"], event["incarnation"]) in self._told:
+            return  # it has been told why the others go on without it
         self.say(f"rank {event['rank']} was voted out by the others and can't go on", event["time"])
 
     def _authority_lost(self, event: Event) -> None:

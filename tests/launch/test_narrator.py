@@ -65,6 +65,16 @@ def test_steps_that_were_done_again_together() -> None:
     assert line(r0=0) == ["rank 1 has done 9 steps again: nobody has helped"]
 
 
+def test_who_left_as_told_was_not_voted_out() -> None:
+    """The others take it out of the view, and on another host it may hear of that before it ends."""
+    left = {"time": 1.0, "event": "left", "rank": 3, "incarnation": 0, "step": 72}
+    stale = {"event": "stale", "incarnation": 0, "epoch": 2}
+    assert told([left, {**stale, "time": 2.0, "rank": 3}, {**stale, "time": 3.0, "rank": 1}]) == [
+        "rank 3 left before step 72, as told",
+        "rank 1 was voted out by the others and can't go on",
+    ]
+
+
 def test_a_policy_that_only_the_script_knows_is_not_claimed() -> None:
     assert told([{"time": 1.0, "event": "job", "world_size": 4, "ranks": [0, 1, 2, 3], "policy": None}]) == [
         "4 workers"

@@ -68,6 +68,12 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
     if pg_options is not None and not isinstance(pg_options, Options):
         raise ConfigError(f"pg_options must be an ftcomm.Options, not {type(pg_options).__name__}.")
     name = str(dist_opts.group_id)
+    given = dist_opts.timeout.total_seconds()
+    if given <= 0:
+        raise ConfigError(
+            f"timeout={given:g} s must be positive. (torch makes a negative one of what it can't hold, as of timedelta.max: take "
+            "days or years.)"
+        )
     with _lock:
         # torch may give the name of a group that was aborted to another one.
         for old in [old for old, backend in _groups.items() if backend.closed or backend.aborted]:
@@ -79,7 +85,7 @@ def create(dist_opts: Any, pg_options: Any) -> Any:
         options = pg_options or (found[0].job.options if found else Options())
         _check_debug_level(options)
         entry, slots = found or (_start(dist_opts, ranks, options), list(range(len(ranks))))
-        timeout = _timeout(dist_opts.timeout.total_seconds(), pg_options, options)
+        timeout = _timeout(given, pg_options, options)
         # And so to what was destroyed, of the same ranks: its number is not free again.
         key = (entry.job.name, name, *slots)
         before = _made_before[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -193,6 +194,20 @@ def test_options_can_be_copied(world: Any) -> None:
         return options.policy, options.group_name
 
     assert world(1, run, policy="lossy") == [("lossy", "world")]
+
+
+def test_a_timeout_that_torch_cannot_hold(world: Any) -> None:
+    """It comes as a negative one: said at once, not as ranks that never came."""
+
+    def run(context: Any) -> float:
+        for timeout in (timedelta.max, timedelta(0), timedelta(seconds=-5)):
+            with pytest.raises(ftcomm.ConfigError, match="must be positive"):
+                dist.new_group(timeout=timeout)
+        total = torch.ones(1)
+        dist.all_reduce(total, group=dist.new_group(timeout=timedelta(days=365)))
+        return float(total)
+
+    assert world(2, run) == [2.0, 2.0]
 
 
 def test_a_local_sgd_hook_begins_again() -> None:

@@ -124,6 +124,32 @@ def test_ranks_that_disagree(ranks: Ranks, what: str) -> None:
     assert "rank 1 called" in message
 
 
+@pytest.mark.parametrize("what", ["all_to_all", "gather", "scatter"])
+def test_sizes_that_do_not_fit(ranks: Ranks, what: str) -> None:
+    """All call the same, and the text does not say that they called something else: one gives more than another takes."""
+
+    def run(comm: ftcomm.Communicator) -> str:
+        taken, given = [1, 1], [1, 2 if comm.rank == 0 else 1]
+        buf = np.zeros(1 + (comm.rank if what == "gather" else 0), f4)
+        with pytest.raises(ftcomm.Mismatch, match="with sizes that do not fit") as caught:
+            if what == "all_to_all":
+                comm.all_to_all(np.zeros(2, f4), np.zeros(sum(given), f4), taken, given)
+            elif what == "gather":
+                comm.gather(
+                    buf, np.zeros(2, f4) if comm.rank == 0 else None, 0, counts=taken if comm.rank == 0 else None
+                )
+            else:
+                comm.scatter(
+                    buf, np.zeros(3, f4) if comm.rank == 0 else None, 0, counts=given if comm.rank == 0 else None
+                )
+        comm.barrier()
+        return str(caught.value).partition("ranks called ")[2]
+
+    first, *others = ranks(2, run)
+    assert first.startswith(f"{what}(float32")
+    assert others == [first]
+
+
 def test_ranks_that_make_a_communicator_with_different_members(ranks: Ranks) -> None:
     """Nobody gets the sum of some, nobody waits for who does not know of it, and the world goes on."""
 

@@ -44,6 +44,12 @@ std::optional<Cause> OpPlanner::disagreement(const std::vector<Standing>& standi
     for (const auto& [rank, vote] : in_.votes)
         for (const auto& x : vote.proposals) proposed |= first != nullptr && x.code == Code::Mismatch && x.seq == first->op->seq;
     if (first == nullptr || (c.ranks.empty() && !proposed)) return std::nullopt;
+    if (c.ranks.empty() && first->op->shape.is_direct()) {  // counts are no part of what is compared: each pair finds them itself
+        c.message = "ranks called " + first->op->shape.text() +
+                    " with sizes that do not fit: what one rank gives another must be as much as that one takes. Compare the "
+                    "counts (split sizes, or the sizes of the tensors in a list) of all ranks";
+        return c;
+    }
     c.message = "ranks called different operations at the same point:";
     for (const auto& s : standings)
         if (s.op != nullptr)

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from ftcomm._lib import check, lib
-from ftcomm.errors import ConfigError, Error, PeerFailure, Timeout
+from ftcomm.errors import ConfigError, Error, Mismatch, PeerFailure, Timeout
 from ftcomm.job import FT_INTERRUPTED, Job, check_first, current
 from ftcomm.options import Options
 from ftcomm.stores import Store
@@ -156,6 +156,7 @@ class _Start:
     # -- a founding member ---------------------------------------------------------------------------------------
 
     def _found(self) -> None:
+        self._compare_world()
         if self.job.rank == self.everybody[0]:
             self._choose_boot()
         _failpoint("rendezvous.publish")
@@ -193,6 +194,22 @@ class _Start:
             return self.store.get(self._key("ready", 0, self.job.rank)) or b""
         except Exception:  # noqa: BLE001 - the store, whosever it is, may be what has gone
             return b""
+
+    def _compare_world(self) -> None:
+        """Before anybody waits for ranks that others do not know of."""
+        size, rank = self.job.world_size, self.job.rank
+        mine = f"{size} {rank}".encode()
+        found = self.store.compare_set(f"{self.job.instance}/rdv/world", b"", mine)
+        other_size, other = map(int, (found or mine).split())
+        if other_size == size:
+            return
+        error = Mismatch(
+            f"rank {other} has world size {other_size}, rank {rank} has {size}: start all ranks with the same options",
+            ranks=(rank,),
+            operation="rendezvous",
+        )
+        fail_start(self.store, self.job.instance, max(size, other_size), error, rank)
+        raise error
 
     def _choose_boot(self) -> None:
         key = f"{self.job.instance}/rdv/boot"

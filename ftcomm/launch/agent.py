@@ -44,6 +44,7 @@ class Setting:
     pair_log: PairLog | None = None  # under the policy replay
     standbys: int = 0
     interpreter_flags: int = 1  # of a worker's arguments, how many come before the script
+    ended_along: set[int] = field(default_factory=set)  # ranks that have not failed: another node's failure ended them
     other_nodes: dict[int, End] = field(default_factory=dict)  # how their workers ended, when the agent has
 
 

@@ -183,6 +183,9 @@ def _run(args: argparse.Namespace, setting: Setting) -> int:
         return 128 + int(error.sigval)
     except ChildFailedError as error:
         for rank, failure in sorted(error.failures.items()):
+            if rank in setting.ended_along:
+                say(f"rank {rank} was ended: nobody could go on without the other node")
+                continue
             told = failure.error_file_data.get("message")  # a dict where the script's main has torch's @record
             detail = f": {told.get('message')}" if isinstance(told, dict) else ""
             say(f"rank {rank} failed for good: {describe_exit(failure.exitcode)}{detail}")

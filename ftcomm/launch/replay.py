@@ -152,6 +152,8 @@ class ReplayAgent(FtAgent):
             # For another node's sake. A replacement that was not let in has not failed: what it came for did.
             came_for = None if self._holds_state(slot) else self._replaced.get(slot.rank)
             self._failures[slot.rank] = came_for or ended.failure
+            if came_for is None:
+                self._setting.ended_along.add(slot.rank)
         if slot.incarnation != ended.incarnation or self._ending:
             return  # another one of its group, which ended at the same time, has taken it along
         if ended.failure is None and (slot.rank, ended.incarnation) in self._with_group:

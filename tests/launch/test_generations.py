@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -216,11 +217,25 @@ if rank == 1: wait("end")
     assert [code for code, _, _ in ended] == [0, 0], ended
 
 
-def test_one_worker_is_killed_while_another_node_has_a_member(two: Two) -> None:
-    runs = two(WORKER + "if incarnation > 0: joined(rank, incarnation)\nme()\nsignal.pause()\n")
+def test_one_worker_is_killed_while_another_node_has_a_member(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Generations._write
+
+    def write_and_say(self: Generations, generation: int, what: str, value: str) -> None:
+        write(self, generation, what, value)
+        print(f"{what} {value} is in the store", file=sys.stderr, flush=True)
+
+    monkeypatch.setattr(Generations, "_write", write_and_say)  # the ftruns are forked from here
+    os.mkfifo(tmp_path / "fifo")
+    script = "if incarnation > 0:\n    if rank == 1: wait('fifo')\n    joined(rank, incarnation)\nme()\nsignal.pause()\n"
+    runs = two(WORKER + script)
     first = [spoken(run, 0) for run in runs]
     os.kill(int(first[1][3]), signal.SIGKILL)
+    runs[1].hear("has none is in the store")
+    (tmp_path / "fifo").write_text("go")
     assert spoken(runs[1], 0)[1] == "1"
+    runs[1].hear("has members is in the store")
     os.kill(int(first[0][3]), signal.SIGKILL)  # whose replacement the other one could let in
     rank, incarnation, generation, *_ = spoken(runs[0], 0)
     assert (rank, incarnation, generation) == ("0", "1", "0")

@@ -64,6 +64,8 @@ def test_under_replay_the_other_nodes_end_too(
     assert f"slot {fails} is given up" in ended[fails][2]
     said = f"a worker of node {fails} failed for good. Nobody can go on without it: ranks {1 - fails} are ended."
     assert said in ended[1 - fails][2]
+    assert f"rank {1 - fails} was ended: nobody could go on without the other node" in ended[1 - fails][2]
+    assert f"rank {1 - fails} failed for good" not in ended[1 - fails][2]
 
 
 def test_all_succeed(two: list[Ftrun], tmp_path: Path) -> None:

@@ -228,7 +228,9 @@ def test_one_worker_is_killed_while_another_node_has_a_member(
 
     monkeypatch.setattr(Generations, "_write", write_and_say)  # the ftruns are forked from here
     os.mkfifo(tmp_path / "fifo")
-    script = "if incarnation > 0:\n    if rank == 1: wait('fifo')\n    joined(rank, incarnation)\nme()\nsignal.pause()\n"
+    script = (
+        "if incarnation > 0:\n    if rank == 1: wait('fifo')\n    joined(rank, incarnation)\nme()\nsignal.pause()\n"
+    )
     runs = two(WORKER + script)
     first = [spoken(run, 0) for run in runs]
     os.kill(int(first[1][3]), signal.SIGKILL)

@@ -4,6 +4,7 @@
 
 #include "base/reduce.h"
 #include "collectives/overlap.h"
+#include "collectives/run.h"
 #include "communicator/core.h"
 
 namespace ftcomm {

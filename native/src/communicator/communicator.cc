@@ -12,6 +12,7 @@
 #include "collectives/results.h"
 #include "communicator/agree.h"
 #include "communicator/checkpoints.h"
+#include "communicator/lost_logs.h"
 #include "communicator/restore.h"
 
 namespace ftcomm {

@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "channel/spread.h"
+#include "communicator/checkpoints.h"
 #include "communicator/node_impl.h"
 
 namespace ftcomm {

@@ -4,6 +4,7 @@
 
 #include "base/reduce.h"
 #include "collectives/posts.h"
+#include "collectives/results.h"
 #include "collectives/run.h"
 #include "communicator/core.h"
 

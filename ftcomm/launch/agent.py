@@ -21,7 +21,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from ftcomm.launch.folder import MALFORMED, Event, RunFolder
 from ftcomm.launch.members import Members
 from ftcomm.launch.narrator import Narrator
-from ftcomm.launch.nodes import WHY, End, Nodes, serves_store
+from ftcomm.launch.nodes import WHY, End, Nodes, nobody_listens, serves_store
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.retries import TRIES, Begin, Retries
 from ftcomm.launch.signals import Signals
@@ -78,6 +78,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._retries = Retries()
         self._speaks_ftcomm = False  # some worker has written an event
         self._nodes: Nodes | None = None  # if there are several
+        self._store_is_gone = False  # the job's, which another node's ftrun had
         self._interrupt: signal.Signals | None = None
         self._interrupted_at = 0.0
         self._kill_at: float | None = None
@@ -162,6 +163,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             selector.register(self._context.standbys.fd, selectors.EVENT_READ)
             if self._nodes is not None:
                 selector.register(self._nodes.fd, selectors.EVENT_READ)
+            rendezvous_is_gone = False
             while True:
                 for sig in self._setting.signals.take():
                     self._on_signal(sig)
@@ -171,6 +173,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                     self._read_events()  # what a worker wrote before its end comes before the news of its end
                 for one in ended:
                     self._on_exit(one)
+                if self._nodes is not None and self._nodes.store_is_gone and not rendezvous_is_gone:
+                    rendezvous_is_gone = True
+                    self._look_for_store()  # which may be the same
                 if self._ending:
                     self._retries.clear()
                 else:
@@ -199,6 +204,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _on_event(self, event: Event) -> None:
         """A worker's event, for more than being told."""
+        if event["event"] == "authority-lost":
+            self._look_for_store()
 
     def _on_exit(self, ended: Exit) -> None:
         slot = ended.slot
@@ -206,6 +213,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         how = describe_exit(ended.code)
         facts = {"rank": slot.rank, "incarnation": ended.incarnation, "pid": ended.pid, "code": ended.code, "how": how}
         self._log("exit", **facts, **self._about(ended))
+        if ended.failure is not None:
+            self._look_for_store()
         if ended.failure is not None and not self._ending:
             self._on_failure(ended)
 
@@ -296,7 +305,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         # A replacement that was refused, or that we ended, did not fail: what it came for is the slot's failure.
         failed = (rank, ended.incarnation) not in self._orphaned | self._members.refused
         self._failures[rank] = ended.failure if failed else self._replaced[rank]
-        others = 0 if self._nobody_to_join() else len(self._context.running())
+        others = sum(1 for slot in self._context.running() if self._holds_state(slot) or not self._nobody_to_join())
         self._log("given-up", rank=rank, incarnation=ended.incarnation, why=why, others=others)
 
     # -- when nobody holds the training state any more -------------------------------------------------------------
@@ -313,14 +322,16 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         """
         slots = self._context.slots.values()
         if self._worker_group.group_world_size > 1:
-            return self._store_is_gone
+            return self._store_is_gone and self._speaks_ftcomm
         if not self._speaks_ftcomm and (len(slots) == 1 or any(slot.state is SlotState.SUCCEEDED for slot in slots)):
             return False
         return not any(self._holds_state(slot) for slot in self._context.running())
 
-    @property
-    def _store_is_gone(self) -> bool:
-        return self._nodes is not None and self._nodes.store_is_gone
+    def _look_for_store(self) -> None:
+        """The job's, not the rendezvous': the ftrun with the workers of rank 0 has it, whoever has the other."""
+        group = self._worker_group
+        if self._nodes is not None and group.group_rank > 0 and group.spec.rdzv_handler.use_agent_store:
+            self._store_is_gone = self._store_is_gone or nobody_listens(group.master_addr, group.master_port)
 
     def _why_nobody(self) -> str:
         if self._store_is_gone:
@@ -338,6 +349,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 return  # it may have come in, and told so
             self._orphaned.add((slot.rank, slot.incarnation))
             finished = any(other.state is SlotState.SUCCEEDED for other in self._context.slots.values())
+            finished = finished and not self._store_is_gone
             why = "the others had finished before it came in" if finished else self._why_nobody()
             self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
             self._context.worker(slot).kill()

@@ -206,6 +206,17 @@ def _pause(since: float, leave: threading.Event) -> None:
     leave.wait(min(1.0, 0.02 + (time.monotonic() - since) / 10))
 
 
+def nobody_listens(address: str, port: int) -> bool:
+    """Any more: whoever did has ended. Of a host that does not answer nothing is known."""
+    try:
+        with socket.create_connection((address, port), 1.0):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+
+
 def serves_store() -> bool:
     """Whether a store lives in this process: the rendezvous', or that of the job. Nothing else in ftrun listens."""
     return any(_listens(int(name)) for name in os.listdir("/proc/self/fd"))

@@ -76,7 +76,10 @@ class ReplayAgent(FtAgent):
                 self._on_removed(event)
 
     def _on_event(self, event: Event) -> None:
+        super()._on_event(event)
         self._goodbyes.hear(event)
+        if event["event"] == "ending":
+            self._let_end(event)
         if event["event"] == "started" and event.get("log_group"):
             self._groups[event["rank"]] = event["log_group"]
         if event["event"] == "stale" and event.get("evidence") == "group":
@@ -95,13 +98,21 @@ class ReplayAgent(FtAgent):
                 continue
             if event.get("evidence") == "group":
                 self._with_group.add((slot.rank, slot.incarnation))
-            if event.get("evidence") in SUSPICIONS and who not in self._voted_out:  # else it is ending anyway
+            told = who in self._voted_out or self._goodbyes.ends_by_itself(slot)
+            if event.get("evidence") in SUSPICIONS and not told:  # else it is ending anyway
                 self._voted_out.add(who)
                 self._log("voted-out", rank=slot.rank, incarnation=slot.incarnation, pid=worker.pid)
-            if self._goodbyes.ends_by_itself(slot):
-                worker.kill_at(time.monotonic() + self._patience)
-            else:
-                worker.kill()
+            self._kill_one(slot)
+
+    def _let_end(self, event: Event) -> None:
+        """A worker that has failed: it closes its job, and then has so long for the rest of its exit."""
+        for slot in self._context.running():
+            if (event.get("rank"), event.get("incarnation")) == (slot.rank, slot.incarnation):
+                self._context.worker(slot).kill_at(time.monotonic() + self._patience)
+
+    def _kill_one(self, slot: Slot) -> None:
+        if not self._goodbyes.ends_by_itself(slot):
+            self._context.worker(slot).kill()
 
     def _about(self, ended: Exit) -> dict[str, Any]:
         """Whether somebody waits for the slot's next worker."""
@@ -190,7 +201,7 @@ class ReplayAgent(FtAgent):
                 continue
             if slot.state is SlotState.RUNNING:
                 self._with_group.add(who)
-                self._context.worker(slot).kill()
+                self._kill_one(slot)
             elif slot.state is SlotState.SUCCEEDED:
                 self._with_group.add(who)
                 slot.state = SlotState.FAILED
@@ -300,7 +311,7 @@ class ReplayAgent(FtAgent):
         if self._all_came_to_their_end():
             why = "the others had finished before it came in"
             self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
-        self._context.worker(slot).kill()
+        self._kill_one(slot)
 
     def _next_generation(self, again: list[Slot], finished: list[int]) -> None:
         """``finished``: the ranks that it does without."""
@@ -344,7 +355,9 @@ class ReplayAgent(FtAgent):
         ended = nodes.ended()
         lost = next((one for one in ended if one[1] in FAILURES), None) or nodes.missing()
         running: list[Slot] = self._context.running()
-        if nodes.store_is_gone and not any(self._holds_state(slot) for slot in running):  # nobody is let in any more
+        needs_others = any(not self._holds_state(slot) and not self._works_on(slot) for slot in running)
+        nobody_lets_in = self._store_is_gone and needs_others and not any(self._holds_state(slot) for slot in running)
+        if (nodes.store_is_gone and not running) or nobody_lets_in:
             lost = self._worker_group.group_rank, End.UNKNOWN
         if lost is not None and not self._ending and (running or self._waits_for_others()):
             node, how = lost

@@ -147,13 +147,25 @@ def test_without_the_store_nothing_is_known_of_the_others(two: list[Ftrun], tmp_
     assert "nothing is known of node 0: the rendezvous store is gone" in err
 
 
+SPEAKS = """
+import json, os, signal, sys, time
+rank, incarnation = int(os.environ["RANK"]), int(os.environ["FTCOMM_INCARNATION"])
+def event(name, **fields):
+    with open(f"{os.environ['FTCOMM_EVENTS']}/events-{rank}-{incarnation}.jsonl", "a") as file:
+        fields |= {"time": time.time(), "rank": rank, "incarnation": incarnation, "event": name}
+        file.write(json.dumps(fields) + "\\n")
+event("started")
+print(os.getpid(), flush=True)
+"""
+
+
 @pytest.mark.parametrize("policy", ["lossy", "replay"])
 def test_without_the_store_no_replacement_waits_to_be_let_in(
     monkeypatch: pytest.MonkeyPatch, start: Start, policy: str
 ) -> None:
     """It would come in through the store."""
     monkeypatch.setattr(nodes, "BEAT", 0.1)
-    two = start_two(start, "import os, signal\nprint(os.getpid(), flush=True)\nsignal.pause()\n", "--policy", policy)
+    two = start_two(start, SPEAKS + "signal.pause()\n", "--policy", policy)
     pids = [int(one.read_lines(1)[0]) for one in two]
     two[0].send(signal.SIGKILL)
     two[0].finish()
@@ -165,6 +177,30 @@ def test_without_the_store_no_replacement_waits_to_be_let_in(
         assert "the store in another node's ftrun, through which it would come in, is gone. Start the job again" in err
     else:
         assert "the rendezvous store is gone. Nobody can go on without it" in err
+
+
+WORKS_ON = """
+event("goodbye")
+if rank == 1: os.read(os.open(f"{os.environ['WORK']}/fifo", os.O_RDONLY), 1)
+print("done", flush=True)
+"""
+
+
+def test_who_has_left_works_on_without_the_store(monkeypatch: pytest.MonkeyPatch, start: Start, tmp_path: Path) -> None:
+    """For itself: it needs nobody."""
+    monkeypatch.setattr(nodes, "BEAT", 0.1)
+    os.mkfifo(tmp_path / "fifo")
+    go = os.open(tmp_path / "fifo", os.O_RDWR)  # which waits for nobody, should rank 1 be dead
+    two = start_two(start, SPEAKS + WORKS_ON, "--policy", "replay", "--pair-log", str(tmp_path))
+    assert two[0].read_lines(2)[1] == "done"
+    two[1].read_lines(1)
+    two[0].hear("waiting for the other nodes")
+    two[0].send(signal.SIGINT)
+    two[0].finish()
+    os.write(go, b"!")
+    _, out, err = two[1].finish()
+    os.close(go)
+    assert out == "done\n", err
 
 
 @pytest.fixture

@@ -212,12 +212,16 @@ me()
 """
 
 
-UNTIL_TOLD = "os.read(os.open(f\"{os.environ['WORK']}/fifo2\", os.O_RDONLY), 1); sys.exit(3)"
+UNTIL_TOLD = """
+    os.read(os.open(f"{os.environ['WORK']}/fifo2", os.O_RDONLY), 1)
+    open(f"{os.environ['WORK']}/to its end", "w").close()
+    sys.exit(3)
+"""
 
 
 def test_who_fails_ends_by_itself(replay: Replay, tmp_path: Path) -> None:
     """The others take it for dead before its process has ended: its exit code says of what it has failed."""
-    run = replay(ENDS + FAILS.replace("END", UNTIL_TOLD), 2, fifos=3)
+    run = replay(ENDS + FAILS.replace("    END", UNTIL_TOLD), 2, fifos=3)
     said = run.hear("rank 0 is gone")  # the agent has heard of it
     go = os.open(tmp_path / "fifo2", os.O_RDWR)  # which waits for nobody, should rank 0 be dead
     os.write(go, b"!")
@@ -237,3 +241,39 @@ def test_who_fails_and_does_not_end_is_killed(replay: Replay, tmp_path: Path) ->
     code, _, err = run.finish()
     assert code == 0, [*said, err]
     assert "ranks 0 are killed: did not end by itself" in "".join(said)
+
+
+def test_all_fail_and_do_not_end(replay: Replay) -> None:
+    """Nobody is left who would take the others for dead."""
+    run = replay(
+        ENDS + "if generation == 0:\n    event('ending')\n    signal.pause()\nme()\n", 2, "--shutdown-timeout", "1"
+    )
+    code, out, err = run.finish()
+    assert code == 0, err
+    assert sorted((line.split()[0], line.split()[2]) for line in out.splitlines()) == [("0", "1"), ("1", "1")]
+
+
+def test_one_of_a_group_that_fails_with_another_ends_by_itself(replay: Replay, tmp_path: Path) -> None:
+    """Its group is taken along, and it is ending already."""
+    script = """
+if incarnation == 0 and rank < 2:
+    event("started", log_group=[0, 1])
+    event("ending")
+    if rank == 0:
+        wait("fifo0")
+        sys.exit(3)
+    tell("fifo0")
+    UNTIL_TOLD
+if rank == 2: wait("fifo1")
+me()
+"""
+    run = replay(ENDS + script.replace("    UNTIL_TOLD", UNTIL_TOLD), 3, fifos=3)
+    said = run.hear("rank 0 died (exit code 3)")
+    go = os.open(tmp_path / "fifo2", os.O_RDWR)
+    os.write(go, b"!")
+    said += run.hear("rank 1 starts again with its log group")
+    assert (tmp_path / "to its end").exists()
+    (tmp_path / "fifo1").write_text("go")
+    code, _, err = run.finish()
+    os.close(go)
+    assert code == 0, [*said, err]

@@ -2,8 +2,9 @@
 // comes before is given up. (The hybrid of checkpoints and log that Grover and Rajagopal 2022 leave to future work.)
 //
 // Mark 1 is the resume point: what comes before it, every process does again (L6). Mark n + 1 is the nth checkpoint. A rank writes it once an
-// agreement (checkpoint_agreement.cc) has shown that all ranks are there, with no message under way. In it, each rank says how many marks it has written:
-// what all have acknowledged stays (L2), and the mark before that, for a checkpoint that turns out to be damaged (L4). What is older is given up.
+// agreement (checkpoint_agreement.cc) has shown that all ranks are there, with no message under way. In it, each rank says how many marks
+// it has written: what all have acknowledged stays (L2), and the mark before that, for a checkpoint that turns out to be damaged (L4). What
+// is older is given up.
 #include <algorithm>
 #include <utility>
 

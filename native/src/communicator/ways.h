@@ -28,9 +28,9 @@ public:
     };
     struct Choice {
         Way way;
-        bool near = false;  // all share memory, and can read each other
-        bool reads = false;  // what is far ahead, or needed once, is read where it is
-        bool straight = false;  // a flat one that would go along a tree, but for what all show
+        bool near = false;  // all share memory
+        bool reads = false;  // out of each other's memory: all ranks if near, else those of a host
+        bool straight = false;  // Flat, for what all show: else it would go along a tree
     };
     Choice choose(const OpState& op, const std::vector<SegmentRun>& plan, const Now& now) const;
 

@@ -182,7 +182,9 @@ class Narrator:
 
     def _interrupted(self, event: Event) -> None:
         name = event["signal"]
-        what = "the workers finish their step and leave" if name == "SIGTERM" else "the workers are told to end"
+        # Under replay they leave only if all ranks of the job are told.
+        leave = name == "SIGTERM" and not self._replay
+        what = "the workers finish their step and leave" if leave else "the workers are told to end"
         self.say(f"{name}: {what} ({event['patience']} s; once more: at once)", event["time"])
 
     def _killing(self, event: Event) -> None:

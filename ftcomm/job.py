@@ -290,9 +290,8 @@ class Job:
             return
         self._end_with_group()  # the event may still be on its way
         if exit_code.failed():
-            self.emit(
-                "ending"
-            )  # to ftrun: the others see a death, and this process lives for a while, and says why it failed
+            # To ftrun: the others see a death, and this process lives for a while, and says why it failed.
+            self.emit("ending")
             self.close()
         else:
             try:

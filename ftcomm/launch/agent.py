@@ -305,8 +305,10 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         # A replacement that was refused, or that we ended, did not fail: what it came for is the slot's failure.
         failed = (rank, ended.incarnation) not in self._orphaned | self._members.refused
         self._failures[rank] = ended.failure if failed else self._replaced[rank]
-        others = sum(1 for slot in self._context.running() if self._holds_state(slot) or not self._nobody_to_join())
-        self._log("given-up", rank=rank, incarnation=ended.incarnation, why=why, others=others)
+        running = self._context.running()
+        if self._nobody_to_join():
+            running = [slot for slot in running if self._holds_state(slot)]
+        self._log("given-up", rank=rank, incarnation=ended.incarnation, why=why, others=len(running))
 
     # -- when nobody holds the training state any more -------------------------------------------------------------
 

@@ -15,14 +15,11 @@ class Goodbyes:
 
     def __init__(self) -> None:
         self._left: set[tuple[Any, Any]] = set()  # (rank, incarnation), all of them
-        self._ending: set[tuple[Any, Any]] = set()
         self._missed: set[tuple[Any, Any]] = set()
 
     def hear(self, event: Event) -> None:
         if event["event"] == "goodbye":
             self._left.add((event.get("rank"), event.get("incarnation")))
-        elif event["event"] == "ending":
-            self._ending.add((event.get("rank"), event.get("incarnation")))
         elif (
             event["event"] == "removed"
             and event.get("evidence") not in NO_DEATH
@@ -33,10 +30,6 @@ class Goodbyes:
     def left(self, slot: Slot) -> bool:
         """Whether its worker has left in good order: whatever it still does, it does for itself."""
         return (slot.rank, slot.incarnation) in self._left
-
-    def ends_by_itself(self, slot: Slot) -> bool:
-        """Whether its worker has failed and is ending: with an exit code of its own, if it is let."""
-        return (slot.rank, slot.incarnation) in self._ending
 
     def missed(self, slot: Slot) -> bool:
         """Whether the others have found that its worker, a member, was gone, and it has not said goodbye."""

@@ -138,6 +138,8 @@ class Nodes:
         self._stop = True
         self._wake.set()
         leave = threading.Event()
+        if not stays:
+            leave.set()
         read_fd, write_fd = os.pipe()
         ends = {n: End.UNKNOWN for n in self._others if stays}
 
@@ -146,10 +148,9 @@ class Nodes:
                 with contextlib.suppress(RuntimeError):
                     self._store.set(f"ftrun/end/{self._node}", how.value)
                     self._store.add(NEWS, 1)
-                    if stays:
-                        self._wait(ends, leave)
+                    self._wait(ends, leave)
                     self._store.set(f"ftrun/knows/{self._node}", "")
-                    if stays and serves_store():
+                    if serves_store():
                         self._wait_for_knowing(ends, leave)
             finally:
                 os.write(write_fd, b".")
@@ -159,13 +160,12 @@ class Nodes:
             selector.register(read_fd, selectors.EVENT_READ)
             selector.register(signals.fd, selectors.EVENT_READ)
             got: signal.Signals | None = None
-            while ready := selector.select(None if stays else 1.0):
+            while ready := selector.select(1.0 if leave.is_set() else None):
                 if any(key.fd == read_fd for key, _ in ready):
                     break
                 for one in signals.take():
                     if one is not signal.SIGTERM or got is not None or not serves_store():
                         leave.set()
-                        stays = False
                     got = got or one  # SIGTERM as when it comes before: the others need the store
         return ends, got
 
@@ -187,7 +187,7 @@ class Nodes:
         """Who serves the store goes last: others may have begun to look for who is gone just now."""
         there = [f"ftrun/knows/{n}" for n, end in ends.items() if end not in (End.GONE, End.UNKNOWN)]
         since = time.monotonic()
-        while not self._store.check(there) and time.monotonic() - since < GONE + 2 * BEAT and not leave.is_set():
+        while not leave.is_set() and not self._store.check(there) and time.monotonic() - since < GONE + 2 * BEAT:
             _pause(since, leave)
 
     def _is_silent(self, other: int) -> bool:

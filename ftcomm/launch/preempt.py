@@ -57,13 +57,7 @@ def take(handler: Callable[[int, FrameType | None], None]) -> bool:
 
 
 def end() -> None:
-    """As SIGTERM does it where nobody handles it. Only in the main thread."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def end_from_thread() -> None:
-    """As :func:`end`, in any thread, also while the main thread is in a wait of torch's that runs no handler of Python's."""
+    """As SIGTERM does it where nobody handles it. In any thread: the main one may be in a wait of torch's."""
     _signal(signal.SIGTERM, None)  # SIG_DFL
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -98,7 +98,7 @@ class ReplayAgent(FtAgent):
                 continue
             if event.get("evidence") == "group":
                 self._with_group.add((slot.rank, slot.incarnation))
-            told = who in self._voted_out or self._goodbyes.ends_by_itself(slot)
+            told = who in self._voted_out or worker.ends_by_itself
             if event.get("evidence") in SUSPICIONS and not told:  # else it is ending anyway
                 self._voted_out.add(who)
                 self._log("voted-out", rank=slot.rank, incarnation=slot.incarnation, pid=worker.pid)
@@ -108,11 +108,12 @@ class ReplayAgent(FtAgent):
         """A worker that has failed: it closes its job, and then has so long for the rest of its exit."""
         for slot in self._context.running():
             if (event.get("rank"), event.get("incarnation")) == (slot.rank, slot.incarnation):
-                self._context.worker(slot).kill_at(time.monotonic() + self._patience)
+                self._context.worker(slot).let_end(time.monotonic() + self._patience)
 
     def _kill_one(self, slot: Slot) -> None:
-        if not self._goodbyes.ends_by_itself(slot):
-            self._context.worker(slot).kill()
+        worker = self._context.worker(slot)
+        if not worker.ends_by_itself:
+            worker.kill()
 
     def _about(self, ended: Exit) -> dict[str, Any]:
         """Whether somebody waits for the slot's next worker."""

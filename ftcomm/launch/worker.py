@@ -90,10 +90,14 @@ class Worker(SubprocessHandler):  # type: ignore[misc]
                 self.kills, self._killed_at = 1, time.monotonic()
             self._strike()
 
-    def kill_at(self, when: float) -> None:
-        """If it has not ended by itself by then."""
+    def let_end(self, until: float) -> None:
+        """It is ending, with an exit code of its own, and is killed if it still runs then."""
         if self._kill_at is None:
-            self._kill_at = when
+            self._kill_at = until
+
+    @property
+    def ends_by_itself(self) -> bool:
+        return self._kill_at is not None
 
     def kill_again(self) -> None:
         """At :meth:`again_at`."""

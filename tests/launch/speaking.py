@@ -1,4 +1,4 @@
-"""Workers under the policy replay that only say what real ones would."""
+"""Workers that only say what real ones would: under the policy replay, most of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from launch.running import Ftrun
 WORKER = """
 import json, os, signal, sys, time
 rank, incarnation = int(os.environ["RANK"]), int(os.environ["FTCOMM_INCARNATION"])
-generation, finished = int(os.environ["FTCOMM_GENERATION"]), os.environ["FTCOMM_FINISHED"]
+generation, finished = int(os.environ.get("FTCOMM_GENERATION", 0)), os.environ.get("FTCOMM_FINISHED")
 def say(*words): os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 def event(name, **fields):
     with open(f"{os.environ['FTCOMM_EVENTS']}/events-{rank}-{incarnation}.jsonl", "a") as file:

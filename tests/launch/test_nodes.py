@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from launch.running import Ftrun, Start, start_two
+from launch.speaking import WORKER
 
 from ftcomm.launch import nodes
 
@@ -147,16 +148,7 @@ def test_without_the_store_nothing_is_known_of_the_others(two: list[Ftrun], tmp_
     assert "nothing is known of node 0: the rendezvous store is gone" in err
 
 
-SPEAKS = """
-import json, os, signal, sys, time
-rank, incarnation = int(os.environ["RANK"]), int(os.environ["FTCOMM_INCARNATION"])
-def event(name, **fields):
-    with open(f"{os.environ['FTCOMM_EVENTS']}/events-{rank}-{incarnation}.jsonl", "a") as file:
-        fields |= {"time": time.time(), "rank": rank, "incarnation": incarnation, "event": name}
-        file.write(json.dumps(fields) + "\\n")
-event("started")
-print(os.getpid(), flush=True)
-"""
+SPEAKS = WORKER + 'event("started")\nsay(os.getpid())\n'
 
 
 @pytest.mark.parametrize("policy", ["lossy", "replay"])

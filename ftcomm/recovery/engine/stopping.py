@@ -83,7 +83,7 @@ class Stopping:
     def _wait_for_notice(self) -> None:
         """If there is one by now, the signal that comes after it says the rest."""
         if not self._closed.wait(_NOTICE_WITHIN) and not preempt.notice() >= self._all:
-            preempt.end_from_thread()
+            preempt.end()
 
 
 def _post(rank: int) -> Path:

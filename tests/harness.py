@@ -177,6 +177,12 @@ class Group:
         while self._processes[rank, incarnation].result.status is None:
             self._step(until, f"rank {rank} to end")
 
+    def wait_stopped(self, rank: int) -> None:
+        """Blocks until a stop of a failpoint has taken hold. Its other threads go on until then."""
+        how = os.waitid(os.P_PID, self.pid(rank), os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if how is None or how.si_code != os.CLD_STOPPED:
+            self._fail(f"Rank {rank} ended before it was stopped.")
+
     # -- end
 
     def results(self, deadline: float = DEADLINE) -> list[Result]:

@@ -24,6 +24,7 @@ struct ScaleWorld::Rank final : NodeHost, Authority, Transport {
             early.push_back(request);
         }
     }
+    using Transport::read;
     void read(const std::string& key, std::uint64_t request) override { world.ask(slot, true, key, {}, {}, request); }
     void compare_and_set(const std::string& key, const Bytes& expected, const Bytes& desired, std::uint64_t request) override {
         world.ask(slot, false, key, expected, desired, request);

@@ -31,7 +31,7 @@ inline Bytes pattern(std::uint64_t number, std::uint32_t length) {
 // What a node would do: sends numbered frames as there is room, checks those that arrive.
 class Rank : public TcpEvents {
 public:
-    explicit Rank(TcpConfig config) : loop(engine), tcp(config, loop, *this), slot_(config.slot) {
+    explicit Rank(TcpConfig config) : loop(engine), tcp(config, loop, *this) {
         REQUIRE(loop.start().ok());
         const auto status = tcp.listen();
         if (!EXPECT(status.ok())) unit::failed(__FILE__, __LINE__, status.message);
@@ -151,7 +151,6 @@ private:
             box.pop_front();
         }
     }
-    int slot_;
     Bytes place_[2];
     std::uint64_t asked_ = 0;
     std::map<int, std::deque<std::uint32_t>> outbox_;

@@ -221,7 +221,8 @@ FT_TEST(scribbled_words_of_a_watched_ring_mend) {
 // A frame comes while its reader ends its watch and lies down: either it finds the frame, or the sender finds it asleep.
 FT_TEST(nobody_sleeps_on_a_frame_in_a_ring_that_it_watched) {
     Linked linked;
-    auto& [segment, one, two] = linked;
+    auto& one = linked.one;
+    auto& two = linked.two;
     const auto say = [&](std::uint64_t i) { one.say(1, i); };
     const auto look = [&] {
         two.transport.watch(true);

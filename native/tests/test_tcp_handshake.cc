@@ -43,7 +43,8 @@ struct Pair {
     // Lets messages pass, `piece` bytes at a time; everything that was sent is kept.
     void pump(std::size_t piece = 1000000) {
         for (bool moved = true; moved;) {
-            moved = pass(dialer, acceptor, from_dialer, piece) | pass(acceptor, dialer, from_acceptor, piece);
+            moved = pass(dialer, acceptor, from_dialer, piece);
+            moved |= pass(acceptor, dialer, from_acceptor, piece);
             if (dialer.state() == Handshake::State::Confirm) dialer.confirm(7, 70), moved = true;
             if (acceptor.state() == Handshake::State::Confirm) acceptor.confirm(acceptor.generation(), 80), moved = true;
         }

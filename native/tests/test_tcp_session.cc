@@ -67,11 +67,11 @@ public:
             }
         }
         if (!connected_) reconnect();
-        while (settle(a_, b_) | settle(b_, a_)) {}
+        while (settle_both()) {}
         for (auto* side : {&a_, &b_})
             while (!side->lent.empty()) take_back(*side, side == &a_ ? b_ : a_);
         for (auto* side : {&a_, &b_}) side->session.want_ack(true);
-        while (settle(a_, b_) | settle(b_, a_)) {}
+        while (settle_both()) {}
         EXPECT_EQ(a_.delivered, b_.posted);
         EXPECT_EQ(b_.delivered, a_.posted);
         EXPECT(a_.session.all_acknowledged() && b_.session.all_acknowledged());
@@ -234,6 +234,10 @@ private:
         return amount > 0;
     }
 
+    bool settle_both() {
+        const bool moved = settle(a_, b_);
+        return settle(b_, a_) || moved;
+    }
     bool settle(Side& self, Side& other) {
         if (!connected_) reconnect();
         return move(self, other, true);

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdlib>
 
+#include "base/f16c.h"
 #include "base/json.h"
 #include "base/reduce_kernels.h"
 
@@ -74,7 +75,7 @@ std::vector<std::string> cpu_features() {
     if (__builtin_cpu_supports(name)) out.push_back(name)
     FTCOMM_FEATURE("sse4.2");
     FTCOMM_FEATURE("avx");
-    FTCOMM_FEATURE("f16c");
+    if (has_f16c()) out.push_back("f16c");
     FTCOMM_FEATURE("fma");
     FTCOMM_FEATURE("avx2");
     FTCOMM_FEATURE("avx512f");

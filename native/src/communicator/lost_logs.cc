@@ -50,7 +50,8 @@ bool Communicator::LostLogs::has_older(const std::map<int, Vote>& votes) {
     for (const auto& [rank, vote] : votes) {
         const auto r = static_cast<std::size_t>(rank);
         const auto of = [r](const Vote& v) { return r < v.log_since.size() ? v.log_since[r] : 0; };
-        if (std::none_of(votes.begin(), votes.end(), [&](const auto& v) { return of(v.second) > of(vote); })) continue;
+        const auto own = of(vote);
+        if (std::none_of(votes.begin(), votes.end(), [&](const auto& v) { return of(v.second) > own; })) continue;
         older = true;
         if (rank == rank_) {
             on_older();

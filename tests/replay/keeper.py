@@ -153,12 +153,14 @@ class Keeper:
         return self.group._processes[rank, self._incarnation[rank]]
 
     def _step(self, until: float) -> None:
-        self.group._step(until, f"all ranks to end (generation {self.generation}, restarts {self.restarts})")
+        # Not where they ended while admissions were heard of: there may be nobody left to wait for.
+        if not any(self._has_ended(rank) for rank in range(self.size)):
+            self.group._step(until, f"all ranks to end (generation {self.generation}, restarts {self.restarts})")
         self._take_admissions()
         for rank in range(self.size):
-            result: Result = self._process(rank).result
-            if self._finished[rank] or result.status is None or self._is_late(rank):
+            if not self._has_ended(rank):
                 continue
+            result: Result = self._process(rank).result
             if result.status == 0 and (rank, self._incarnation[rank]) in self._taken:
                 self._member[rank] = False
                 self._next_round(rank)
@@ -171,6 +173,10 @@ class Keeper:
             self._hear_of_admissions()
         if not any(self._member) and not all(self._finished):
             self._next_generation()
+
+    def _has_ended(self, rank: int) -> bool:
+        """Its process has, and nothing has been done about it yet."""
+        return not self._finished[rank] and self._process(rank).result.status is not None and not self._is_late(rank)
 
     def _take_admissions(self) -> None:
         for mark in [m for m in self.group._marks if m[1] == "admitted"]:

@@ -7,8 +7,11 @@ import functools
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
+from collections.abc import Callable
+from typing import NoReturn
 
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing import SignalException
@@ -23,6 +26,7 @@ from ftcomm.launch.background import BackgroundWriter
 from ftcomm.launch.folder import RunFolder
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.nodes import FAILURES, WHY
+from ftcomm.launch.own_address import own_address
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.parent import raise_file_limit
 from ftcomm.launch.replay import ReplayAgent
@@ -97,6 +101,7 @@ def main(argv: list[str] | None = None) -> int:
         handled = parse_signals(args.signals_to_handle)
         standbys = check_standbys(args)
         _check(args)
+        args.local_addr = own_address(args)
         if args.pair_log and options.policy != "replay":
             raise ConfigError("--pair-log is for --policy replay")
     except (ConfigError, ValueError, AssertionError, RuntimeError, OSError) as error:
@@ -111,6 +116,23 @@ def main(argv: list[str] | None = None) -> int:
     signals.collect()  # until all is made that has to be removed, whatever comes
     pair_log: PairLog | None = None
     folder: RunFolder | None = None
+
+    def end(handlers: Signals | None) -> None:
+        if pair_log is not None:
+            pair_log.remove()
+        if handlers is not None:
+            handlers.close()
+        if folder is not None:
+            _end(folder, narrator)
+        out.close()
+
+    def cut_short(sig: signal.Signals) -> NoReturn:
+        try:
+            narrator.say(f"interrupted by {sig.name}")
+            end(None)
+        finally:
+            os._exit(128 + sig)
+
     try:
         try:
             if options.policy == "replay":
@@ -123,15 +145,10 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         if not args.log_dir:
             args.log_dir = str(folder.path / "logs")  # torch's default is a folder in /tmp that nobody ever removes
-        return _run(args, Setting(folder, narrator, signals, pair_log, standbys, 2 if args.module else 1))
+        return _run(args, Setting(folder, narrator, signals, pair_log, standbys, 2 if args.module else 1), cut_short)
     finally:
         signals.collect()  # one that comes now interrupts nothing
-        if pair_log is not None:
-            pair_log.remove()
-        signals.close()
-        if folder is not None:
-            _end(folder, narrator)
-        out.close()
+        end(signals)
 
 
 def _fill_standard_descriptors() -> None:
@@ -171,13 +188,16 @@ def _check(args: argparse.Namespace) -> None:
             pass
 
 
-def _run(args: argparse.Namespace, setting: Setting) -> int:
+def _run(args: argparse.Namespace, setting: Setting, cut_short: Callable[[signal.Signals], NoReturn]) -> int:
     say = setting.narrator.say
     agent = FtAgent if setting.pair_log is None else ReplayAgent
     try:
-        setting.signals.interrupt()
-        with replaced(launcher, "LocalElasticAgent", functools.partial(agent, setting=setting)):
-            torchrun.run(args)
+        try:
+            setting.signals.interrupt(cut_short)
+            with replaced(launcher, "LocalElasticAgent", functools.partial(agent, setting=setting)):
+                torchrun.run(args)
+        finally:
+            setting.signals.collect()  # before anything is said: it may be cut short just now
     except SignalException as error:
         say(f"interrupted by {error.sigval.name}")
         return 128 + int(error.sigval)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import threading
+from collections.abc import Callable
 from types import FrameType
+from typing import NoReturn
 
 from torch.distributed.elastic.multiprocessing import SignalException
 
 # If they are ignored: by nohup, and by shells for what runs in the background.
 _IGNORED_STAY = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+_PATIENCE = 3.0  # seconds for what a signal has interrupted to come to its end
 # Two that nobody can handle, and the one by which ftrun hears of its workers' deaths.
 _NOT_TO_HANDLE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 
@@ -25,6 +30,7 @@ class Signals:
         self.fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pending: list[signal.Signals] = []
         self._collecting = False
+        self._watch: threading.Thread | None = None
         handled = [s for s in handled if s not in _IGNORED_STAY or signal.getsignal(s) is not signal.SIG_IGN]
         self._before = {sig: signal.signal(sig, self._on_signal) for sig in handled}
         self._before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -41,12 +47,36 @@ class Signals:
     def collect(self) -> None:
         """From now on :meth:`take` tells which signals came."""
         self._collecting = True
+        if self._watch is not None:
+            os.close(self._watched)
+            self._watch.join()  # for ever if it ends the process just now
+            self._watch = None
+            os.write(self._write_fd, b"\0")  # it may have read what made `fd` readable
 
-    def interrupt(self) -> None:
-        """From now on a signal raises again, at once if one has come meanwhile."""
+    def interrupt(self, cut_short: Callable[[signal.Signals], NoReturn]) -> None:
+        """From now on a signal raises again, at once if one has come meanwhile.
+
+        ``cut_short(sig)`` ends the process where that does not lead to :meth:`collect` within a few seconds, from another thread:
+        while the main one connects to a store, or waits there for other nodes, it is in torch's C++ code, and no handler runs.
+        """
         self._collecting = False
-        for sig in self.take():
+        came = self.take()
+        over, self._watched = os.pipe2(os.O_CLOEXEC)
+        self._watch = threading.Thread(target=self._cut_short_later, args=(over, cut_short), daemon=True)
+        self._watch.start()
+        for sig in came:
             self._on_signal(sig, None)
+
+    def _cut_short_later(self, over: int, cut_short: Callable[[signal.Signals], NoReturn]) -> None:
+        came, ends = select.poll(), select.poll()
+        came.register(self.fd, select.POLLIN)
+        for poller in (came, ends):
+            poller.register(over, select.POLLHUP)
+        while all(fd != over for fd, _ in came.poll()):
+            signals = [s for s in os.read(self.fd, 4096) if s in self._before and s != signal.SIGCHLD]
+            if signals and not ends.poll(_PATIENCE * 1000):
+                cut_short(signal.Signals(signals[0]))
+        os.close(over)
 
     def take(self) -> list[signal.Signals]:
         """Handled signals since the last call; empties ``fd``."""

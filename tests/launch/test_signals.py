@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,27 @@ WHEN_TOLD = """
 open(os.environ["WORK"] + "/go" + os.environ["RANK"]).read()
 os.write(1, b"done\\n")
 """
+
+
+@pytest.mark.parametrize("policy", ["lossy", "replay"])
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_a_signal_while_the_store_does_not_answer(start: Start, tmp_path: Path, policy: str, backend: str) -> None:
+    """torch's C++ code waits for it, and runs no Python handler. There is no worker yet: ftrun cleans up and ends by itself."""
+    (tmp_path / "log").mkdir()
+    log = ("--pair-log", str(tmp_path / "log")) if policy == "replay" else ()
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        port = str(nobody.getsockname()[1])
+        place = {
+            "static": ("--master-addr", "127.0.0.1", "--master-port", port, "--node-rank", "1"),
+            "c10d": ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf", "is_host=0"),
+        }[backend]
+        run = start(PATIENT, "--nnodes", "2", "--policy", policy, *log, *place)
+        with nobody.accept()[0]:
+            run.send(signal.SIGTERM)
+            code, _, err = run.finish()
+    assert (code, err.count("interrupted by SIGTERM")) == (143, 1), err
+    assert not list((tmp_path / "log").iterdir()), "the pair log's folder"
+    assert not list(tmp_path.glob("ftrun-*")), "the run folder"
 
 
 def test_sigterm_is_forwarded_as_a_notice(start: Start) -> None:

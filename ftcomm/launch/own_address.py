@@ -1,0 +1,50 @@
+"""Under which address this node's workers, and the other nodes, find what it serves."""
+
+from __future__ import annotations
+
+import argparse
+import socket
+
+from torch.distributed import run as torchrun
+
+__all__ = ["own_address"]
+
+
+def own_address(args: argparse.Namespace) -> str | None:
+    """``--local-addr``, or what has to stand in for it; None where torch's own choice, the host's name, will do.
+
+    Nothing may know that name: a container or a cloud image without a line for it in /etc/hosts. torch's store would then wait
+    for itself in a connect that no signal interrupts.
+    """
+    given: str | None = args.local_addr
+    if given or _resolves(socket.getfqdn()):
+        return given
+    if torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1:
+        return "localhost"
+    return _address_towards(*_endpoint(args))
+
+
+def _resolves(name: str) -> bool:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        return False
+    return True
+
+
+def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
+    """Where the nodes meet; any port does."""
+    host = args.rdzv_endpoint.rpartition(":")[0] or args.rdzv_endpoint or args.master_addr
+    return host.strip("[]"), 29500
+
+
+def _address_towards(host: str, port: int) -> str | None:
+    """This node's, on the interface by which it reaches the host. Nothing is sent."""
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+            with socket.socket(family, kind, protocol) as way:
+                way.connect(address)
+                return str(way.getsockname()[0])
+    except OSError:
+        pass
+    return None  # the rendezvous says that it can't be reached

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,17 @@ pytestmark = pytest.mark.usefixtures("pulls")
 
 
 def saving(
-    folder: Path, steps: int = 40, every: int = 5, count: int = 20_000, anybody: bool = True
+    folder: Path,
+    steps: int = 40,
+    every: int = 5,
+    count: int = 20_000,
+    anybody: bool = True,
+    held: Collection[int] = (),
 ) -> Callable[[Any, Context], Any]:
-    """A program with a prologue, a loop, and a checkpoint now and then; returns its digest and how often this process stepped."""
+    """A program with a prologue, a loop, and a checkpoint now and then; returns its digest and how often this process stepped.
+
+    ``held``: ranks that wait in the middle to be killed: from outside, else, it may be too late.
+    """
 
     def program(comm: Any, context: Context) -> Any:
         n, me = comm.size, comm.rank
@@ -56,6 +64,8 @@ def saving(
                 comm.commit_checkpoint(step + 1)
             if step == steps // 2:
                 context.mark("half")
+                if me in held and context.incarnation == 0:
+                    context.hold()
         return programs.digest(x), done
 
     return program
@@ -74,7 +84,7 @@ def wanted(keep: Keep, tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_replacement_goes_on_from_the_newest(keep: Keep, wanted: Any, tmp_path: Path, transport: str) -> None:
-    job = keep(3, saving(tmp_path), transport=transport)
+    job = keep(3, saving(tmp_path, held={1}), transport=transport)
     job.run_until(lambda: job.marked(1, "half"))
     job.kill(1)
     values = job.values()
@@ -84,7 +94,7 @@ def test_replacement_goes_on_from_the_newest(keep: Keep, wanted: Any, tmp_path: 
 
 
 def test_all_die(keep: Keep, wanted: Any, tmp_path: Path) -> None:
-    job = keep(3, saving(tmp_path), transport="shm")
+    job = keep(3, saving(tmp_path, held={0, 1, 2}), transport="shm")
     job.run_until(lambda: all(job.marked(rank, "half") for rank in range(3)))
     for rank in range(3):
         job.kill(rank)
@@ -107,7 +117,7 @@ def test_a_world_of_one(keep: Keep, tmp_path: Path, point: str) -> None:
 
 def test_damaged_checkpoint_the_one_before_is_used(keep: Keep, wanted: Any, tmp_path: Path) -> None:
     """L4, and that it is said."""
-    job = keep(3, saving(tmp_path), transport="shm")
+    job = keep(3, saving(tmp_path, held={1}), transport="shm")
     job.run_until(lambda: job.marked(1, "half"))
     job.kill(1)
     newest = max((int(path.name[2:]) for path in tmp_path.glob("1-*")), default=0)

@@ -56,7 +56,7 @@ def test_all_die(keep: Keep, undisturbed: Any) -> None:
 def test_replacement_goes_on_from_a_checkpoint(keep: Keep, tmp_path: Path) -> None:
     (tmp_path / "undisturbed").mkdir()
     wanted = digests(keep(3, saving(tmp_path / "undisturbed"), transport="tcp").values())
-    job = keep(3, saving(tmp_path), transport="tcp", log_mode="async")
+    job = keep(3, saving(tmp_path, held={0, 1}), transport="tcp", log_mode="async")
     job.run_until(lambda: all(job.marked(rank, "half") for rank in range(3)))
     for victim in (0, 1):
         job.kill(victim)

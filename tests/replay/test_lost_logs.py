@@ -163,9 +163,8 @@ def test_all_die_afterwards(keep: Keep, undisturbed: Any) -> None:
 def test_from_a_checkpoint(keep: Keep, tmp_path: Path, how: Any, mode: str) -> None:
     (tmp_path / "undisturbed").mkdir()
     wanted = digests(keep(3, saving(tmp_path / "undisturbed", anybody=False), transport="tcp").values())
-    job = keep(
-        3, saving(tmp_path, anybody=False), transport="tcp", log_mode=mode, heartbeat=2.0, on_death=the_first_time(how)
-    )
+    program = saving(tmp_path, anybody=False, held={1})
+    job = keep(3, program, transport="tcp", log_mode=mode, heartbeat=2.0, on_death=the_first_time(how))
     job.run_until(lambda: job.marked(1, "half"))
     job.kill(1)
     values = job.values()

@@ -158,7 +158,7 @@ def test_group_goes_on_from_one_checkpoint(keep: Keep, tmp_path: Path, point: st
 
 
 def test_one_damaged_checkpoint_takes_its_group_back(keep: Keep, tmp_path: Path) -> None:
-    program = saving(tmp_path / "run")
+    program = saving(tmp_path / "run", held={0})
     wanted = [digest for digest, _ in keep(4, saving(tmp_path / "wanted"), transport="shm").values()]
     job = keep(4, program, transport="shm", log=PAIRS)
     job.run_until(lambda: all(job.marked(rank, "half") for rank in range(4)))
@@ -171,9 +171,9 @@ def test_one_damaged_checkpoint_takes_its_group_back(keep: Keep, tmp_path: Path)
     assert [digest for digest, _ in job.values()] == wanted
 
 
-def saving(folder: Path) -> Any:
+def saving(folder: Path, **how: Any) -> Any:
     folder.mkdir()
-    return checkpointed.saving(folder)
+    return checkpointed.saving(folder, **how)
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -18,10 +18,10 @@ sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Pyth
 fi
 
 if ! command -v "$cxx" >/dev/null; then
-    missing+=("a C++20 compiler: apt-get install g++ (12 or newer)")
+    missing+=("a C++20 compiler: apt-get install g++ (11 or newer)")
 elif ! printf '#include <bit>\n#include <span>\nconstexpr int n = std::popcount(7u);\nint main() { return n - 3; }\n' |
     "$cxx" -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; then
-    missing+=("a compiler that knows C++20; '$cxx' does not: apt-get install g++-12, then make CXX=g++-12")
+    missing+=("a compiler that knows C++20; '$cxx' does not: apt-get install g++-11 or newer, then make CXX=g++-11")
 fi
 
 if [ "$(uname -s)" != Linux ]; then

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import time
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = ["fail_start", "job_name", "job_of_this_start", "start_job"]
 
 _GOOD, _ERROR = b"+", b"!"
 MAX_RANKS = 1024
+_SILENT_FOR = 10.0  # seconds of waiting for others of which nothing is said
 
 
 def job_name() -> str:
@@ -319,16 +321,29 @@ class _Start:
 
     def _gather(self, phase: str, what: str) -> dict[int, bytes]:
         keys = {self._key(phase, 0, rank): rank for rank in self.everybody}
-        missing = [keys[key] for key in self.store.wait(list(keys), self._left())]
+        missing = [keys[key] for key in self.store.wait(list(keys), min(self._left(), _SILENT_FOR))]
+        if missing and self._left() > 0:
+            self._say_who_is_missing(missing)
+            missing = [keys[key] for key in self.store.wait(list(keys), self._left())]
         if missing:
-            names = ", ".join(map(str, missing))
             raise Timeout(
-                f"Rank{'s' if len(missing) > 1 else ''} {names} of {self.job.world_size} never {what} {self.job.name!r} "
+                f"{_names(missing)} of {self.job.world_size} never {what} {self.job.name!r} "
                 "(timeout). Check that every rank was started, with the same WORLD_SIZE and address, and see its own log.",
                 ranks=missing,
                 operation="rendezvous",
             )
         return {rank: self._read(key) for key, rank in keys.items()}
+
+    def _say_who_is_missing(self, missing: list[int]) -> None:
+        """Once for all, and once on each node of a launcher: a host that is down may have had all of them, and nobody says so."""
+        first = min(rank for rank in self.everybody if rank not in missing or rank == self.job.rank)
+        if self.job.rank == first or os.environ.get("LOCAL_RANK") == "0":
+            print(
+                f"ftcomm: rank {self.job.rank}: waiting for {_names(missing).lower()} of {self.job.world_size} "
+                f"at the start of job {self.job.name!r}, for up to {self._left():.0f} s more",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _link(self, addresses: dict[int, bytes], boot: int, joining: bool) -> None:
         ffi, C = lib()
@@ -347,6 +362,10 @@ class _Start:
     def _tell_others(self, error: Error) -> None:
         if not self.job.joining:
             fail_start(self.store, self.job.instance, self.job.world_size, error, self.job.rank)
+
+
+def _names(ranks: list[int]) -> str:
+    return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def fail_start(store: Store, job: str, world_size: int, error: Error, rank: int | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from harness import Context, Group, Ranks
 from ports import free_port
 
 import ftcomm
+from ftcomm import rendezvous
 
 
 def check(comm: ftcomm.Communicator) -> int:
@@ -76,18 +78,21 @@ def test_torch_stores(ranks: Ranks, tmp_path: Path, kind: str) -> None:
     assert ranks(2, run, direct=False) == [3, 3]
 
 
-def test_a_rank_that_never_comes(ranks: Ranks) -> None:
-    """Everybody who came gets the same Timeout, which names it."""
+def test_a_rank_that_never_comes(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everybody who came gets the same Timeout, which names it. Before that one of them says for whom they wait."""
+    monkeypatch.setattr(rendezvous, "_SILENT_FOR", 0.1)
 
     def run(group: Group, context: Context) -> Any:
         if context.rank == 1:
             return None
         with pytest.raises(ftcomm.Timeout) as caught:
-            ftcomm.init(context.rank, 3, store=group.store(), job=group.job, timeout=1.0)
+            ftcomm.init(context.rank, 3, store=group.store(), job=group.job, timeout=2.0)
         assert "timeout" in str(caught.value)
         return caught.value.missing
 
-    assert ranks(3, run, direct=False) == [(1,), None, (1,)]
+    results = ranks.start(3, run, direct=False).results()
+    assert [result.value for result in results] == [(1,), None, (1,)], "\n".join(r.text() for r in results)
+    assert re.search(r"ftcomm: rank 0: waiting for ranks? [012, ]*1[012, ]* of 3 at the start of job", results[0].log)
 
 
 def test_a_rank_that_fails_fails_all(ranks: Ranks) -> None:

@@ -59,12 +59,11 @@ class Signals:
         ``cut_short(sig)`` ends the process where that does not lead to :meth:`collect` within a few seconds, from another thread:
         while the main one connects to a store, or waits there for other nodes, it is in torch's C++ code, and no handler runs.
         """
-        self._collecting = False
-        came = self.take()
         over, self._watched = os.pipe2(os.O_CLOEXEC)
         self._watch = threading.Thread(target=self._cut_short_later, args=(over, cut_short), daemon=True)
         self._watch.start()
-        for sig in came:
+        self._collecting = False  # only now: what a signal interrupts leads to collect(), which ends the watch
+        for sig in self.take():
             self._on_signal(sig, None)
 
     def _cut_short_later(self, over: int, cut_short: Callable[[signal.Signals], NoReturn]) -> None:
@@ -73,20 +72,23 @@ class Signals:
         for poller in (came, ends):
             poller.register(over, select.POLLHUP)
         while all(fd != over for fd, _ in came.poll()):
-            signals = [s for s in os.read(self.fd, 4096) if s in self._before and s != signal.SIGCHLD]
+            signals = [s for s in self._read() if s in self._before and s != signal.SIGCHLD]
             if signals and not ends.poll(_PATIENCE * 1000):
                 cut_short(signal.Signals(signals[0]))
         os.close(over)
 
     def take(self) -> list[signal.Signals]:
         """Handled signals since the last call; empties ``fd``."""
-        try:
-            while os.read(self.fd, 4096):
-                pass
-        except BlockingIOError:
+        while self._read():
             pass
         taken, self._pending = self._pending, []
         return taken
+
+    def _read(self) -> bytes:
+        try:
+            return os.read(self.fd, 4096)
+        except BlockingIOError:  # also where the other thread was first
+            return b""
 
     def close(self) -> None:
         signal.set_wakeup_fd(self._wakeup_before)

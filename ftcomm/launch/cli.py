@@ -32,6 +32,7 @@ from ftcomm.launch.parent import raise_file_limit
 from ftcomm.launch.replay import ReplayAgent
 from ftcomm.launch.signals import Signals, parse_signals
 from ftcomm.launch.standbys import check_standbys
+from ftcomm.launch.summary import Ledger
 from ftcomm.launch.worker import describe_exit
 from ftcomm.options import Options
 
@@ -164,14 +165,18 @@ def _fill_standard_descriptors() -> None:
 
 
 def _end(folder: RunFolder, narrator: Narrator) -> None:
-    for line in narrator.ledger.close():
-        narrator.say(line)
+    ledger, last = Ledger(), ""
     try:
-        merged = folder.merge()
-        if merged is not None:
-            narrator.say(f"events: {_shown(str(merged))}")
+        merged = folder.merge(ledger.hear)
+        last = f"events: {_shown(str(merged))}" if merged is not None else ""
     except OSError as error:  # a full disk
-        narrator.say(f"the events of all workers are not in one file: {error}")
+        merged = None
+        last = f"the events of all workers are not in one file: {error}"
+    # As they came, those of different workers were not in order: good for a sum where there is nothing better.
+    for line in (ledger if merged is not None else narrator.ledger).close():
+        narrator.say(line)
+    if last:
+        narrator.say(last)
     folder.close()
 
 

@@ -199,8 +199,11 @@ class RunFolder:
         self._read[name] = start + whole
         return [event for line in data[:whole].splitlines() if (event := parse_line(line)) is not None]
 
-    def merge(self) -> Path | None:
-        """Writes ``events.jsonl``, all events of this node in the order of time; None for a temporary folder."""
+    def merge(self, hear: Callable[[Event], None]) -> Path | None:
+        """Writes ``events.jsonl``, all events of this node in the order of time; None for a temporary folder.
+
+        ``hear`` is given each of them.
+        """
         if self._held is not None or self._own is None or not self.path.is_dir():
             return None
         files = [Path(self._own.path)]
@@ -210,7 +213,13 @@ class RunFolder:
                 files.append(entry)
         merged = self.path / self.merged_name
         each = heapq.merge(*map(_in_order, files), key=lambda entry: entry[0])  # not all of them at once in memory
-        write_events(merged, (event for _, _, event in each))
+
+        def heard() -> Iterator[Event]:
+            for _, _, event in each:
+                hear(event)
+                yield event
+
+        write_events(merged, heard())
         return merged
 
     def close(self) -> None:

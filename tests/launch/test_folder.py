@@ -19,7 +19,7 @@ from launch.running import Start
 
 from ftcomm.errors import ConfigError
 from ftcomm.events import EventFile
-from ftcomm.launch.folder import RunFolder, parse_line, read_events, remove_abandoned
+from ftcomm.launch.folder import Event, RunFolder, parse_line, read_events, remove_abandoned
 
 
 @pytest.mark.parametrize(
@@ -153,10 +153,12 @@ def test_events_are_merged_by_time(tmp_path: Path) -> None:
         lines = (json.dumps({"time": time, "event": "step", "rank": rank}) for time in times)
         (tmp_path / f"events-{rank}-0.jsonl").write_text("\n".join(lines) + "\n")
     folder.log("job")
-    merged = folder.merge()
+    heard: list[Event] = []
+    merged = folder.merge(heard.append)
     folder.close()
     assert merged is not None
-    found = [json.loads(line)["time"] for line in merged.read_text().splitlines()]
+    assert heard == read_events(merged)
+    found = [event["time"] for event in heard]
     assert found[:-1] == list(range(8960))
     assert not list(tmp_path.glob("*.part"))
 

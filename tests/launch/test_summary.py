@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import io
+import os
 import random
 from pathlib import Path
 
 import pytest
+from launch.running import Start
+from launch.speaking import WORKER
 from launch.story import DEATH, START, replay_story, story
 
-from ftcomm.launch.folder import Event, write_events
+from ftcomm.launch.folder import Event, read_events, write_events
 from ftcomm.launch.lanes import read_timeline
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.summary import Ledger, summary
@@ -132,3 +135,32 @@ def test_the_command_says_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[s
     write_events(tmp_path / "events.jsonl", engine_story())
     assert main([str(tmp_path / "events.jsonl"), "-o", str(tmp_path / "run.svg")]) == 0
     assert "1 failure, 1 step (24 samples) done again" in capsys.readouterr().out
+
+
+LATE = """
+if rank == 1 and incarnation == 0:
+    sys.exit(1)
+if rank == 1:
+    now = time.time()
+    event("started", joining=True, time=now - 0.01)
+    event("join-waiting", slot=1, slot_incarnation=1, time=now)
+    event("rejoined", slot=1, slot_incarnation=1, step=7, seconds=0.01, time=now + 0.03)
+    event("step", step=7, time=now + 0.031)
+    event("joined", slot=1, slot_incarnation=1, time=now + 0.02)  # by another thread, which was late
+    event("step", step=8, time=now + 0.2)
+    tell("joined")
+else:
+    wait("joined")
+"""
+
+
+def test_what_ftrun_says_is_what_the_timeline_says(start: Start, tmp_path: Path) -> None:
+    """Of what workers write a part comes late."""
+    os.mkfifo(tmp_path / "joined")
+    events = tmp_path / "events"
+    run = start(WORKER + LATE, "--nproc-per-node", "2", "--policy", "lossy", "--events", str(events))
+    code, _, err = run.finish()
+    assert code == 0, err
+    told = summary(read_timeline(read_events(events / "events.jsonl")))
+    assert told
+    assert all(line in err for line in told), (err, told)

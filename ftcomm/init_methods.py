@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from ftcomm.errors import ConfigError, SystemFailure
 from ftcomm.options import Options
-from ftcomm.rendezvous import job_of_this_start
+from ftcomm.rendezvous import check_world, job_of_this_start
 from ftcomm.stores import Store
 from ftcomm.torchrun import counts_starts
 
@@ -46,6 +46,7 @@ def find(method: str, rank: int | None, world_size: int | None, options: Options
 
         return meet(rank, world_size, options, timeout)
     rank, world_size = _number("rank", rank, environment), _number("world_size", world_size, environment)
+    check_world(rank, world_size)  # before a store is made, or waited for
     parts = urlsplit(method)
     if method == "env://":
         store = _environment_store(rank, world_size, options, timeout, environment)

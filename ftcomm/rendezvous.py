@@ -21,7 +21,7 @@ from ftcomm.stores import Store
 from ftcomm.stores.memory import MemoryStore
 from ftcomm.torchrun import number_of_start
 
-__all__ = ["fail_start", "job_name", "job_of_this_start", "start_job"]
+__all__ = ["check_world", "fail_start", "job_name", "job_of_this_start", "start_job"]
 
 _GOOD, _ERROR = b"+", b"!"
 MAX_RANKS = 1024
@@ -93,7 +93,7 @@ def start_job(
     name = job_name() if job is None else job
     process = incarnation_from_environment()
     incarnation = process if incarnation is None else incarnation
-    _check_world(rank, world_size)
+    check_world(rank, world_size)
     if (running := current(name)) is not None:
         raise ConfigError(
             f"This process already runs job {name!r} as rank {running.rank}. Close it first, or give the second job another "
@@ -115,7 +115,8 @@ def start_job(
     return made
 
 
-def _check_world(rank: int, world_size: int) -> None:
+def check_world(rank: int, world_size: int) -> None:
+    """ConfigError if there can't be such a rank."""
     if not 1 <= world_size <= MAX_RANKS:
         raise ConfigError(f"world_size={world_size} must be between 1 and {MAX_RANKS}.")
     if not 0 <= rank < world_size:

@@ -262,7 +262,7 @@ def test_init_again_after_leave(ranks: Ranks) -> None:
         ({"init_method": "env://"}, {}, "RANK is not set"),
         ({"init_method": "env://"}, {"RANK": "x"}, "RANK is 'x'"),
         ({"init_method": "env://"}, {"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR"),
-        ({"rank": 2, "world_size": 2, "init_method": "file:///tmp/never"}, {}, "rank=2"),
+        ({"rank": 2, "world_size": 2, "init_method": "file:///nowhere/at/all"}, {}, "rank=2"),
         ({"rank": 0, "world_size": 0, "init_method": "env://"}, {"MASTER_ADDR": "x"}, "world_size=0|needs MASTER"),
         ({"rank": 0, "world_size": 2, "init_method": "smoke://signals"}, {}, "is not known"),
         ({"rank": 0, "world_size": 2, "init_method": "tcp://127.0.0.1"}, {}, "is not known"),

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 from ftcomm.errors import ConfigError, Error, PeerFailure, SystemFailure, Timeout
 from ftcomm.init_methods import Meeting
 from ftcomm.options import Options
+from ftcomm.rendezvous import fail_start, names_of
 from ftcomm.stores import Store
 
 __all__ = ["Hosting", "meet"]
@@ -209,9 +210,8 @@ def _failures(MPI: Any) -> set[int]:
 
 
 def _died(ranks: list[int]) -> PeerFailure:
-    names = ", ".join(map(str, ranks))
     return PeerFailure(
-        f"Rank{'s' if len(ranks) > 1 else ''} {names} died while the job started (Open MPI says so). Start the job again.",
+        f"{names_of(ranks)} died while the job started (Open MPI says so). Start the job again.",
         ranks=ranks,
         evidence=["mpi"] * len(ranks),
         operation="rendezvous",
@@ -219,9 +219,8 @@ def _died(ranks: list[int]) -> PeerFailure:
 
 
 def _missing(ranks: list[int]) -> Timeout:
-    names = ", ".join(map(str, ranks))
     return Timeout(
-        f"Rank{'s' if len(ranks) > 1 else ''} {names} never came to the start of the job (timeout). See what they are doing.",
+        f"{names_of(ranks)} never came to the start of the job (timeout). See what they are doing.",
         ranks=ranks,
         operation="rendezvous",
     )
@@ -237,8 +236,6 @@ def _watch(MPI: Any, usual: Callable[[], Store] | None) -> Callable[..., Any] | 
 
     @contextmanager
     def watching(job: str, connect: Callable[[], Store] | None = usual) -> Iterator[None]:
-        from ftcomm.rendezvous import fail_start
-
         assert connect is not None
         world, ended = MPI.COMM_WORLD, threading.Event()
 

@@ -21,7 +21,7 @@ from ftcomm.stores import Store
 from ftcomm.stores.memory import MemoryStore
 from ftcomm.torchrun import number_of_start
 
-__all__ = ["check_world", "fail_start", "job_name", "job_of_this_start", "start_job"]
+__all__ = ["check_world", "fail_start", "job_name", "job_of_this_start", "names_of", "start_job"]
 
 _GOOD, _ERROR = b"+", b"!"
 MAX_RANKS = 1024
@@ -328,7 +328,7 @@ class _Start:
             missing = [keys[key] for key in self.store.wait(list(keys), self._left())]
         if missing:
             raise Timeout(
-                f"{_names(missing)} of {self.job.world_size} never {what} {self.job.name!r} "
+                f"{names_of(missing)} of {self.job.world_size} never {what} {self.job.name!r} "
                 "(timeout). Check that every rank was started, with the same WORLD_SIZE and address, and see its own log.",
                 ranks=missing,
                 operation="rendezvous",
@@ -340,7 +340,7 @@ class _Start:
         first = min(rank for rank in self.everybody if rank not in missing or rank == self.job.rank)
         if self.job.rank == first or os.environ.get("LOCAL_RANK") == "0":
             print(
-                f"ftcomm: rank {self.job.rank}: waiting for {_names(missing).lower()} of {self.job.world_size} "
+                f"ftcomm: rank {self.job.rank}: waiting for {names_of(missing).lower()} of {self.job.world_size} "
                 f"at the start of job {self.job.name!r}, for up to {self._left():.0f} s more",
                 file=sys.stderr,
                 flush=True,
@@ -365,7 +365,8 @@ class _Start:
             fail_start(self.store, self.job.instance, self.job.world_size, error, self.job.rank)
 
 
-def _names(ranks: list[int]) -> str:
+def names_of(ranks: list[int]) -> str:
+    """As a sentence begins with them: ``"Rank 1"``, ``"Ranks 1, 2"``."""
     return f"Rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 

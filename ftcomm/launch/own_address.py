@@ -6,8 +6,11 @@ import argparse
 import socket
 
 from torch.distributed import run as torchrun
+from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 __all__ = ["own_address"]
+
+_ANY_PORT = 9  # nothing is sent to it
 
 
 def own_address(args: argparse.Namespace) -> str | None:
@@ -21,7 +24,8 @@ def own_address(args: argparse.Namespace) -> str | None:
         return given
     if torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1:
         return "localhost"
-    return _address_towards(*_endpoint(args))
+    endpoint = args.rdzv_endpoint
+    return _address_towards(parse_rendezvous_endpoint(endpoint, _ANY_PORT)[0] if endpoint else args.master_addr)
 
 
 def _resolves(name: str) -> bool:
@@ -32,16 +36,10 @@ def _resolves(name: str) -> bool:
     return True
 
 
-def _endpoint(args: argparse.Namespace) -> tuple[str, int]:
-    """Where the nodes meet; any port does."""
-    host = args.rdzv_endpoint.rpartition(":")[0] or args.rdzv_endpoint or args.master_addr
-    return host.strip("[]"), 29500
-
-
-def _address_towards(host: str, port: int) -> str | None:
+def _address_towards(host: str) -> str | None:
     """This node's, on the interface by which it reaches the host. Nothing is sent."""
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind, protocol) as way:
                 way.connect(address)
                 return str(way.getsockname()[0])

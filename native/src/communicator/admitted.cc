@@ -74,7 +74,7 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
     drop_run();
     helpers_.clear();
     acked_ = acked_ - came;
-    std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
+    ballot_.forget_through(attempt_);
     std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt < attempt_; });
     p2p_.on_failures(failed(), acked_, evidence());
 }

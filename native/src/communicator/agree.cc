@@ -4,6 +4,7 @@
 
 #include "base/check.h"
 #include "base/failpoint.h"
+#include "communicator/announce.h"
 
 namespace ftcomm {
 
@@ -84,7 +85,7 @@ void Communicator::Agreeing::try_to() {
             }
             if (result == CellClient::Result::Swapped) {
                 FT_POINT(kind == AgreeKind::Agree ? "agree.after" : "shrink.after");
-                comm_.announce(bytes, FrameKind::AgreeResult);
+                comm_.announcements_->announce(bytes, FrameKind::AgreeResult);
                 comm_.adopt(bytes);
             } else {
                 core_.host.trace("agree.conflict");
@@ -96,7 +97,7 @@ void Communicator::Agreeing::try_to() {
                 } else if (comm_.excludes_this_rank(*current)) {
                     comm_.on_excluded();
                 } else {
-                    comm_.announce(value, FrameKind::Decision);
+                    comm_.announcements_->announce(value, FrameKind::Decision);
                     comm_.adopt(value);
                 }
             }

@@ -9,6 +9,7 @@
 #include "base/failpoint.h"
 #include "channel/spread.h"
 #include "communicator/agree.h"
+#include "communicator/announce.h"
 #include "communicator/same_votes.h"
 
 namespace ftcomm {
@@ -41,11 +42,11 @@ void Communicator::Agreeing::send_votes_on() {
     w.put(seq).put(votes.count());
     for (const auto& [vote, ranks] : votes.list()) w.put(vote.kind).put(vote.flag).ranks(vote.acked).ranks(ranks);
     FT_POINT("agree.vote");
-    comm_.send_in_view(place.parent, FrameKind::AgreeVote, w.take());
+    comm_.announcements_->send_votes(place.parent, FrameKind::AgreeVote, w.take());
 }
 
 void Communicator::Agreeing::on_votes(int from, std::uint64_t epoch, ByteView body) {
-    if (!comm_.are_of_this_view(from, FrameKind::AgreeVote, epoch, body)) return;
+    if (!comm_.announcements_->are_of_this_view(from, FrameKind::AgreeVote, epoch, body)) return;
     ByteReader r(body);
     const auto seq = r.get<std::uint64_t>();
     for (auto n = r.count(11); n > 0 && r.ok(); --n) {
@@ -59,7 +60,7 @@ void Communicator::Agreeing::on_votes(int from, std::uint64_t epoch, ByteView bo
 
 void Communicator::Agreeing::on_vote(int rank, const Vote& vote) {
     if (vote.seq <= comm_.decision_.agree_seq) {
-        comm_.answer_with_record(rank, FrameKind::AgreeResult);
+        comm_.announcements_->answer(rank, FrameKind::AgreeResult);
         return;
     }
     auto& known = votes_[rank];

@@ -11,9 +11,11 @@
 #include "collectives/overlap.h"
 #include "collectives/results.h"
 #include "communicator/agree.h"
+#include "communicator/announce.h"
 #include "communicator/checkpoints.h"
 #include "communicator/lost_logs.h"
 #include "communicator/restore.h"
+#include "communicator/vote_tree.h"
 
 namespace ftcomm {
 
@@ -38,6 +40,8 @@ Communicator::Communicator(Core& core, CommSpec spec, bool claimed)
       board_(core.boards),
       posts_(board_, core.shared),
       ways_(core, spec_, rank_, calls_, decision_, board_),
+      announcements_(std::make_unique<Announcements>(*this)),
+      vote_tree_(std::make_unique<VoteTree>(*this)),
       agreeing_(std::make_unique<Agreeing>(*this)) {
     FT_CHECK(rank_ >= 0, "communicator %s does not contain this rank", spec_.name.c_str());
     for (int m : spec_.members) {
@@ -167,11 +171,8 @@ void Communicator::on_tick() {
         for_pairs([&](LoggedPairs& pairs) { pairs.on_tick(core_.now); });
         checkpoints_->on_tick();
     }
-    // For a whole tick: the view that they are from may have been lost on its way.
-    const bool holds = !held_votes_.empty() || !held_records_.empty();
-    if (holds && held_at_tick_) core_.wants_view = true;
-    held_at_tick_ = holds;
-    hurry_votes();
+    announcements_->on_tick();
+    vote_tree_->on_tick();
     if (run_ != nullptr && !frozen_) {
         run_->on_tick();
         after_progress();
@@ -256,6 +257,10 @@ RequestPtr Communicator::agree(AgreeKind kind, std::int64_t flag) { return agree
 bool Communicator::quiescent() const {
     return (open_.empty() || open_.front()->seq >= held_from_) && helpers_.empty() && !frozen_ &&
            (!agreeing_->is_open() || agreeing_->waits_for_admission());
+}
+
+bool Communicator::rests() const {
+    return closed_ && !replays() && idle() && run_ == nullptr && !cell_reading_ && announcements_->idle();
 }
 
 bool Communicator::blocked_on(int slot) const {

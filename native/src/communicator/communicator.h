@@ -14,9 +14,11 @@
 #include "collectives/op_state.h"
 #include "collectives/plan.h"
 #include "collectives/run.h"
+#include "communicator/ballot.h"
 #include "communicator/calls.h"
 #include "communicator/core.h"
 #include "communicator/failure_log.h"
+#include "communicator/last_result.h"
 #include "communicator/logged_pairs.h"
 #include "communicator/logged_ring.h"
 #include "communicator/p2p.h"
@@ -96,10 +98,7 @@ public:
                (pairs_ == nullptr || (pairs_->idle() && (ring_ == nullptr || ring_->idle())));
     }
     // Closed, and nothing is to be done in it until somebody asks for it. (Under replay its logs go on.)
-    bool rests() const {
-        return closed_ && !replays() && idle() && run_ == nullptr && !cell_reading_ && held_votes_.empty() &&
-               held_records_.empty();
-    }
+    bool rests() const;
     bool awake = false;  // the node gives it turns
     void shed() {  // memory for operations that will not come
         spare_op_.reset();
@@ -128,40 +127,6 @@ private:
         FrameHeader header;
         Bytes payload;
     };
-    struct Last {  // the operation that finished last: what a vote says of it, and its result while nobody else may have it
-        std::uint64_t seq = 0;
-        OpVote::State state = OpVote::State::Complete;
-        Shape shape;
-        OpDesc desc;
-        Grid grid;
-        std::vector<LabelRun> labels;
-        const FlatRoom* flat = nullptr;  // where it lies, if it had no fence
-        std::shared_ptr<Bytes> kept;
-        bool logged = false;  // replay: in the log, here or shared out among the ranks of this host
-        // Another one has finished. What desc says matters only where `logged`, `flat` or `kept` say that there is a result.
-        void begin(std::uint64_t seq_in, OpVote::State state_in, const OpState& op) {
-            seq = seq_in;
-            state = state_in;
-            shape = op.shape;
-            grid = op.grid;
-            labels.clear();
-            flat = nullptr;
-            if (kept != nullptr) kept = nullptr;
-            logged = false;
-        }
-    };
-    struct HeldVotes {
-        int from;
-        FrameKind kind;
-        std::uint64_t epoch;
-        Bytes body;
-    };
-    struct HeldRecord {  // to be passed on
-        FrameHeader header;
-        RankSet slots;
-        Bytes record;
-    };
-
     // runs.cc
     const std::vector<int>& living();
     bool all_alive() { return living().size() == spec_.members.size(); }
@@ -205,6 +170,7 @@ private:
     bool settle_run();
     Vote build_vote() const;
     void send_vote(bool calls = false);  // calls: the leader may not know yet that there is something to vote on
+    void send_vote_straight(int to, const Vote& vote);
     void on_vote(int rank, Vote vote);
     void on_freeze(std::uint32_t attempt);
     void look_again();
@@ -220,6 +186,7 @@ private:
     void apply(const Decision& d);
     void apply_plans();
     void read_cell();
+    int slot_of(int rank) const { return spec_.members[static_cast<std::size_t>(rank)]; }
     int rank_of_slot(int slot) const { return rank_of_slot_[static_cast<std::size_t>(slot)]; }  // -1: none
     int leader() const { return voters().lowest(); }
     const RankSet& in_view() const;  // ranks whose incarnation is alive in the job view
@@ -229,12 +196,9 @@ private:
     FrameHeader control(FrameKind kind) const;
     std::string cell_key() const;
 
-    // announce.cc: records on their way to many
-    void announce(const Bytes& record, FrameKind kind);
-    void spread_to(const RankSet& ranks, FrameKind kind, ByteView record);
-    void pass_on(const FrameHeader& header, const RankSet& slots, ByteView record);
-    void pass_on_held();
-    void answer_with_record(int rank, FrameKind kind);
+    class Announcements;  // announce.h
+    class VoteTree;  // vote_tree.h
+    class Agreeing;  // agree.h
 
     // replay.cc: the policy replay
     bool replays() const { return pairs_ != nullptr; }
@@ -259,7 +223,7 @@ private:
     Status find_what_is_logged();
     void learn_complete(const Decision& d);
     void serve_logged();
-    Last last_from_log(std::uint64_t seq);
+    LastResult last_from_log(std::uint64_t seq);
     void keep_in_log();  // the last operation's result
     std::uint64_t logged_whole() const;
     bool present() const;  // every member is in the view, or has left for good
@@ -276,19 +240,6 @@ private:
     void on_restored();
     Status find_what_was_heard();
     void read_log();
-
-    // vote_tree.cc
-    bool votes_by_tree() const;
-    void send_vote_straight(int to);
-    bool has_vote_of_this_view(int rank) const;
-    void send_votes_on();
-    void send_votes(int to, const RankSet& ranks);
-    void on_votes(int from, std::uint64_t epoch, ByteView body);
-    void hurry_votes();
-
-    void send_in_view(int to, FrameKind kind, const Bytes& votes);
-    bool are_of_this_view(int from, FrameKind kind, std::uint64_t epoch, ByteView votes);
-    void take_held_votes();
 
     void fail_everything(const Status& status);
     void fail_messages(const Status& status);
@@ -331,7 +282,7 @@ private:
     bool after_flat_ = false;  // the run before, too, was a flat one
     std::unique_ptr<Run> run_;
     std::unique_ptr<Run> idle_flat_;  // one that is over, for its memory
-    Last last_;
+    LastResult last_;
     SeqRuns unrun_;  // the latest that failed at once, for a dead root: a peer that runs one has called something else
     std::uint64_t held_from_ = 1;  // during an admission operations from here on wait (M13)
     std::deque<Stashed> stash_;  // frames of operations or attempts that are not here yet
@@ -348,15 +299,11 @@ private:
     Bytes record_;  // the cell's content as last known
     std::uint64_t since_ = 0;  // the last admission that let somebody into this communicator
     Bytes ahead_;  // a record from after an admission that this rank has not heard of yet
-    std::map<int, Vote> votes_;
-    std::pair<std::uint64_t, std::uint32_t> votes_sent_, votes_waited_;  // vote_tree.cc: in which epoch, for which attempt
-    int vote_ticks_ = 0, frozen_ticks_ = 0;
-    bool held_at_tick_ = false;  // votes or records, from a view that this rank has not
+    Ballot ballot_;
     std::vector<Proposal> proposals_;
-    class Agreeing;
+    std::unique_ptr<Announcements> announcements_;
+    std::unique_ptr<VoteTree> vote_tree_;
     std::unique_ptr<Agreeing> agreeing_;
-    std::vector<HeldVotes> held_votes_;
-    std::vector<HeldRecord> held_records_;  // both from after a change of the view that has not come here
 
     // replay
     std::uint64_t logged_ = 0;  // the last of this rank's results in the log, of this process or one before it

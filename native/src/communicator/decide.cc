@@ -5,6 +5,7 @@
 #include "base/failpoint.h"
 #include "base/joined.h"
 #include "communicator/agree.h"
+#include "communicator/announce.h"
 #include "communicator/lost_logs.h"
 
 namespace ftcomm {
@@ -12,20 +13,16 @@ namespace ftcomm {
 void Communicator::try_decide() {
     if (!frozen_ || cas_busy_ || excluded_ || leader() != rank_ || !dead_end() || (replays() && !present())) return;
     const auto want = voters();
-    auto missing = want;
-    for (const auto& [r, vote] : votes_)
-        if (vote.attempt == attempt_ + 1) missing.remove(r);
+    auto missing = want - ballot_.voters(attempt_ + 1);
     if (!missing.empty()) {
         if (!freeze_sent_) {
             freeze_sent_ = true;
             missing.remove(rank_);
-            spread_to(missing, FrameKind::Freeze, spec_and({}));
+            announcements_->spread_to(missing, FrameKind::Freeze, spec_and({}));
         }
         return;
     }
-    std::map<int, Vote> votes;
-    for (const auto& [r, vote] : votes_)
-        if (want.has(r) && vote.attempt == attempt_ + 1) votes.emplace_hint(votes.end(), r, vote);
+    const auto votes = ballot_.of(want, attempt_ + 1);
     if (replays() && lost_logs_->has_older(votes)) return;
     FT_POINT("vote.plan");
     PlanInput in{spec_, decision_, votes, failed(), evidence(), core_.view.epoch, core_.rules};
@@ -42,7 +39,7 @@ void Communicator::try_decide() {
         try_decide();
     });
     if (!core_.rules.m4) {  // rule M4 switched off: act before it is recorded
-        announce(bytes, FrameKind::Decision);
+        announcements_->announce(bytes, FrameKind::Decision);
         adopt(bytes);
     }
 }
@@ -57,7 +54,7 @@ void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value
     }
     if (result == CellClient::Result::Swapped) {
         FT_POINT("decide.after");
-        announce(mine, FrameKind::Decision);
+        announcements_->announce(mine, FrameKind::Decision);
         adopt(mine);
         return;
     }
@@ -75,7 +72,7 @@ void Communicator::on_decide_reply(CellClient::Result result, const Bytes& value
         return;
     }
     if (current->attempt > attempt_ && core_.rules.m2) {
-        announce(value, FrameKind::Decision);  // its leader may have died before it could
+        announcements_->announce(value, FrameKind::Decision);  // its leader may have died before it could
         adopt(value);
         return;
     }
@@ -151,7 +148,7 @@ void Communicator::apply(const Decision& d) {
     drop_run();
     board_.forget();
     helpers_.clear();
-    std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
+    ballot_.forget_through(attempt_);
     std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt < attempt_; });
     NodeEvent e;
     e.kind = NodeEvent::Kind::Decided;
@@ -214,14 +211,7 @@ void Communicator::apply_plans() {
             core_.host.trace("hand_out.kept");
             if (last_.flat != nullptr) keep_apart();
             else if (last_.kept == nullptr) keep_in_log();
-            auto helper = std::make_unique<OpState>(p.seq, last_.desc, last_.shape, last_.grid, rank_,
-                                                    calls_.signature_of(last_.shape), nullptr);
-            helper->kept = last_.kept;
-            std::uint32_t s = 0;
-            for (const auto& l : last_.labels)
-                for (std::uint32_t i = 0; i < l.count; ++i, ++s)
-                    if (l.kind == LabelKind::Final) helper->set_final(s, l.contributors);
-            helpers_.push_back(std::move(helper));
+            helpers_.push_back(last_.hand_out(rank_, calls_.signature_of(last_.shape)));
         }
     }
 }

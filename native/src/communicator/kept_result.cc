@@ -22,23 +22,14 @@ void Communicator::keep_result(const OpState& op, const FlatRoom* room) {
         next_room_ = 1 - next_room_;
         if (room->room.size() > FlatRoom::kMuch) keep_apart();
     } else if (replays()) {  // it was handed out, and this rank's log has a share of it
-        const auto* p = static_cast<const std::byte*>(op.desc.recv);
-        last_.kept = std::make_shared<Bytes>(p, p + shared_bytes(op.desc, spec_.members.size()));
-        last_.desc.recv = last_.kept->data();
+        last_.keep(static_cast<const std::byte*>(op.desc.recv), spec_.members.size());
     }
 }
 
-bool Communicator::retains_result() const {
-    return last_.kept != nullptr || last_.flat != nullptr || (last_.logged && results_->is_whole(last_.seq));
-}
+bool Communicator::retains_result() const { return last_.is_in_memory() || (last_.logged && results_->is_whole(last_.seq)); }
 
 void Communicator::keep_apart() {
-    if (last_.flat != nullptr) {
-        const auto* from = last_.flat->room.data();
-        last_.kept = std::make_shared<Bytes>(from, from + shared_bytes(last_.desc, spec_.members.size()));
-        last_.desc.recv = last_.kept->data();
-        last_.flat = nullptr;
-    }
+    last_.keep_apart(spec_.members.size());
     if (run_ != nullptr) return;
     for (auto& flat : flat_rooms_)
         if (closed_ || flat.room.size() > FlatRoom::kMuch) flat = {};

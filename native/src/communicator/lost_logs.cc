@@ -63,7 +63,7 @@ bool Communicator::LostLogs::has_older(const std::map<int, Vote>& votes) {
         RestoreAsk{}.encode(w);
         state.encode(w);
         core_.sender.send_long(spec_.members[r], comm_.control(FrameKind::RestoreReply), w.take());
-        comm_.votes_.erase(rank);
+        comm_.ballot_.forget(rank);
     }
     return older;
 }

@@ -174,8 +174,8 @@ void Communicator::serve_logged() {
     }
 }
 
-Communicator::Last Communicator::last_from_log(std::uint64_t seq) {
-    Last last;
+LastResult Communicator::last_from_log(std::uint64_t seq) {
+    LastResult last;
     const auto entry = results_->entry(seq);
     if (!entry) return last;
     last.seq = seq;
@@ -242,8 +242,8 @@ void Communicator::on_returned(const RankSet& came) {
     decision_.alive = RankSet::first(static_cast<int>(spec_.members.size()));
     decision_.plans.clear();
     if (!open_.empty()) open_.front()->started = false;
-    for (int r : came.list()) votes_.erase(r);
-    std::erase_if(votes_, [&](const auto& v) { return v.second.attempt <= attempt_; });
+    for (int r : came.list()) ballot_.forget(r);
+    ballot_.forget_through(attempt_);
     std::erase_if(stash_, [&](const Stashed& f) { return f.header.attempt <= attempt_; });
 }
 

@@ -7,9 +7,11 @@
 #include "base/failpoint.h"
 #include "channel/spread.h"
 #include "communicator/agree.h"
+#include "communicator/announce.h"
 #include "communicator/checkpoints.h"
 #include "communicator/lost_logs.h"
 #include "communicator/restore.h"
+#include "communicator/vote_tree.h"
 
 namespace ftcomm {
 
@@ -88,7 +90,7 @@ void Communicator::revoke() {
 void Communicator::freeze(bool before_vote) {
     if (frozen_ || disputed()) return;
     frozen_ = true;
-    frozen_ticks_ = 0;
+    vote_tree_->on_freeze();
     patience_ = std::max(patience_, core_.now + timeout());
     FT_POINT("vote.freeze");
     core_.host.trace("freeze");
@@ -149,7 +151,7 @@ Vote Communicator::build_vote() const {
 void Communicator::send_vote(bool calls) {
     if (!frozen_ || !dead_end() || (replays() && (!present() || restore_ != nullptr))) return;
     const auto vote = build_vote();
-    votes_[rank_] = vote;
+    ballot_.take(rank_, vote);
     const int to = leader();
     core_.host.trace("vote");
     if (to == rank_) {
@@ -157,14 +159,14 @@ void Communicator::send_vote(bool calls) {
         return;
     }
     if (to < 0) return;
-    const bool tree = votes_by_tree();
-    if (!tree || calls || !vote.proposals.empty()) send_vote_straight(to);
-    if (tree) send_votes_on();
+    const bool tree = vote_tree_->is_used();
+    if (!tree || calls || !vote.proposals.empty()) send_vote_straight(to, vote);
+    if (tree) vote_tree_->send_on();
 }
 
-void Communicator::send_vote_straight(int to) {
+void Communicator::send_vote_straight(int to, const Vote& vote) {
     ByteWriter w;
-    votes_[rank_].encode(w);
+    vote.encode(w);
     FT_POINT("vote.send");
     core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], control(FrameKind::Vote), spec_and(w.take()));
 }
@@ -172,11 +174,11 @@ void Communicator::send_vote_straight(int to) {
 void Communicator::on_vote(int rank, Vote vote) {
     if (vote.attempt <= attempt_) {
         // It has missed the decision (its leader died before announcing it): the record settles it.
-        answer_with_record(rank, FrameKind::Decision);
+        announcements_->answer(rank, FrameKind::Decision);
         return;
     }
     const bool ahead = vote.attempt > attempt_ + 1;
-    votes_[rank] = std::move(vote);
+    ballot_.take(rank, std::move(vote));
     if (ahead) {
         core_.host.trace("vote.ahead");
         read_cell();
@@ -204,8 +206,8 @@ void Communicator::on_freeze(std::uint32_t attempt) {
 // or a peer that was here first and waits for this rank's vote.
 void Communicator::look_again() {
     if (frozen_ || core_.solo || !dead_end()) return;
-    bool ground = !(decision_.alive - in_view()).empty() || wishes_now() || asked_ > attempt_;
-    for (const auto& [rank, vote] : votes_) ground |= vote.attempt == attempt_ + 1;
+    bool ground =
+        !(decision_.alive - in_view()).empty() || wishes_now() || asked_ > attempt_ || !ballot_.voters(attempt_ + 1).empty();
     // What failed at once here, in the attempt before, and others run in this one: their frames came before the decision did.
     const bool differs = std::any_of(stash_.begin(), stash_.end(),
                                      [&](const Stashed& f) { return f.header.attempt == attempt_ && unrun_.has(f.header.seq); });
@@ -218,8 +220,7 @@ void Communicator::look_again() {
 void Communicator::on_view() {
     excluded_ = false;
     failed_in_order();
-    pass_on_held();
-    take_held_votes();
+    announcements_->on_view();
     if (core_.solo) return;  // not a member yet: nothing to vote on
     if (replays()) {
         on_view_replay();
@@ -287,7 +288,7 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
     if (is_spread(h.kind)) {
         Spread told;
         FT_CHECK(Spread::decode(payload, &told), "an undecodable record from rank %d", from);
-        pass_on(h, told.rest, told.record);
+        announcements_->pass_on(h, told.rest, told.record);
         if (h.kind == FrameKind::Freeze) on_freeze(h.attempt);
         else adopt(Bytes(told.record.begin(), told.record.end()));
         return;
@@ -300,7 +301,7 @@ void Communicator::on_frame(int slot, const FrameHeader& h, ByteView payload) {
             on_vote(from, std::move(*vote));
             return;
         }
-        case FrameKind::Votes: on_votes(from, h.aux, behind_spec(payload, "votes", from)); return;
+        case FrameKind::Votes: vote_tree_->on_votes(from, h.aux, behind_spec(payload, "votes", from)); return;
         case FrameKind::AgreeVote: agreeing_->on_votes(from, h.aux, behind_spec(payload, "agree votes", from)); return;
         case FrameKind::RestoreAsk:
             if (replays()) lost_logs_->on_ask(from, behind_spec(payload, "question about a lost log", from));

@@ -10,8 +10,8 @@
 #include "base/copy.h"
 #include "base/crc32c_folding.h"
 
-#if defined(__aarch64__) && defined(__ARM_FEATURE_CRC32)
-#include <arm_acle.h>
+#if defined(__aarch64__)
+#include <sys/auxv.h>
 #define FTCOMM_CRC_INSTRUCTION
 #define FTCOMM_CRC_TARGET
 #elif defined(__x86_64__)
@@ -76,7 +76,9 @@ FTCOMM_CRC_TARGET inline std::uint32_t step8(std::uint32_t crc, const unsigned c
 #ifdef __x86_64__
     return static_cast<std::uint32_t>(__builtin_ia32_crc32di(crc, load<std::uint64_t>(p)));
 #else
-    return __crc32cd(crc, load<std::uint64_t>(p));
+    // arm_acle.h has it for those only who compile for no other processor.
+    asm(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(load<std::uint64_t>(p)));
+    return crc;
 #endif
 }
 
@@ -84,7 +86,8 @@ FTCOMM_CRC_TARGET inline std::uint32_t step1(std::uint32_t crc, const unsigned c
 #ifdef __x86_64__
     return __builtin_ia32_crc32qi(crc, *p);
 #else
-    return __crc32cb(crc, *p);
+    asm(".arch_extension crc\n\tcrc32cb %w0, %w0, %w1" : "+r"(crc) : "r"(std::uint32_t{*p}));
+    return crc;
 #endif
 }
 
@@ -110,10 +113,10 @@ FTCOMM_CRC_TARGET std::uint32_t with_instruction(const unsigned char* p, std::si
 bool has_instruction() {
 #ifdef __x86_64__
     static const bool has = __builtin_cpu_supports("sse4.2");
-    return has;
 #else
-    return true;
+    static const bool has = (getauxval(AT_HWCAP) & (1u << 7)) != 0;  // HWCAP_CRC32: optional in ARMv8.0
 #endif
+    return has;
 }
 
 #endif

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ftcomm.communicator import Communicator, communicator_id
+from ftcomm.errors import Unsupported
 from ftcomm.job import Job
 from ftcomm.torch.groups import backend_of, communicator_of, job_of
 from ftcomm.torch.shards import Shards, sharded
@@ -89,6 +90,12 @@ def _make_point(model: Any) -> Point:
     job = job_of(backend)
     shards = Shards(model, job.world_size) if sharded(model) else None
     group = communicator_of(backend)
+    if group.policy == "replay":
+        raise Unsupported(
+            "join_point is not for the policy replay: there a replacement comes in by itself, and gets its state by running the "
+            "script again. Leave join_point out and count the steps in the script, or start it with `ftrun --policy lossy`.",
+            operation="join_point",
+        )
     if group.policy == "lossy":
         check_movable(model)
     number = communicator_id(job.name, "join_point", backend.comm_id)

@@ -42,3 +42,15 @@ def test_the_gloo_groups_of_debug_level_detail(ranks: harness.Ranks, torch_store
         return True
 
     assert TorchKeeper(ranks, torch_store, 2, program).values() == [True, True]
+
+
+def test_a_join_point(ranks: harness.Ranks, torch_store: tuple[str, int]) -> None:
+    torch = pytest.importorskip("torch")
+    from torch_keeper import TorchKeeper
+
+    def program(context: harness.Context) -> bool:
+        with pytest.raises(ftcomm.Unsupported, match="not for the policy replay: .* `ftrun --policy lossy`"):
+            ftcomm.torch.join_point(torch.nn.Linear(2, 2))
+        return True
+
+    assert TorchKeeper(ranks, torch_store, 2, program).values() == [True, True]

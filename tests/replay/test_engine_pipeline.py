@@ -252,6 +252,13 @@ def test_killed_stages_go_on_from_their_checkpoint(
         assert steps_of(job, rank) == expected
 
 
+def test_the_failpoint_at_a_step_s_begin(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:
+    job = keep(training(tmp_path), faults=f"rank=1,at=step:{AT},do=kill")
+    same(job.values(), wanted)
+    job.died_only((1, 0))
+    assert steps_of(job, 1) == [*range(AT), 0, *range(6, STEPS)]
+
+
 @pytest.mark.parametrize(
     "point",
     [

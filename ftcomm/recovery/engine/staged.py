@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from ftcomm._lib import lib
 from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError
 from ftcomm.recovery.data import Share
@@ -96,14 +97,11 @@ class Staged(Stage):
     def meet(self, epochs: int) -> None:
         """Nobody is ever missing: whoever sends or receives something waits for the replacement. But all may be told to leave."""
         step = self.state.progress.step
-        if self._first or self._stopping is None or not self._stopping.before(step):
-            return
-        if (
-            self._saved != step and self._leaves_gradients()
-        ):  # of the script, and the same on all: it updates in some steps only
-            self._stopping.postpone()
-            return
-        self._last_words()
+        if not self._first and self._stopping is not None and self._stopping.before(step):
+            if self._saved == step or not self._leaves_gradients():
+                self._last_words()
+            self._stopping.postpone()  # of the script, and the same on all: it updates in some steps only
+        lib()[1].ft_fault_step(step)
 
     def offer(self, share: Share) -> None:
         self._used.clear()  # only an update of this very step can have used them: others of their names may come

@@ -250,15 +250,14 @@ def open_place(url: str, storage_options: Mapping[str, Any] | None = None) -> Pl
         import fsspec
     except ImportError:
         raise ConfigError(
-            f"The global store {url!r} needs fsspec, which is not installed: pip install ftcomm[store]. "
+            f"The global store {url!r} needs fsspec, which is not installed: pip install fsspec s3fs. "
             "A directory that all hosts mount needs nothing."
         ) from None
     try:
         filesystem, root = fsspec.core.url_to_fs(url, **(storage_options or {}))
     except ImportError as error:
         raise ConfigError(
-            f"The global store {url!r} needs a package that is not installed: pip install ftcomm[store] brings the one "
-            f"for s3://. fsspec says: {error}."
+            f"The global store {url!r} needs a package that is not installed (for s3:// it is s3fs). fsspec says: {error}."
         ) from None
     except ValueError as error:
         raise ConfigError(f"The global store {url!r} is not one that fsspec knows: {error}.") from None

@@ -28,7 +28,7 @@ class Bar:
                 from tqdm import tqdm
             except ImportError as error:
                 if wanted:
-                    raise ImportError("bar=True needs tqdm: pip install tqdm (or ftcomm[progress]).") from error
+                    raise ImportError("bar=True needs tqdm: pip install tqdm.") from error
                 return
             self._make = tqdm
 

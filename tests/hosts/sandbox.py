@@ -20,12 +20,13 @@ SYSTEM_CALLS = {
     "set_robust_list": 99 if _ARM else 273,
     "process_vm_readv": 270 if _ARM else 310,
 }
+_SECCOMP = 277 if _ARM else 317
 _LOAD, _EQUAL, _RETURN = 0x20, 0x15, 0x06  # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_RET|K
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
 
 
 def forbid(*names: str) -> None:
-    """From now on, in this process and its children, these system calls do not exist."""
+    """From now on, in this process, all its threads and its children, these system calls do not exist."""
     program = [(_LOAD, 0, 0, 0)]
     for name in names:
         program += [(_EQUAL, 0, 1, SYSTEM_CALLS[name]), (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)]
@@ -33,9 +34,10 @@ def forbid(*names: str) -> None:
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in program))
     header = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
     libc = ctypes.CDLL(None, use_errno=True)
-    for operation in ((38, 1, 0), (22, 2, ctypes.c_char_p(header))):  # PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP
-        if libc.prctl(*operation, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), "prctl")
+    if libc.prctl(38, 1, 0, 0, 0) != 0:  # PR_SET_NO_NEW_PRIVS
+        raise OSError(ctypes.get_errno(), "prctl")
+    if libc.syscall(_SECCOMP, 1, 1, ctypes.c_char_p(header)) != 0:  # SECCOMP_SET_MODE_FILTER, _FLAG_TSYNC
+        raise OSError(ctypes.get_errno(), "seccomp")
 
 
 def own_process_numbers() -> None:

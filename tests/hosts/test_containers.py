@@ -73,3 +73,22 @@ def test_ranks_that_do_not_see_each_others_processes(ranks: Ranks) -> None:
     for seen, links, _ in lose_one(ranks, lambda rank: sandbox.own_process_numbers()):
         assert "robust_futex" in seen.replace("-", "_"), seen
         assert links.count("shm") == 3
+
+
+@pytest.mark.usefixtures("pulls")
+@pytest.mark.parametrize("policy", ["raise", "lossy"])
+def test_one_rank_may_not_read_any_more(ranks: Ranks, policy: str) -> None:
+    """A filter that the program has taken on after the start, which says that there is no such system call."""
+
+    def run(comm: ftcomm.Communicator, context: Context) -> bool:
+        if comm.rank == 1:
+            sandbox.forbid("process_vm_readv")
+        for turn in range(3):
+            data = np.full(100_000, comm.rank + turn, np.float64)
+            comm.all_reduce(data)
+            assert (data == 3 + 3 * turn).all()
+        return bool(comm.stats()["reads_refused"])
+
+    for result in ranks.start(3, run, policy=policy, timeout=20.0).results():
+        assert result.ok, result.text()
+        assert result.value is True

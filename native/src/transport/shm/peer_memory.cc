@@ -38,6 +38,9 @@ int yama() {
     return scope;
 }
 
+// It is on its way out, or this process may not (EPERM), can't any more (a filter that answers ENOSYS), lacks memory.
+Transport::Read why_not(int error) { return error == ESRCH ? Transport::Read::Over : Transport::Read::Refused; }
+
 std::uint64_t hash_of_line(const char* path, const std::string& start) {
     std::ifstream file(path);
     for (std::string line; std::getline(file, line);)
@@ -81,12 +84,12 @@ Transport::Read read_peer(const Instance& peer, const Transport::Remote& remote,
     if (!is_held(peer.liveness.load(std::memory_order_seq_cst))) return Transport::Read::Over;
     if (n == static_cast<ssize_t>(bytes + sizeof ticket))
         return ticket == remote.ticket ? Transport::Read::Done : Transport::Read::Over;
-    if (n < 0 && error == ESRCH) return Transport::Read::Over;  // on its way out
-    if (n < 0 && error == EPERM) return Transport::Read::Refused;
+    if (n < 0 && error != EFAULT) return why_not(error);
     // Where the buffer was there may be nothing any more, because its operation is over: the ticket by itself says so.
     std::uint64_t nothing = 0;
     const auto m = copy(static_cast<pid_t>(word & FUTEX_TID_MASK), reinterpret_cast<std::byte*>(&ticket), sizeof ticket,
                         remote.ticket_at, &nothing, remote.ticket_at);
+    if (m < 0 && errno != EFAULT) return why_not(errno);
     return m == 2 * sizeof ticket && ticket == remote.ticket ? Transport::Read::Refused : Transport::Read::Over;
 }
 

@@ -117,13 +117,29 @@ class RunFolder:
         self._node = 0
         self._own: LineFile | None = None
         self._full = False
-        self.fd = int(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
-        if self.fd < 0:
-            raise OSError(ctypes.get_errno(), "inotify is not available: see fs.inotify.max_user_instances")
-        if _LIBC.inotify_add_watch(self.fd, os.fsencode(self.path), _IN_MODIFY | _IN_CREATE) < 0:
+        try:
+            self.fd = self._watched()
+        except OSError:
+            self._let_go()
+            raise
+
+    def _watched(self) -> int:
+        fd = int(_LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        if fd < 0:
             raise OSError(
-                ctypes.get_errno(), f"the run folder {self.path} can't be watched; give another with --events"
+                ctypes.get_errno(), "inotify is not available: see fs.inotify.max_user_instances, and ulimit -n"
             )
+        if _LIBC.inotify_add_watch(fd, os.fsencode(self.path), _IN_MODIFY | _IN_CREATE) < 0:
+            error = ctypes.get_errno()
+            os.close(fd)
+            raise OSError(error, f"the run folder {self.path} can't be watched; give another with --events")
+        return fd
+
+    def _let_go(self) -> None:
+        """Of the temporary folder."""
+        if self._held is not None:
+            os.close(self._held)  # first: there may be no other descriptor to look into it
+            shutil.rmtree(self.path, ignore_errors=True)
 
     def begin(self, ranks: Iterable[int], node: int, nodes: int) -> None:
         """Before the workers start: what an earlier run left of these ranks goes. ConfigError: another ftrun is at work here."""
@@ -227,8 +243,7 @@ class RunFolder:
             self._own.close()
         os.close(self.fd)
         if self._held is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._held)
+            self._let_go()
             return
         logs = self.path / "logs"
         if not any(

@@ -125,6 +125,21 @@ def test_one_that_is_held_by_a_process_that_is_not_seen_stays(tmp_path: Path, mo
     assert not elsewhere.exists()
 
 
+def test_what_cannot_be_watched_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one descriptor left, for the folder, and none for its watch."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, before[1]))
+    try:
+        with pytest.raises(OSError, match="max_user_instances"):
+            RunFolder(None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_has_been_read_takes_no_room_where_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,9 +114,9 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
     }
     if (c.code == Code::LogFull) {
         c.message =
-            "its result could not be logged (the log is full, or its files cannot be written; that rank says which) on rank";
+            "its result could not be logged (the log is full, or its files cannot be written; that rank says which, and what to "
+            "do) on rank";
         for (auto r : c.ranks) c.message += " " + std::to_string(r);
-        c.message += "; raise log_limit, commit a checkpoint more often, or give a folder to spill to";
         return c;
     }
     if (c.code == Code::Interrupted) c.code = Code::Cancelled;

@@ -138,6 +138,7 @@ private:
     // operations.cc
     void pump();
     OpState* current() const;
+    Status failed_for(const Cause& cause, const OpState& op) const;
     bool start(OpState& op);  // false: it is finished already or cannot start
     void start_run(OpState& op, std::vector<SegmentRun> plan, bool repair);
     void after_progress();

@@ -31,6 +31,13 @@ void Communicator::pump() {
     pumping_ = false;
 }
 
+// The others are told by a code only what went wrong in a rank: it says the rest itself.
+Status Communicator::failed_for(const Cause& cause, const OpState& op) const {
+    auto s = cause.status(name_of(op));
+    if (!log_error_) s.message += ". Here: " + log_error_.message;
+    return s;
+}
+
 bool Communicator::start(OpState& op) {
     op.started = op.entered = true;
     if (at_dead_end()) {
@@ -38,15 +45,13 @@ bool Communicator::start(OpState& op) {
         return false;
     }
     if (const auto* cause = replays() ? failures_->of(op.seq) : nullptr) {
-        finish_current(cause->status(name_of(op)));
+        finish_current(failed_for(*cause, op));
         return false;
     }
     const auto* plan = core_.rules.c5 ? decision_.plan_for(op.seq) : nullptr;
     if (plan != nullptr && op.request != nullptr) {
         if (plan->verdict == OpPlan::Verdict::Fail) {
-            auto s = plan->cause.status(name_of(op));
-            if (!log_error_) s.message += ". Here: " + log_error_.message;
-            finish_current(std::move(s));
+            finish_current(failed_for(plan->cause, op));
             return false;
         }
         if (op.shape.is_same_exchange(plan->shape)) {

@@ -38,6 +38,9 @@ Status claim_folder(int folder, const std::string& path, const LogConfig& config
         Fd fd(::openat(folder, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
         if (!fd) return system_error("writing into the log's folder " + path);
         auto status = write_all(fd.get(), want.data(), want.size());
+        if (!status)
+            status =
+                std::move(status).within("the log's folder " + path + " (give the log one with room: ftrun --pair-log, log_dir)");
         ::fsync(fd.get());
         // By link, not rename: of several ranks that come at once the first one's stays.
         if (status && ::linkat(folder, name, folder, kIdentityName, 0) != 0 && errno != EEXIST)

@@ -137,7 +137,8 @@ class Job:
 
     def _text(self, text: str | None) -> Any:
         ffi, _ = lib()
-        return ffi.NULL if not text else self._held(ffi.new("char[]", text.encode()))
+        # A path may have any bytes, which Python shows as surrogates.
+        return ffi.NULL if not text else self._held(ffi.new("char[]", text.encode(errors="surrogateescape")))
 
     # -- the handle ----------------------------------------------------------------------------------------------
 

@@ -169,6 +169,16 @@ def test_full_log_of_one_rank_is_told_to_all(ranks: Ranks) -> None:
         assert set(values) <= {float(rank), 3.0}, "neither the input nor the sum"
 
 
+def test_a_folder_whose_name_is_no_text(ranks: Ranks, tmp_path: Path) -> None:
+    def run(comm: Any) -> float:
+        x = np.ones(4)
+        comm.all_reduce(x)
+        return float(x[0])
+
+    place = os.fsdecode(os.fsencode(tmp_path) + b"/\xff log")
+    assert ranks(2, run, policy="replay", transport="shm", log_dir=place) == [2.0, 2.0]
+
+
 # -- damage
 
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ftcomm._lib import lib
+from ftcomm.boot import boot_id
 from ftcomm.launch.locks import try_lock
 
 _MEMORY = Path("/dev/shm")
@@ -48,7 +49,7 @@ class _Owned:
             raise
 
     def claim(self, job: str) -> None:
-        owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": _boot(), "job": job, **self._notes}
+        owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id(), "job": job, **self._notes}
         text = json.dumps(owner).encode() + b"\n"
         os.pwrite(self.fd, text, 0)
         os.ftruncate(self.fd, len(text))
@@ -197,7 +198,7 @@ def _lives(folder: Path, named: int, age: float) -> bool:
         return not started or start_time(named) is not None or age < _UNFINISHED
     if node != os.uname().nodename:
         return True  # a disk that hosts share, maybe without locks: who made it there removes it
-    return boot == _boot() and start_time(pid) == start
+    return boot == boot_id() and start_time(pid) == start
 
 
 def start_time(pid: int) -> int | None:
@@ -208,7 +209,3 @@ def start_time(pid: int) -> int | None:
         return None
     fields = stat[stat.rindex(b")") + 2 :].split()  # the name before it may have blanks and brackets
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -284,6 +284,38 @@ def test_a_folder_that_cannot_be_made_is_told(start: Start, tmp_path: Path) -> N
     assert stat.S_ISREG((tmp_path / "file").stat().st_mode)
 
 
+def test_where_the_kernel_tells_no_boot_id(tmp_path: Path) -> None:
+    """As in a sandbox that hides it. What a killed ftrun has left is removed all the same."""
+    masked = ["unshare", "--mount", "--propagation", "private", "sh", "-c"]
+    hide = 'mount -t tmpfs none /proc/sys/kernel/random && exec "$@"'
+    if subprocess.run([*masked, hide, "sh", "true"], check=False, capture_output=True).returncode != 0:
+        pytest.skip("needs the right to mount")
+    (tmp_path / "script.py").write_text(
+        "import os; print(os.environ['FTCOMM_LOG_DIR'], flush=True)\n"
+        "if os.environ['END'] == 'kill': os.kill(os.getppid(), 9); os.read(os.pipe()[0], 1)\n"
+    )
+    ftrun = [
+        sys.executable,
+        "-m",
+        "ftcomm.launch.cli",
+        *REPLAY,
+        "--pair-log",
+        str(tmp_path),
+        str(tmp_path / "script.py"),
+    ]
+    for end, code in (("kill", -signal.SIGKILL), ("return", 0)):
+        run = subprocess.run(
+            [*masked, hide, "sh", *ftrun],
+            env=clean_environment(END=end, TMPDIR=str(tmp_path)),
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+        assert run.returncode == code, run.stderr
+        assert Path(run.stdout.strip()).exists() == (end == "kill")
+    assert not list(tmp_path.glob("ftcomm-log-*"))
+
+
 def test_pair_log_is_for_replay(start: Start, tmp_path: Path) -> None:
     code, out, err = start(SHOW, "--pair-log", str(tmp_path)).finish()
     assert (code, out) == (2, "")

@@ -18,6 +18,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any
 
+from ftcomm.boot import boot_id
 from ftcomm.job import Job
 
 __all__ = ["CONNECTING", "Address", "Line", "Server", "call", "find"]
@@ -33,8 +34,7 @@ def _key(job: Job, name: str, rank: int) -> str:
 
 
 def _machine() -> str:
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {socket.gethostname()}"
+    return f"{boot_id()} {socket.gethostname()}"
 
 
 def find(job: Job, name: str, rank: int) -> Address | None:

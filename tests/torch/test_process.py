@@ -175,4 +175,4 @@ except Exception as error:
             for rank, size in enumerate(sizes)
         ]
         for process in processes:
-            assert "has world size" in process.communicate(timeout=30)[0]
+            assert "has world size" in process.communicate(timeout=120)[0]

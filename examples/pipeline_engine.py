@@ -20,7 +20,7 @@ import hashlib
 
 import torch
 import torch.distributed as dist
-from pipeline_replay import CONTEXT, die_if_told, digest_of, layers_of, loss_of, text
+from pipeline_replay import CONTEXT, die_if_told, digest_of, layers_of, loss_of, stages_of, text
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -55,10 +55,12 @@ def main() -> None:
     parser.add_argument("--parallel", action="store_true", help="strategy parallel-replay, without dropout")
     parser.add_argument("--kill", metavar="RANK:STEP", action="append", default=[], help="SIGKILL to a rank")
     args = parser.parse_args()
+    if args.copies < 1:
+        parser.error("--copies is 1 or more")
 
     torch.set_num_threads(1)
     dist.init_process_group("ftcomm")
-    rank, stages = dist.get_rank(), dist.get_world_size() // args.copies
+    rank, stages = dist.get_rank(), stages_of(dist.get_world_size(), args.copies)
     number = rank % stages
     torch.manual_seed(number)
     layers = layers_of(number, stages, blocks=2)

@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import os
 import signal
+import sys
 import sysconfig
 import time
 from pathlib import Path
@@ -114,12 +115,22 @@ def die_if_told(kills: list[str], stage: int, step: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stages_of(ranks: int, copies: int = 1) -> int:
+    """How many stages there are. With one rank it would be the first stage and the last, which torch's schedule refuses."""
+    stages, left = divmod(ranks, copies)
+    if left or stages < 2:
+        wanted = ", ".join(str(n * copies) for n in (2, 3, 4))
+        text = f"There are two stages or more, each {copies} time(s): start with {wanted}, ... ranks; now there are {ranks}."
+        sys.exit(text if dist.get_rank() == 0 else 1)
+    return stages
+
+
 def main() -> None:
     args = arguments()
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("ftcomm")
-    rank, stages = dist.get_rank(), dist.get_world_size()
+    rank, stages = dist.get_rank(), stages_of(dist.get_world_size())
     first, last = rank == 0, rank == stages - 1
 
     torch.manual_seed(rank)

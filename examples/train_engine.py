@@ -3,7 +3,7 @@
     ftrun --nproc-per-node 4 --policy lossy examples/train_engine.py
     ftrun --nproc-per-node 4 --policy lossy --faults "rank=2,at=step:100,do=kill" examples/train_engine.py   # the same weights
 
-With --hsdp the model is sharded (FSDP2): over the ranks of each of two replicas.
+With --hsdp the model is sharded (FSDP2) over the ranks of each of two replicas; that takes an even number of ranks.
 
 All that there is for failures: the engine, its loop and `with engine.step()`.
 """
@@ -11,6 +11,7 @@ All that there is for failures: the engine, its loop and `with engine.step()`.
 from __future__ import annotations
 
 import argparse
+import sys
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,9 @@ import ftcomm.recovery
 
 
 def sharded(model: torch.nn.Module) -> torch.nn.Module:
+    if dist.get_world_size() % 2:
+        text = f"With --hsdp the number of ranks has to be even: there are two replicas. There are {dist.get_world_size()}."
+        sys.exit(text if dist.get_rank() == 0 else 1)
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
     return fully_shard(model, mesh=mesh)
 

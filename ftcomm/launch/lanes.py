@@ -194,8 +194,11 @@ class LaneReader:
                 lane.frozen.discard(event.get("comm"))
                 if not self._somebody_is_missing():
                     self._go_on(lane, time)
-            case "repaired" | "step":
+            case "step":
                 lane.step, lane.began = event.get("step", lane.step), time
+                if not self._somebody_is_missing():  # else it waits again as soon as it needs that one
+                    self._go_on(lane, time)
+            case "repaired":
                 self._go_on(lane, time)
             case "caught-up":
                 if lane.state is State.REPLAYING:

@@ -129,6 +129,16 @@ def test_replay_who_computes_for_a_replacement() -> None:
     ]
 
 
+def test_replay_a_step_begins_while_another_one_catches_up() -> None:
+    """A stage that needs nothing of it for the moment: it still waits for it on the whole. Deaths say in which step they were."""
+    death, again = REPLAY_DEATHS
+    begins = [(death + 5, 3, 0, 7), (again - 1, 1, 0, 8)]
+    more = [{"time": t, "event": "step", "rank": r, "incarnation": i, "step": step} for t, r, i, step in begins]
+    timeline = read_timeline(sorted([*replay_story(), *more], key=lambda event: event["time"]))
+    assert [(span.state, span.end) for span in timeline.lanes[3].spans[2:3]] == [(State.WAITING, death + 6)]
+    assert timeline.failures[1].text.endswith(" at step 8")
+
+
 def test_replay_what_ftrun_ended_is_no_failure() -> None:
     events = [{k: v for k, v in event.items() if k != "waiting"} for event in replay_story()]
     assert len(read_timeline(replay_story()).failures) == 5

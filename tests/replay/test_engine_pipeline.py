@@ -253,10 +253,18 @@ def test_killed_stages_go_on_from_their_checkpoint(
 
 
 def test_the_failpoint_at_a_step_s_begin(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:
-    job = keep(training(tmp_path), faults=f"rank=1,at=step:{AT},do=kill")
+    run = training(tmp_path)
+
+    def told(context: harness.Context) -> Any:
+        job = ftcomm.torch.communicator().job
+        job.add_listener(lambda event: event["event"] == "step" and context.mark("told", event["step"]))
+        return run(context)
+
+    job = keep(told, faults=f"rank=1,at=step:{AT},do=kill")
     same(job.values(), wanted)
     job.died_only((1, 0))
     assert steps_of(job, 1) == [*range(AT), 0, *range(6, STEPS)]
+    assert job.marks(1, "told") == [*range(AT + 1), 0, *range(6, STEPS + 1)]  # the end of the run is told as one, too
 
 
 @pytest.mark.parametrize(

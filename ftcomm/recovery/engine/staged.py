@@ -101,6 +101,7 @@ class Staged(Stage):
             if self._saved == step or not self._leaves_gradients():
                 self._last_words()
             self._stopping.postpone()  # of the script, and the same on all: it updates in some steps only
+        self._everybody.job.emit("step", step=step)
         lib()[1].ft_fault_step(step)
 
     def offer(self, share: Share) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ftcomm._lib import lib
 from ftcomm.arguments import integer, real, seconds
 from ftcomm.buffers import Buffer, buffer_of
-from ftcomm.dtypes import dtype_name, dtype_number, op_number
+from ftcomm.dtypes import OPS, dtype_name, dtype_number, op_number
 from ftcomm.errors import ConfigError, Unsupported
 from ftcomm.request import Outcome, Request
 
@@ -283,6 +283,10 @@ class Collectives:
         if send_counts is not None or recv_counts is not None:
             arrays = [_layout(described, "send", send_counts), _layout(described, "recv", recv_counts)]
         described.factor = real("factor", factor)
+        if described.factor != 1.0 and described.op != OPS["premul_sum"]:
+            raise ConfigError(
+                f"factor={factor} has no part in op {op!r}. Use op='premul_sum', or multiply the buffer before."
+            )
         if timeout is not None:
             described.timeout = seconds("timeout", timeout)
         request = Request(self._job, self.size, (send, recv, arrays), f"{_NAMES[kind]} on {self.name}", finish)

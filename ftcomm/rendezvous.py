@@ -130,6 +130,10 @@ def _as_store(store: Any, world_size: int) -> Store:
         if world_size == 1:
             return MemoryStore()
         raise ConfigError(f"A job of {world_size} ranks needs a store to meet through; give store= or an init method.")
+    if not all(hasattr(store, name) for name in ("get", "set", "compare_set", "check", "wait")):
+        raise ConfigError(
+            f"store={store!r} is no store. Give a torch Store (TCPStore, FileStore, ...) or a ftcomm.stores.Store."
+        )
     from ftcomm.stores.torch_store import TorchStore
 
     return TorchStore(store)

@@ -45,6 +45,8 @@ CASES: list[tuple[str, Callable[[ftcomm.Communicator], Any]]] = [
     ("tag='a' must be a whole number", lambda c: c.recv(np.zeros(2), 1 - c.rank, "a")),
     ("timeout='1' must be a positive number of seconds", lambda c: c.all_reduce(np.zeros(2), timeout="1")),
     ("factor='x' must be a number", lambda c: c.all_reduce(np.zeros(2), "premul_sum", factor="x")),
+    ("factor=2.0 has no part in op 'sum'", lambda c: c.all_reduce(np.zeros(2), factor=2.0)),
+    ("factor=0.5 has no part in op 'avg'", lambda c: c.reduce_scatter(np.zeros(1), np.zeros(2), "avg", factor=0.5)),
     ("counts='x' must be a whole number", lambda c: c.gather(np.zeros(2), np.zeros(4), c.rank, ["x", 2])),
     ("timeout='x' must be a number of seconds", lambda c: ftcomm.request.wait_all([], timeout="x")),
     ("timeout='x' must be a number of seconds", lambda c: c.leave(timeout="x")),

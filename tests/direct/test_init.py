@@ -267,6 +267,7 @@ def test_init_again_after_leave(ranks: Ranks) -> None:
         ({"rank": 0, "world_size": 2, "init_method": "smoke://signals"}, {}, "is not known"),
         ({"rank": 0, "world_size": 2, "init_method": "tcp://127.0.0.1"}, {}, "is not known"),
         ({"store": object()}, {}, "needs rank="),
+        ({"store": "localhost:29500", "rank": 0, "world_size": 2}, {}, "'localhost:29500' is no store"),
         ({"rank": 0, "world_size": 1, "init_method": "env://"}, {"FTCOMM_INCARNATION": "-1"}, "FTCOMM_INCARNATION"),
         ({"rank": 0, "world_size": 1, "init_method": "env://"}, {"FTCOMM_JOB": "a b"}, "job name"),
         ({"rank": 0, "world_size": 1, "init_method": "env://"}, {"FTCOMM_POLICY": "x"}, "FTCOMM_POLICY"),

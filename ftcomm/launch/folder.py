@@ -97,6 +97,15 @@ def write_events(path: Path, events: Iterable[Event]) -> None:
         scratch.unlink(missing_ok=True)
 
 
+def make_folder(path: Path, what: str, option: str) -> None:
+    """Which may be there. OSError: it can't be; says by which option another one is given."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        why = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
+        raise OSError(error.errno, f"the {what} {path} can't be made: {why}; give another with {option}") from error
+
+
 class RunFolder:
     """A run's folder as ftrun sees it: a file descriptor that becomes readable when a worker has written.
 
@@ -111,7 +120,7 @@ class RunFolder:
             self._held = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try_lock(self._held)
         self.path = Path(path).resolve()
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path, "run folder", "--events")
         self._read: dict[str, int] = {}  # file name -> how far it has been read
         self._ranks: set[int] = set()
         self._node = 0

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ftcomm._lib import lib
 from ftcomm.boot import boot_id
+from ftcomm.launch.folder import make_folder
 from ftcomm.launch.locks import try_lock
 
 _MEMORY = Path("/dev/shm")
@@ -68,13 +69,13 @@ class PairLog:
 
     def __init__(self, place: str | None = None, spill: str | None = None) -> None:
         remove_logs_of_others()
-        parent = _place(Path(place).resolve() if place else default_place())
+        parent = _place(Path(place).resolve() if place else default_place(), "folder for the pair log", "--pair-log")
         notes = {"spill": str(Path(spill).resolve())} if spill else {}
         self.path = Path(tempfile.mkdtemp(prefix=f"ftcomm-log-{os.getuid()}-{os.getpid()}-", dir=parent))  # 0700
         self.folders = [_Owned(self.path, notes)]
         try:
             if notes and Path(notes["spill"]) != parent:
-                spilled = _place(Path(notes["spill"])) / self.path.name
+                spilled = _place(Path(notes["spill"]), "folder to spill to", "FTCOMM_LOG_SPILL") / self.path.name
                 spilled.mkdir(0o700)
                 self.folders.append(_Owned(spilled, {"node": os.uname().nodename}))
         except BaseException:
@@ -92,9 +93,9 @@ class PairLog:
             folder.remove()
 
 
-def _place(parent: Path) -> Path:
+def _place(parent: Path, what: str, option: str) -> Path:
     """Makes it, and removes there what killed runs have left behind."""
-    parent.mkdir(parents=True, exist_ok=True)
+    make_folder(parent, what, option)
     remove_abandoned_logs(parent)
     return parent
 

@@ -190,6 +190,16 @@ def test_another_ftrun_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     second.close()
 
 
+@pytest.mark.parametrize("option", ["--events", "--pair-log", "FTCOMM_LOG_SPILL"])
+def test_a_folder_that_cannot_be_made(start: Start, tmp_path: Path, option: str) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    flags, env = ((), {option: str(file)}) if option.startswith("FTCOMM") else ((option, str(file)), {})
+    code, _, err = start("", "--policy", "replay", *flags, **env).finish()
+    assert code == 2
+    assert f"{file} can't be made: there is a file of that name; give another with {option}" in err
+
+
 def test_a_full_disk_costs_events_and_nothing_else(tmp_path: Path) -> None:
     """With a limit on files, which the kernel keeps to as to the end of a disk: the last line is written in part."""
     script = f"""

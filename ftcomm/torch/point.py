@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ftcomm.communicator import Communicator, communicator_id
-from ftcomm.errors import Unsupported
+from ftcomm.errors import ConfigError, Unsupported
 from ftcomm.job import Job
 from ftcomm.torch.groups import backend_of, communicator_of, job_of
 from ftcomm.torch.shards import Shards, sharded
@@ -75,7 +75,10 @@ def _raise(known: dict[int, int], rank: int, incarnation: int) -> None:
     known[rank] = max(known.get(rank, 0), incarnation)
 
 
-_points: weakref.WeakKeyDictionary[Any, Point] = weakref.WeakKeyDictionary()
+_points: weakref.WeakKeyDictionary[Any, Point] = weakref.WeakKeyDictionary()  # by model
+_numbers: weakref.WeakKeyDictionary[Job, set[int]] = (
+    weakref.WeakKeyDictionary()
+)  # of all that were made, as models may go
 
 
 def point_of(model: Any) -> Point:
@@ -99,7 +102,14 @@ def _make_point(model: Any) -> Point:
     if group.policy == "lossy":
         check_movable(model)
     number = communicator_id(job.name, "join_point", backend.comm_id)
+    if number in _numbers.setdefault(job, set()):
+        raise ConfigError(
+            "There has been a join_point, or an engine, for another model of this process group, and a replacement comes in with "
+            "one. Put all models into one module (torch.nn.ModuleDict), or train this one in a job of its own.",
+            operation="join_point",
+        )
     everybody = Communicator.create(job, "join point", id=number, policy="lossy")
+    _numbers[job].add(number)
     flags = torch.zeros(job.world_size + 3, dtype=torch.uint8)
     point = Point(job, everybody, group, flags, shards, expected=tuple(range(job.world_size)))
     job.add_listener(point.hear)

@@ -237,6 +237,10 @@ def refused(context):
         ftcomm.torch.state.TrainingState(plain, zero, None)
     steps = [ftcomm.torch.join_point(plain, None).step for _ in range(3)]
     assert steps == [0, 1, 2]
+    with pytest.raises(ftcomm.ConfigError, match="another model of this process group.*ModuleDict"):
+        ftcomm.torch.join_point(nn.Linear(8, 8))
+    assert ftcomm.torch.join_point(plain).step == 3
+    ftcomm.torch.join_point(nn.parallel.DistributedDataParallel(plain, process_group=torch.distributed.new_group()))
 
 
 def test_refusals_and_plain_modules(world):

@@ -28,7 +28,7 @@ class Gradients:
         if ddp._comm_hooks:
             raise ConfigError(
                 "The model has a communication hook already. The Engine averages gradients with a hook of its own: remove "
-                "register_comm_hook(...) from the script."
+                "register_comm_hook(...) from the script; or make one Engine for this model, if it was made twice."
             )
         self.group = ddp.process_group
         self._own = OwnOperations(job_of(backend_of(self.group)))

@@ -82,6 +82,7 @@ class Job:
         self._keep: list[Any] = []  # what the native side points to
         self._users: list[Callable[[], None]] = []  # native code that has the handle
         self._handle: Any = None
+        self._leaving = False
 
         secret = options.secret.encode() if options.secret else b""
         config = ffi.new("ft_job_config*")
@@ -242,7 +243,8 @@ class Job:
     def _native_event(self, _context: Any, text: Any) -> None:
         event = json.loads(lib()[0].string(text).decode("utf-8", "replace"))
         kind = str(event.pop("kind", "unknown")).replace("_", "-")
-        self._tell({"event": kind, **event})
+        if kind != "stale" or not self._leaving:  # the others are quick to go on without it, as it has asked for
+            self._tell({"event": kind, **event})
         if kind == "stale":
             self._end_with_group()
 
@@ -266,6 +268,7 @@ class Job:
         deadline = None if timeout is None else time.monotonic() + real("timeout", timeout, "a number of seconds")
         if self.options.policy == "replay":
             _left.append(self.name)
+        self._leaving = True
         try:
             code = FT_INTERRUPTED
             while code == FT_INTERRUPTED:  # a signal came; its Python handler runs here, and may raise

@@ -19,6 +19,7 @@ from ports import free_port
 
 import ftcomm
 from ftcomm import rendezvous
+from ftcomm._lib import lib
 
 
 def check(comm: ftcomm.Communicator) -> int:
@@ -346,6 +347,27 @@ def test_exit_without_leave_is_a_goodbye() -> None:
     outputs = [process.communicate(timeout=60) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], outputs
     assert outputs[0][0].strip() == "('left',)"
+
+
+def test_who_leaves_does_not_say_that_it_was_voted_out(ranks: Ranks) -> None:
+    """It may hear of the view without it before all have heard its goodbye."""
+
+    def run(context: Context) -> list[str]:
+        job = ftcomm.init(0, 1, "env://").job
+        heard: list[str] = []
+        job.add_listener(lambda event: heard.append(event["event"]))
+        view = lib()[0].new("char[]", b'{"kind": "view"}'), lib()[0].new("char[]", b'{"kind": "stale"}')
+        job._native_event(None, view[1])
+
+        def while_it_leaves() -> None:
+            for text in view:
+                job._native_event(None, text)
+
+        job.before_close(while_it_leaves)
+        job.leave()
+        return [what for what in heard if what in ("view", "stale")]
+
+    assert ranks(1, run, direct=False) == [["stale", "view"]]
 
 
 def test_alone_needs_no_store() -> None:

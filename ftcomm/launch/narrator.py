@@ -136,11 +136,11 @@ class Narrator:
     def _given_up(self, event: Event) -> None:
         others = " The others run on." if event["others"] else ""
         if event.get("ended"):  # under replay
-            others = f" Nobody can go on without it: ranks {_list(event['ended'])} are ended."
+            others = f" Nobody can go on without it: {_ranks_are(event['ended'])} ended."
         self.say(f"slot {event['rank']} is given up: {event['why']}.{others}", event["time"])
 
     def _node_failed(self, event: Event) -> None:
-        ended = f": ranks {_list(event['ended'])} are ended" if event["ended"] else ""
+        ended = f": {_ranks_are(event['ended'])} ended" if event["ended"] else ""
         self.say(f"{event['why']}. Nobody can go on without it{ended}.", event["time"])
 
     def _node_ended(self, event: Event) -> None:
@@ -188,7 +188,7 @@ class Narrator:
         self.say(f"{name}: {what} ({event['patience']} s; once more: at once)", event["time"])
 
     def _killing(self, event: Event) -> None:
-        self.say(f"ranks {_list(event['ranks'])} are killed: {event['why']}", event["time"])
+        self.say(f"{_ranks_are(event['ranks'])} killed: {event['why']}", event["time"])
 
     def _kill_again(self, event: Event) -> None:
         self.say(
@@ -313,6 +313,10 @@ def _list(ranks: Iterable[int]) -> str:
 
 def _ranks(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {_list(ranks)}"
+
+
+def _ranks_are(ranks: Sequence[int]) -> str:
+    return f"{_ranks(ranks)} {'are' if len(ranks) > 1 else 'is'}"
 
 
 def _size(count: float) -> str:

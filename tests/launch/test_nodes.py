@@ -63,7 +63,7 @@ def test_under_replay_the_other_nodes_end_too(
     ended = [one.finish() for one in two]
     assert [code for code, _, _ in ended] == [1, 1], ended
     assert f"slot {fails} is given up" in ended[fails][2]
-    said = f"a worker of node {fails} failed for good. Nobody can go on without it: ranks {1 - fails} are ended."
+    said = f"a worker of node {fails} failed for good. Nobody can go on without it: rank {1 - fails} is ended."
     assert said in ended[1 - fails][2]
     assert f"rank {1 - fails} was ended: nobody could go on without the other node" in ended[1 - fails][2]
     assert f"rank {1 - fails} failed for good" not in ended[1 - fails][2]
@@ -234,4 +234,4 @@ def test_under_replay_a_node_that_was_interrupted_ends_the_others(
     assert two[1].finish()[0] == 130
     code, _, err = two[0].finish()
     assert code == 1, err
-    assert "node 1 was interrupted. Nobody can go on without it: ranks 0 are ended." in err
+    assert "node 1 was interrupted. Nobody can go on without it: rank 0 is ended." in err

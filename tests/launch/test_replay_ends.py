@@ -240,7 +240,7 @@ def test_who_fails_and_does_not_end_is_killed(replay: Replay, tmp_path: Path) ->
     (tmp_path / "fifo1").write_text("go")
     code, _, err = run.finish()
     assert code == 0, [*said, err]
-    assert "ranks 0 are killed: did not end by itself" in "".join(said)
+    assert "rank 0 is killed: did not end by itself" in "".join(said)
 
 
 def test_all_fail_and_do_not_end(replay: Replay) -> None:

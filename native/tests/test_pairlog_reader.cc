@@ -233,6 +233,36 @@ FT_TEST(pairlog_generation_changes_with_the_writer) {
     REQUIRE(writer->commit().ok());
 }
 
+// A record that is looked at where it lies is given up; the next one there, which is not opened, is cut off before its header.
+FT_TEST(pairlog_what_was_given_up_goes_before_what_it_had) {
+    Folder folder;
+    auto dir = open_log(folder.config());
+    auto reader = open_reader(*dir, Role::Observer);
+    RecordInfo info;
+    ByteView view;
+    std::uint64_t generation = 0;
+    {
+        auto writer = open_writer(*dir);
+        std::byte* at = nullptr;
+        REQUIRE(writer->begin({.aux = 7, .length = 5000}, &at).ok());
+        std::memset(at, 1, 5000);
+        writer->publish(5000);
+        reader->refresh();
+        REQUIRE(reader->partial(&info, &view, &generation));
+    }
+    EXPECT(reader->generation() != generation);
+    EXPECT(reader->is_at(info, view));
+    EXPECT(killed(child_with("rank=0,at=log.header.before:1,do=kill", [&] {
+        auto theirs = open_log(folder.config());
+        auto writer = open_writer(*theirs);
+        const Bytes bytes(100, std::byte{9});
+        const ByteView parts[] = {bytes};
+        (void)writer->append_whole({.aux = 8, .length = 100}, parts);
+    })));
+    EXPECT(view.front() == std::byte{9});
+    EXPECT(!reader->is_at(info, view));
+}
+
 // Published is what is there: the payload's bytes must be visible before the watermark says so.
 FT_TEST(pairlog_watermark_comes_after_the_bytes) {
     Folder folder;

@@ -8,6 +8,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/crc32c.h"
@@ -50,6 +51,12 @@ Status StreamWriter::place(const RecordInfo& info) {
     std::atomic_thread_fence(kRelease);
     // Also where it is not opened: which segments there were is known by this when all of them are gone.
     index_->open_ordinal.store(segment.ordinal(), kRelaxed);
+    // And who still looks at what was given up here finds another header (StreamReader::is_at) before any of its bytes, also of those that go
+    // past the caches.
+    if (std::exchange(given_up_, false)) {
+        write_words(payload_ - sizeof(RecordHeader), header_of(info_, RecordState::Open, segment.header().nonce));
+        std::atomic_thread_fence(std::memory_order_seq_cst);
+    }
     return {};
 }
 
@@ -130,6 +137,7 @@ Status StreamWriter::commit() {
 void StreamWriter::abandon() {
     FT_CHECK(payload_ != nullptr, "a log record is abandoned that was not begun");
     payload_ = nullptr;
+    given_up_ = true;
     index_->generation.fetch_add(1, kRelaxed);
     index_->open_seq.store(0, kRelease);
 }

@@ -118,6 +118,7 @@ Status StreamReader::find_segment(std::uint64_t seq, Segment** out) {
             *out = next;
         }
         // Where we have let go of some that were spilled, the next one may have been collected since: look again from there.
+        std::atomic_thread_fence(kAcquire);  // after what scan() has read
         const auto collected = index_->collected.load(kAcquire);
         if (segment->next_seq() > collected || attempt == kAttempts)
             return damaged(key_, segment->next_seq(), "its header does not match its checksum");

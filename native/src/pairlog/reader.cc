@@ -215,10 +215,10 @@ bool StreamReader::partial(RecordInfo* info, ByteView* so_far, std::uint64_t* ge
     *info = info_of(read_words(segment->at(offset)));
     info->crc = 0;  // until it is committed
     const auto published = index_->published.load(kAcquire);
-    // All of the above was of this one record only if nothing has moved on.
+    // All of the above was of this one record only if nothing has moved on. Acquired: if it has, the next refresh() sees how far.
     std::atomic_thread_fence(kAcquire);
-    if (index_->generation.load(kRelaxed) != before || index_->open_seq.load(kRelaxed) != seq ||
-        index_->sent.load(kRelaxed) != last_ || published > info->length ||
+    if (index_->generation.load(kAcquire) != before || index_->open_seq.load(kAcquire) != seq ||
+        index_->sent.load(kAcquire) != last_ || published > info->length ||
         info->length > segment->file()->size - offset - sizeof(RecordHeader))
         return false;
     *so_far = ByteView(segment->at(offset) + sizeof(RecordHeader), published);

@@ -129,7 +129,7 @@ Status StreamWriter::commit() {
         for (std::uint64_t at = 0; at < like_this; at += kAlign) __builtin_prefetch(segment.at(segment.end() + at), 1);
     FT_POINT("log.watermark.before");
     index_->sent.store(last_, kRelease);
-    index_->open_seq.store(0, kRelaxed);
+    index_->open_seq.store(0, kRelease);  // who finds it closed finds it committed
     FT_POINT("log.watermark.after");
     return {};
 }
@@ -138,7 +138,7 @@ void StreamWriter::abandon() {
     FT_CHECK(payload_ != nullptr, "a log record is abandoned that was not begun");
     payload_ = nullptr;
     given_up_ = true;
-    index_->generation.fetch_add(1, kRelaxed);
+    index_->generation.fetch_add(1, kRelease);
     index_->open_seq.store(0, kRelease);
 }
 

@@ -80,7 +80,8 @@ Transport::Read read_peer(const Instance& peer, const Transport::Remote& remote,
     std::uint64_t ticket = 0;
     const auto n = copy(static_cast<pid_t>(word & FUTEX_TID_MASK), to, bytes, remote.from, &ticket, remote.ticket_at);
     const int error = errno;
-    // Held still: so the thread id was this peer's all the time.
+    // Held still: so the thread id was this peer's all the time. After what was copied: a load that acquires waits for none before it.
+    std::atomic_thread_fence(std::memory_order_acquire);
     if (!is_held(peer.liveness.load(std::memory_order_seq_cst))) return Transport::Read::Over;
     if (n == static_cast<ssize_t>(bytes + sizeof ticket))
         return ticket == remote.ticket ? Transport::Read::Done : Transport::Read::Over;

@@ -89,8 +89,9 @@ Status FileLog::read_pieces(const LogKey& key, std::uint64_t seq, std::uint64_t 
     Found found;
     if (auto s = find_pieces(key, seq, at + to.size(), &found); !s) return s;
     *crc = crc32c_copy(to.data(), found.payload.data() + at, to.size(), *crc, into_for(found.payload.size(), kLongReceived));
-    // Its writer may have died meanwhile, and its successor have given the record up, and begun another one there.
-    if (!found.committed && found.reader->generation() != found.generation) return gone();
+    // Its writer may have died meanwhile, and its successor have given the record up, and begun another one there. (Looked at once: between two
+    // looks that may happen, too.)
+    if (!found.committed) return found.reader->generation() == found.generation ? Status{} : gone();
     FT_CHECK(stands(found, seq), "record %llu of slot %d was overwritten while it was read", static_cast<unsigned long long>(seq),
              key.src);
     return {};

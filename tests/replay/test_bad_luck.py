@@ -115,6 +115,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
+def fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), open(disk / "of another program", "wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
+    assert os.statvfs(disk).f_bavail == 0
+
+
 def test_full_disk_loses_nothing(ranks: Ranks, small_disk: Path) -> None:
     (text, first, second), _ = ranks(
         2, send_until_full, policy="replay", transport="shm", log_dir=str(small_disk / "log")
@@ -142,12 +149,27 @@ def test_full_disk_and_a_replacement_that_needs_none(keep: Keep, small_disk: Pat
 
     job = keep(2, program, transport="shm", log_dir=str(small_disk / "log"), heartbeat=2.0)
     job.run_until(lambda: job.marked(1, "received"))
-    with contextlib.suppress(OSError), open(small_disk / "of another program", "wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
-    assert os.statvfs(small_disk).f_bavail == 0
+    fill(small_disk)
     job.kill(1)
     assert job.values() == [4.0, 4.0 + message(1)[0]]
+
+
+def test_full_disk_and_a_communicator_that_is_made_then(ranks: Ranks, small_disk: Path) -> None:
+    """What is free in the log gives room to its streams; then it says what to do."""
+
+    def run(comm: Any) -> str:
+        x = np.ones(4)
+        comm.all_reduce(x)
+        if comm.rank == 0:
+            fill(small_disk)
+        with pytest.raises(ftcomm.LogFull) as full:
+            for _ in range(100):
+                comm.barrier()
+                comm.dup().all_reduce(x)
+        return str(full.value)
+
+    told = ranks(2, run, policy="replay", transport="shm", log_dir=str(small_disk / "log"))
+    assert any("No space left on device. Make room there, give the log another place" in text for text in told), told
 
 
 def test_full_log_of_one_rank_is_told_to_all(ranks: Ranks) -> None:

@@ -65,7 +65,7 @@ Status LogDir::prepare(int segments) {
         FreeSegment made;
         auto status = pool_.make(config_.segment_bytes, &made);
         if (status.code == Code::LogFull && pool_.drop_of_the_dead()) continue;
-        if (!status) return status.code == Code::LogFull ? no_room(config_.segment_bytes, status.message) : status;
+        if (!status) return status.code == Code::LogFull ? no_room(status.message) : status;
         pool_.put(std::move(made));
         resident_ += config_.segment_bytes;
         note_peak();
@@ -102,7 +102,7 @@ Status LogDir::take(std::uint64_t bytes, bool notes, FreeSegment* out) {
         if (status.code != Code::LogFull) return status;
         if (drop_free() || pool_.drop_of_the_dead()) continue;
         if (const auto spilled = spill_one(); !spilled)
-            return no_room(bytes, status.message + (spilled.message.empty() ? "" : "; " + spilled.message));
+            return no_room(status.message + (spilled.message.empty() ? "" : "; " + spilled.message));
     }
     resident_ += bytes;
     note_peak();
@@ -175,10 +175,10 @@ Status LogDir::full(std::uint64_t bytes, const std::string& why) const {
                                             (spill_folder_ ? "give more room to spill to" : "give a folder on disk to spill to"));
 }
 
-Status LogDir::no_room(std::uint64_t bytes, const std::string& why) const {
+Status LogDir::no_room(const std::string& why) const {
     return Status::error(Code::LogFull,
                          "the log of job " + config_.job + " in " + config_.path + " has " + size_text(resident_) +
-                             ", and there is no room for " + size_text(bytes) + " more; " + why +
+                             ", and there is no room for more; " + why +
                              ". Make room there, give the log another place (ftrun --pair-log, log_dir), commit_checkpoint more "
                              "often, or give " +
                              (spill_folder_ ? "more room to spill to" : "a folder on disk to spill to"));

@@ -72,7 +72,7 @@ private:
     void trim();
     Status spill_one();
     Status full(std::uint64_t bytes, const std::string& why) const;
-    Status no_room(std::uint64_t bytes, const std::string& why) const;  // in its file system, below the limit
+    Status no_room(const std::string& why) const;  // in its file system, below the limit
     void note_peak();
 
     LogConfig config_;

@@ -15,6 +15,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
+from ftcomm.boot import boot_id
 from ftcomm.exit_code import STARTS_AGAIN
 from ftcomm.launch.agent import FtAgent
 from ftcomm.launch.folder import Event
@@ -57,6 +58,9 @@ class ReplayAgent(FtAgent):
         log.claim(os.environ["FTCOMM_JOB"])
         os.environ["FTCOMM_LOG_DIR"] = str(log.path)
         os.environ["FTCOMM_LOG_OWNER"] = "launcher"
+        if worker_group.group_world_size > 1 and not os.environ.get("FTCOMM_HOST"):
+            # Ranks of one host have one log. Another ftrun on this host, or in another container of it, has its own.
+            os.environ["FTCOMM_HOST"] = f"{os.uname().nodename}/{boot_id()}/{log.path}"
         if os.environ.get("PYTHONHASHSEED", "random") == "random":
             os.environ["PYTHONHASHSEED"] = "0"  # else a set of strings has another order in each process of a slot
 

@@ -45,9 +45,13 @@ class _Owned:
             try_lock(self.fd)
             self.claim("")
             os.rename(scratch, path / _OWNER)
-        except BaseException:
+        except BaseException as error:
             shutil.rmtree(path, ignore_errors=True)
-            raise
+            if not isinstance(error, OSError):
+                raise
+            raise OSError(
+                error.errno, f"{error.strerror}: the pair log's folder {path}; give it another place (--pair-log)"
+            ) from error
 
     def claim(self, job: str) -> None:
         owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id(), "job": job, **self._notes}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import stat
@@ -320,3 +321,14 @@ def test_pair_log_is_for_replay(start: Start, tmp_path: Path) -> None:
     code, out, err = start(SHOW, "--pair-log", str(tmp_path)).finish()
     assert (code, out) == (2, "")
     assert "--pair-log is for --policy replay" in err
+
+
+def test_no_room_for_the_owner_says_where_else(tmp_path: Path) -> None:
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))  # as a full disk
+    try:
+        with pytest.raises(OSError, match="give it another place \\(--pair-log\\)"):
+            PairLog(str(tmp_path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(tmp_path) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import functools
 import logging
 import os
@@ -218,6 +219,11 @@ def _run(args: argparse.Namespace, setting: Setting, cut_short: Callable[[signal
     except ConfigError as error:
         say(str(error))
         return 2
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        say(f"{error}. ftrun needs some open files for each worker: raise the limit (ulimit -n)")
+        return 1
     except RendezvousError as error:
         say(f"the nodes did not come together: {error or type(error).__name__} (--rdzv-endpoint {args.rdzv_endpoint})")
         return 1

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 from launch.running import Start
+
+from ftcomm.launch import cli
 
 
 @pytest.mark.parametrize(
@@ -57,3 +62,16 @@ def test_an_id_that_can_be_no_jobs_name(start: Start) -> None:
     assert code == 0, err
     assert out.startswith("my_runxx")
     assert len(out.strip()) == 199
+
+
+def test_too_few_open_files_are_told_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where they end depends on how many were open before."""
+
+    def run(args: object) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(cli.torchrun, "run", run)
+    assert cli.main(["none.py"]) == 1
+    assert "raise the limit (ulimit -n)" in capfd.readouterr().err

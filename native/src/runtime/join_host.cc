@@ -94,9 +94,10 @@ Status Job::join_segment(bool must) {
             // Not where the job's decisions were in the memory of those who died.
             Bytes now;
             if (!config_.has_store || !read_view(&now))
-                return Status::error(Code::System,
-                                     "no rank of this host is in the job any more: it has ended meanwhile, or all have died, and this "
-                                     "rank came too late. If the job is not done, start it again");
+                return Status::error(
+                    Code::System,
+                    "no rank of this host is in the job any more: it has ended meanwhile, or all have died, and this "
+                    "rank came too late. If the job is not done, start it again");
             FT_POINT("join.make");
             if (auto s = segment_.create(job_hash_, boot_, config_.world_size); !s) return s;
             segment_.header().authority = shm::kInStore;

@@ -43,6 +43,12 @@ def _on_fork() -> None:
 os.register_at_fork(after_in_child=_on_fork)
 
 
+def instance_of(name: str, options: Options) -> tuple[str, frozenset[int]]:
+    """What a start of this job is called in its store, and the ranks that have finished before it."""
+    generation, finished = generation_from_environment() if options.policy == "replay" else (0, ())
+    return f"{name}~{generation}" if generation else name, frozenset(finished)
+
+
 class Job:
     """Owns an ``ft_job``. ``start_job`` returns it started.
 
@@ -72,9 +78,7 @@ class Job:
         self.name, self.rank, self.world_size, self.incarnation = name, rank, world_size, incarnation
         self.options, self.store, self.joining, self.needed = options, store, False, False
         self.made: dict[int, str] = {}  # communicators that are open, but for torch's groups
-        generation, finished = generation_from_environment() if options.policy == "replay" else (0, ())
-        self.instance = f"{name}~{generation}" if generation else name
-        self.finished = frozenset(finished)
+        self.instance, self.finished = instance_of(name, options)
         self._pid, self._forks = os.getpid(), _forks
         self._listeners: list[Callable[[dict[str, Any]], None]] = []
         folders = event_folders(options.events)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ftcomm._lib import check, lib
 from ftcomm.errors import ConfigError, Error, Mismatch, PeerFailure, Timeout
-from ftcomm.job import FT_INTERRUPTED, Job, check_first, current
+from ftcomm.job import FT_INTERRUPTED, Job, check_first, current, instance_of
 from ftcomm.options import Options
 from ftcomm.stores import Store
 from ftcomm.stores.memory import MemoryStore
@@ -102,7 +102,14 @@ def start_job(
     if options.policy == "replay":
         check_first(name)
     bound = options.operation_timeout if timeout is None else timeout
-    made = Job(name, rank, world_size, incarnation, options, _as_store(store, world_size), faults)
+    store = _as_store(store, world_size)
+    instance, _ = instance_of(name, options)
+    try:
+        made = Job(name, rank, world_size, incarnation, options, store, faults)
+    except Error as error:
+        if incarnation == 0:
+            fail_start(store, instance, world_size, error, rank)
+        raise
     try:
         _Start(made, time.monotonic() + bound).run()
     except BaseException:

@@ -78,6 +78,7 @@ FT_TEST(peers_are_not_suspected_while_nobody_reads_the_sockets) {
     std::condition_variable changed;
     std::vector<std::string> suspicions;
     Dispatcher dispatcher;
+    REQUIRE(dispatcher.start().ok());
     Engine engine(dispatcher, [&](const NodeEvent* e, const std::string&) {
         std::lock_guard guard(mutex);
         if (e != nullptr && e->kind == NodeEvent::Kind::Suspected) suspicions.push_back(to_string(e->evidence));

@@ -374,3 +374,17 @@ def test_alone_needs_no_store() -> None:
     assert python("import ftcomm; c = ftcomm.init(0, 1, 'env://'); b = bytearray(b'x'); c.all_reduce(b); print(b)") == (
         "bytearray(b'x')"
     )
+
+
+def test_what_only_one_rank_finds_wrong_is_told_to_all(ranks: Ranks) -> None:
+    """Its own interface is none: the others do not wait for it until the timeout."""
+
+    def run(group: Group, context: Context) -> str:
+        options = ftcomm.Options(transport="tcp", interface="none7" if context.rank == 1 else None)
+        with pytest.raises(ftcomm.Error) as caught:
+            ftcomm.init(context.rank, 3, store=group.store(), job=group.job, options=options, timeout=3600)
+        return str(caught.value)
+
+    for rank, message in enumerate(ranks(3, run, direct=False)):
+        assert "none7" in message
+        assert message.startswith("Rank 1 failed at the start") == (rank != 1)

@@ -3,12 +3,16 @@
 #include <chrono>
 #include <utility>
 
-#include "runtime/signals.h"
+#include "runtime/thread.h"
 
 namespace ftcomm {
 
 namespace {
 constexpr std::chrono::milliseconds kSoon(20);
+}
+
+Status Dispatcher::start() {
+    return start_thread(&thread_, "ftcomm-callback", [shared = shared_] { run(shared); });
 }
 
 void Dispatcher::post(std::function<void()> fn) { push(std::move(fn), true); }
@@ -20,15 +24,10 @@ void Dispatcher::push(std::function<void()> fn, bool urgent) {
     const bool wake = urgent || shared_->queue.empty();
     shared_->queue.push_back(std::move(fn));
     shared_->urgent |= urgent;
-    if (!thread_.joinable()) {
-        BlockSignals blocked;
-        thread_ = std::thread([shared = shared_] { run(shared); });
-    }
     if (wake) shared_->changed.notify_one();
 }
 
 void Dispatcher::run(const std::shared_ptr<Shared>& shared) {
-    ::pthread_setname_np(::pthread_self(), "ftcomm-callback");
     std::unique_lock hold(shared->mutex);
     for (;;) {
         shared->changed.wait(hold, [&] { return shared->stopping || !shared->queue.empty(); });

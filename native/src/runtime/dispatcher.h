@@ -9,13 +9,16 @@
 #include <thread>
 #include <vector>
 
+#include "base/status.h"
+
 namespace ftcomm {
 
 class Dispatcher {
 public:
     ~Dispatcher() { stop(); }
 
-    // In order; from any thread, also with the engine locked. The thread starts with the first post. After stop(): dropped.
+    Status start();
+    // In order; from any thread, also with the engine locked. After stop(): dropped.
     void post(std::function<void()> fn);
     // The same, but with what comes within the next 20 ms (or with the next post): events tell of a recovery, and whoever listens
     // would take the processor and the interpreter lock from it. They carry the time at which they happened.

@@ -26,7 +26,6 @@ Status set_once(const ft_store& store, const std::string& key, const Bytes& valu
 }  // namespace
 
 void Job::progress_main() {
-    ::pthread_setname_np(::pthread_self(), "ftcomm-progress");
     LivenessHolder holder;
     liveness_ = &holder;
     auto status = form();

@@ -6,12 +6,11 @@
 
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
-#include <system_error>
 
 #include "base/check.h"
 #include "base/clock.h"
+#include "runtime/thread.h"
 
 namespace ftcomm {
 namespace {
@@ -65,20 +64,8 @@ Status IoLoop::start() {
         e.data.u64 = id;
         if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &e) != 0) return system_error("epoll_ctl");
     }
-    // The thread inherits a full mask, so that the program's signals go to the program's threads.
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    Status status;
-    try {
-        thread_ = std::make_unique<std::thread>([this] { run(); });
-        pthread_setname_np(thread_->native_handle(), "ftcomm-io");
-    } catch (const std::system_error& e) {
-        errno = e.code().value();
-        status = system_error("pthread_create");
-    }
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    return status;
+    thread_ = std::make_unique<std::thread>();
+    return start_thread(thread_.get(), "ftcomm-io", [this] { run(); });
 }
 
 void IoLoop::stop() {
@@ -253,7 +240,6 @@ bool IoLoop::stop_requested() {
 }
 
 void IoLoop::run() {
-    ::pthread_setname_np(::pthread_self(), "ftcomm-io");
     thread_id_.store(std::this_thread::get_id());
     int deferred = 0;
     Batch events{};

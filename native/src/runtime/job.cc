@@ -10,7 +10,7 @@
 #include "runtime/event_json.h"
 #include "runtime/json.h"
 #include "runtime/liveness.h"
-#include "runtime/signals.h"
+#include "runtime/thread.h"
 
 namespace ftcomm {
 
@@ -33,6 +33,7 @@ Job::~Job() { close(); }
 Status Job::prepare() {
     if (auto s = fault::configure(config_.faults, config_.rank, static_cast<int>(config_.incarnation)); !s) return s;
     fork_guard::add(this);
+    if (auto s = dispatcher_.start(); !s) return s;
     if (auto s = loop_.start(); !s) return s;
     stop_event_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (stop_event_ < 0) return Status::error(Code::System, std::string("eventfd: ") + std::strerror(errno));
@@ -106,13 +107,15 @@ Status Job::prepare() {
 Status Job::start(std::vector<Bytes> addresses, std::uint64_t boot, bool joining, Time timeout) {
     engine_.lock();
     if (!started_) {
-        started_ = true;
         blobs_ = std::move(addresses);
         boot_ = boot;
         joining_ = joining;
         deadline_ = IoLoop::now() + timeout;
-        BlockSignals blocked;
-        progress_ = std::thread([this] { progress_main(); });
+        if (auto s = start_thread(&progress_, "ftcomm-progress", [this] { progress_main(); }); !s) {
+            engine_.unlock();
+            return s;
+        }
+        started_ = true;
     }
     const auto look = IoLoop::now() + 1'000'000'000;
     for (;;) {

@@ -3,15 +3,14 @@
 #include <charconv>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
 #include <cstring>
 #include <deque>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <utility>
 
 #include "base/check.h"
+#include "runtime/thread.h"
 
 namespace ftcomm {
 namespace {
@@ -178,22 +177,11 @@ StoreAuthority::~StoreAuthority() {
 }
 
 Status StoreAuthority::start() {
-    sigset_t all, old;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &old);
-    Status status;
-    try {
-        // Detached: the end is waited for by condition, because a join could not be given up.
-        std::thread([self = shared_] {
-            pthread_setname_np(pthread_self(), "ftcomm-store");
-            Shared::run(self);
-        }).detach();
-        started_ = true;
-    } catch (const std::system_error& e) {
-        status = Status::error(Code::System, std::string("the store's thread could not be started: ") + e.what());
-    }
-    pthread_sigmask(SIG_SETMASK, &old, nullptr);
-    return status;
+    std::thread thread;
+    if (auto s = start_thread(&thread, "ftcomm-store", [self = shared_] { Shared::run(self); }); !s) return s;
+    thread.detach();  // the end is waited for by condition, because a join could not be given up
+    started_ = true;
+    return {};
 }
 
 void StoreAuthority::read(const std::string& key, std::uint64_t request) { shared_->enqueue({key, false, {}, {}, request}); }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,12 @@ def no_more() -> None:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + (2 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    for _ in range(1000):  # the C library keeps stacks of threads that have ended, also of the parent's
+        try:
+            threading.Thread(target=threading.Event().wait, daemon=True).start()
+        except RuntimeError:
+            return
+    raise AssertionError("threads can be started still")
 
 
 def test_at_the_start(ranks: Ranks) -> None:

@@ -232,7 +232,7 @@ RankSet Communicator::failed() const {
     RankSet all = RankSet::first(static_cast<int>(spec_.members.size()));
     RankSet out = all - in_view();
     for (int r : all.list())
-        if (core_.left.has(spec_.members[static_cast<std::size_t>(r)])) out.add(r);
+        if (core_.left.has(slot_of(r))) out.add(r);
     return out;
 }
 

@@ -127,6 +127,7 @@ private:
         FrameHeader header;
         Bytes payload;
     };
+
     // runs.cc
     const std::vector<int>& living();
     bool all_alive() { return living().size() == spec_.members.size(); }

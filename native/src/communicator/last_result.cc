@@ -4,17 +4,6 @@
 
 namespace ftcomm {
 
-void LastResult::begin(std::uint64_t seq_in, OpVote::State state_in, const OpState& op) {
-    seq = seq_in;
-    state = state_in;
-    shape = op.shape;
-    grid = op.grid;
-    labels.clear();
-    flat = nullptr;
-    if (kept != nullptr) kept = nullptr;
-    logged = false;
-}
-
 void LastResult::keep(const std::byte* result, std::size_t members) {
     kept = std::make_shared<Bytes>(result, result + shared_bytes(desc, members));
     desc.recv = kept->data();

@@ -24,7 +24,16 @@ struct LastResult {
     bool logged = false;  // replay: in the log, here or shared out among the ranks of this host
 
     // Another one has finished. What desc says matters only where `logged`, `flat` or `kept` say that there is a result.
-    void begin(std::uint64_t seq_in, OpVote::State state_in, const OpState& op);
+    void begin(std::uint64_t seq_in, OpVote::State state_in, const OpState& op) {
+        seq = seq_in;
+        state = state_in;
+        shape = op.shape;
+        grid = op.grid;
+        labels.clear();
+        flat = nullptr;
+        if (kept != nullptr) kept = nullptr;
+        logged = false;
+    }
     bool is_in_memory() const { return kept != nullptr || flat != nullptr; }
     void keep(const std::byte* result, std::size_t members);  // a copy of it
     void keep_apart(std::size_t members);  // from the memory of flat runs, which others use next

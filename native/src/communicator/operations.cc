@@ -172,7 +172,7 @@ void Communicator::send_what_is_shown() {
     h.seq = last->key.seq;
     h.aux = last->key.signature;
     for (int r : voters().list())
-        if (r != rank_) core_.sender.send(spec_.members[static_cast<std::size_t>(r)], h, last->input);
+        if (r != rank_) core_.sender.send(slot_of(r), h, last->input);
 }
 
 void Communicator::look() {

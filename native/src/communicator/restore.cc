@@ -14,11 +14,11 @@ void Communicator::Restore::on_view() {
     if (comm_.core_.solo || !comm_.dead_end()) return;
     for (int r = 0; r < size(); ++r) {
         if (r == comm_.rank_) continue;
-        if (comm_.core_.view.same_group(slot(r), slot(comm_.rank_))) {
+        if (comm_.core_.view.same_group(comm_.slot_of(r), comm_.slot_of(comm_.rank_))) {
             refuse("it is in a log group with rank " + std::to_string(r) + ", and messages inside a group are in no log");
             return;
         }
-        const auto& m = comm_.core_.view.members[static_cast<std::size_t>(slot(r))];
+        const auto& m = comm_.core_.view.members[static_cast<std::size_t>(comm_.slot_of(r))];
         if (!m.alive && m.evidence == Evidence::Left) {
             refuse("rank " + std::to_string(r) + " has left the job, and what it has of this rank's messages with it");
             return;
@@ -36,7 +36,7 @@ void Communicator::Restore::ask(int rank, const RestoreAsk& ask) {
     ByteWriter w;
     ask.encode(w);
     FT_POINT("restore.ask");
-    comm_.core_.sender.send_long(slot(rank), comm_.control(FrameKind::RestoreAsk), comm_.spec_and(w.take()));
+    comm_.core_.sender.send_long(comm_.slot_of(rank), comm_.control(FrameKind::RestoreAsk), comm_.spec_and(w.take()));
 }
 
 void Communicator::Restore::on_reply(int rank, ByteView body) {
@@ -222,7 +222,7 @@ void Communicator::on_restored() {
     pairs_.reset();
     read_log();
     on_view();
-    for (const auto& f : restored->take_frames()) on_frame(spec_.members[static_cast<std::size_t>(f.from)], f.header, f.payload);
+    for (const auto& f : restored->take_frames()) on_frame(slot_of(f.from), f.header, f.payload);
     for (const auto& request : restored->take_waiting()) core_.finish(request, dead_end());
 }
 

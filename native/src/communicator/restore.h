@@ -53,7 +53,6 @@ private:
     int size() const { return static_cast<int>(peers_.size()); }
     Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
     Log& log() { return *comm_.core_.config.log; }
-    int slot(int rank) const { return comm_.spec_.members[static_cast<std::size_t>(rank)]; }
     void ask(int rank, const RestoreAsk& ask);
     void on_state(int rank, RestoreState state);
     void next(int rank);

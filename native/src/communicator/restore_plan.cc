@@ -129,7 +129,7 @@ Mark Communicator::Restore::mark_at(std::uint64_t number) const {
 Status Communicator::Restore::plan_messages(int rank, const Mark* base, const Mark* oldest) {
     auto& p = peer(rank);
     const auto r = static_cast<std::size_t>(rank);
-    const int self = comm_.core_.self(), other = slot(rank);
+    const int self = comm_.core_.self(), other = comm_.slot_of(rank);
     for (auto stream : {LostStream::Received, LostStream::Sent, LostStream::RingReceived, LostStream::RingSent}) {
         const auto& last = p.state->last[static_cast<std::size_t>(stream)];
         const bool ring = stream == LostStream::RingReceived || stream == LostStream::RingSent;
@@ -156,7 +156,7 @@ Status Communicator::Restore::plan_messages(int rank, const Mark* base, const Ma
 // Between ranks of one host the record is the message: there is one copy, and it is where this rank's log was.
 Status Communicator::Restore::check_fellow(int rank) {
     const auto& s = *peer(rank).state;
-    if (s.readable != log().readable(slot(rank)))
+    if (s.readable != log().readable(comm_.slot_of(rank)))
         return missing(s.readable
                            ? "it was on the host of rank " + std::to_string(rank) +
                                  ", which shares memory with it and cannot reach it here. A rank can be moved if it is alone "
@@ -167,7 +167,7 @@ Status Communicator::Restore::check_fellow(int rank) {
     for (auto stream : {LostStream::Sent, LostStream::RingSent})
         for (int part : {0, 1})
             if (s.last[static_cast<std::size_t>(stream)][static_cast<std::size_t>(part)] >
-                log().last(comm_.lost_logs_->key_of(stream, part, comm_.core_.self(), slot(rank))))
+                log().last(comm_.lost_logs_->key_of(stream, part, comm_.core_.self(), comm_.slot_of(rank))))
                 return missing("its messages to rank " + std::to_string(rank) + ", on the same host, were in its log only");
     return {};
 }

@@ -47,12 +47,12 @@ void Communicator::LostLogs::on_ask(int rank, ByteView body) {
     if (asked.records) put_records(rank, asked, w);
     else put_state(rank, w);
     FT_POINT("restore.reply");
-    core_.sender.send_long(spec_.members[static_cast<std::size_t>(rank)], comm_.control(FrameKind::RestoreReply), w.take());
+    core_.sender.send_long(comm_.slot_of(rank), comm_.control(FrameKind::RestoreReply), w.take());
 }
 
 void Communicator::LostLogs::put_state(int rank, ByteWriter& w) {
     auto& log = *core_.config.log;
-    const int lost = spec_.members[static_cast<std::size_t>(rank)];
+    const int lost = comm_.slot_of(rank);
     RestoreState s;
     s.lost = comm_.restore_ != nullptr;
     s.none = s.lost && core_.beyond_others;
@@ -99,7 +99,7 @@ std::shared_ptr<const Bytes> Communicator::LostLogs::whole_result(std::uint64_t 
 // As much as goes into one answer, from the place that was asked for; nothing, where this log ends before it.
 void Communicator::LostLogs::put_records(int rank, const RestoreAsk& asked, ByteWriter& w) {
     auto& log = *core_.config.log;
-    const auto key = key_of(asked.stream, asked.part, spec_.members[static_cast<std::size_t>(rank)], core_.self());
+    const auto key = key_of(asked.stream, asked.part, comm_.slot_of(rank), core_.self());
     const bool results = asked.stream == LostStream::Results;
     std::vector<RestoredPiece> pieces;
     std::vector<std::shared_ptr<const Bytes>> held;

@@ -168,7 +168,7 @@ void Communicator::send_vote_straight(int to, const Vote& vote) {
     ByteWriter w;
     vote.encode(w);
     FT_POINT("vote.send");
-    core_.sender.send_long(spec_.members[static_cast<std::size_t>(to)], control(FrameKind::Vote), spec_and(w.take()));
+    core_.sender.send_long(slot_of(to), control(FrameKind::Vote), spec_and(w.take()));
 }
 
 void Communicator::on_vote(int rank, Vote vote) {

@@ -100,7 +100,7 @@ Status LogDir::take(std::uint64_t bytes, bool notes, FreeSegment* out) {
         auto status = pool_.make(bytes, out);
         if (status) break;
         if (status.code != Code::LogFull) return status;
-        if (drop_free() || pool_.drop_of_the_dead()) continue;
+        if (drop_free_of_any()) continue;
         if (const auto spilled = spill_one(); !spilled)
             return no_room(status.message + (spilled.message.empty() ? "" : "; " + spilled.message));
     }
@@ -129,6 +129,8 @@ bool LogDir::drop_free() {
     resident_ -= dropped;
     return dropped > 0;
 }
+
+bool LogDir::drop_free_of_any() { return drop_free() || pool_.drop_of_the_dead(); }
 
 void LogDir::give_back(FreeSegment segment) { pool_.put(std::move(segment)); }
 
@@ -171,17 +173,19 @@ Status LogDir::full(std::uint64_t bytes, const std::string& why) const {
                        size_text(config_.limit) + " (log_limit) are taken, and " + size_text(bytes) + " more are needed";
     if (spill_folder_) text += "; " + size_text(spilled_) + " are spilled to " + config_.spill_path;
     if (!why.empty()) text += "; " + why;
-    return Status::error(Code::LogFull, text + ". Raise log_limit, commit_checkpoint more often, or " +
-                                            (spill_folder_ ? "give more room to spill to" : "give a folder on disk to spill to"));
+    return Status::error(Code::LogFull, text + ". Raise log_limit, " + relief());
 }
 
 Status LogDir::no_room(const std::string& why) const {
-    return Status::error(Code::LogFull,
-                         "the log of job " + config_.job + " in " + config_.path + " has " + size_text(resident_) +
-                             ", and there is no room for more; " + why +
-                             ". Make room there, give the log another place (ftrun --pair-log, log_dir), commit_checkpoint more "
-                             "often, or give " +
-                             (spill_folder_ ? "more room to spill to" : "a folder on disk to spill to"));
+    return Status::error(Code::LogFull, "the log of job " + config_.job + " in " + config_.path + " has " + size_text(resident_) +
+                                            ", and there is no room for more; " + why +
+                                            ". Make room there, give the log another place (ftrun --pair-log, log_dir), " +
+                                            relief());
+}
+
+std::string LogDir::relief() const {
+    return std::string("commit_checkpoint more often, or give ") +
+           (spill_folder_ ? "more room to spill to" : "a folder on disk to spill to");
 }
 
 std::uint64_t LogDir::resident() const {

@@ -67,12 +67,14 @@ private:
     Status take(std::uint64_t bytes, bool notes, FreeSegment* out);
     bool take_if_there_is_room(std::uint64_t bytes, FreeSegment* out);  // without dropping anything but what is free
     bool drop_free();  // the segment that is free for longest. False: there is none
+    bool drop_free_of_any();  // or, where this process has none, one of those who have died
     Status keep_back(std::uint64_t bytes);
     void give_back(FreeSegment segment);  // from a stream to the pool
     void trim();
     Status spill_one();
     Status full(std::uint64_t bytes, const std::string& why) const;
     Status no_room(const std::string& why) const;  // in its file system, below the limit
+    std::string relief() const;
     void note_peak();
 
     LogConfig config_;

@@ -23,9 +23,10 @@ Status StreamWriter::open(LogDir& dir, const StreamKey& key, std::unique_ptr<Str
         return Status::error(Code::System, "the log " + text_of(key) + " is being written by process " + std::to_string(holder) +
                                                ", which is alive: end it before its replacement starts");
     if (dir.spill_folder() >= 0) status = open_folder(dir.spill_folder(), name_of(key), true, &writer->spill_folder_);
-    if (status) do
-            status = writer->index_.create(writer->folder_.get(), key);
-        while (status.code == Code::LogFull && (dir.drop_free() || dir.pool_.drop_of_the_dead()));
+    for (bool again = status.ok(); again;) {
+        status = writer->index_.create(writer->folder_.get(), key);
+        again = status.code == Code::LogFull && dir.drop_free_of_any();
+    }
     if (status) status = writer->recover();
     if (status) dir.writers_.push_back(writer.get());
     lock.unlock();

@@ -115,13 +115,13 @@ private:
     RecordInfo info_;
     std::byte* payload_ = nullptr;                    // of the open record; null: none
     std::uint64_t published_ = 0;
-    bool given_up_ = true;  // where the next record begins there may have been one, also of the last writer's
+    bool given_up_ = true;                            // where the next record begins there may have been one
     struct {
         std::uint64_t seq = 0, at = 0, bytes = 0;
         std::uint32_t sum = 0;
-    } newest_part_;  // that put() has summed apart
-    std::mutex flushing_;  // one flush at a time
-    std::uint64_t synced_ordinal_ = 0;  // guarded by it: segments before this one are on stable storage
+    } newest_part_;                                   // that put() has summed apart
+    std::mutex flushing_;                             // one flush at a time
+    std::uint64_t synced_ordinal_ = 0;                // guarded by it: segments before this one are on stable storage
 };
 
 }  // namespace ftcomm::pairlog

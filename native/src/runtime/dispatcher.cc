@@ -3,6 +3,7 @@
 #include <chrono>
 #include <utility>
 
+#include "base/check.h"
 #include "runtime/thread.h"
 
 namespace ftcomm {
@@ -21,6 +22,7 @@ void Dispatcher::post_soon(std::function<void()> fn) { push(std::move(fn), false
 void Dispatcher::push(std::function<void()> fn, bool urgent) {
     std::lock_guard hold(shared_->mutex);
     if (shared_->stopping) return;
+    FT_CHECK(thread_.joinable(), "something is posted to a dispatcher that was not started");
     const bool wake = urgent || shared_->queue.empty();
     shared_->queue.push_back(std::move(fn));
     shared_->urgent |= urgent;

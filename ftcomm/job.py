@@ -49,6 +49,12 @@ def instance_of(name: str, options: Options) -> tuple[str, frozenset[int]]:
     return f"{name}~{generation}" if generation else name, frozenset(finished)
 
 
+def begin_step(job: Job, step: int) -> None:
+    """A training step begins: told, and a place for failpoints."""
+    job.emit("step", step=step)
+    lib()[1].ft_fault_step(step)
+
+
 class Job:
     """Owns an ``ft_job``. ``start_job`` returns it started.
 

@@ -36,7 +36,7 @@ def default_place() -> Path:
 class _Owned:
     """A folder, made just now, with the owner's file in it."""
 
-    def __init__(self, path: Path, notes: dict[str, str]) -> None:
+    def __init__(self, path: Path, notes: dict[str, str], option: str) -> None:
         self.path, self._notes = path, notes
         try:
             # Locked before it gets its name: whoever sees it sees it locked.
@@ -45,13 +45,14 @@ class _Owned:
             try_lock(self.fd)
             self.claim("")
             os.rename(scratch, path / _OWNER)
-        except BaseException as error:
+        except OSError as error:
             shutil.rmtree(path, ignore_errors=True)
-            if not isinstance(error, OSError):
-                raise
             raise OSError(
-                error.errno, f"{error.strerror}: the pair log's folder {path}; give it another place (--pair-log)"
+                error.errno, f"{error.strerror}: the pair log's folder {path}; give it another place ({option})"
             ) from error
+        except BaseException:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
 
     def claim(self, job: str) -> None:
         owner = {"pid": os.getpid(), "start": start_time(os.getpid()), "boot": boot_id(), "job": job, **self._notes}
@@ -76,12 +77,12 @@ class PairLog:
         parent = _place(Path(place).resolve() if place else default_place(), "folder for the pair log", "--pair-log")
         notes = {"spill": str(Path(spill).resolve())} if spill else {}
         self.path = Path(tempfile.mkdtemp(prefix=f"ftcomm-log-{os.getuid()}-{os.getpid()}-", dir=parent))  # 0700
-        self.folders = [_Owned(self.path, notes)]
+        self.folders = [_Owned(self.path, notes, "--pair-log")]
         try:
             if notes and Path(notes["spill"]) != parent:
                 spilled = _place(Path(notes["spill"]), "folder to spill to", "FTCOMM_LOG_SPILL") / self.path.name
                 spilled.mkdir(0o700)
-                self.folders.append(_Owned(spilled, {"node": os.uname().nodename}))
+                self.folders.append(_Owned(spilled, {"node": os.uname().nodename}, "FTCOMM_LOG_SPILL"))
         except BaseException:
             self.remove()
             raise

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from ftcomm._lib import lib
 from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError, Mismatch, PeerFailure
+from ftcomm.job import begin_step
 from ftcomm.launch import preempt
 from ftcomm.torch.groups import leave
 from ftcomm.torch.handover import Join, hand_over
@@ -230,8 +230,7 @@ def _wait_for(point: Point, missing: list[int], deadline: float, bell: Communica
 def _begin(point: Point, join: Join) -> Join:
     """The step begins."""
     point.step = join.step + 1
-    point.job.emit("step", step=join.step)
-    lib()[1].ft_fault_step(join.step)
+    begin_step(point.job, join.step)
     return join
 
 

@@ -76,9 +76,8 @@ def _raise(known: dict[int, int], rank: int, incarnation: int) -> None:
 
 
 _points: weakref.WeakKeyDictionary[Any, Point] = weakref.WeakKeyDictionary()  # by model
-_numbers: weakref.WeakKeyDictionary[Job, set[int]] = (
-    weakref.WeakKeyDictionary()
-)  # of all that were made, as models may go
+# Of all that were made, as models may go.
+_numbers: weakref.WeakKeyDictionary[Job, set[int]] = weakref.WeakKeyDictionary()
 
 
 def point_of(model: Any) -> Point:

@@ -69,8 +69,8 @@ def test_removed_after_a_signal_that_comes_when_it_is_made(
 ) -> None:
     whole = pair_log._Owned.__init__
 
-    def init(self: pair_log._Owned, path: Path, notes: dict[str, str]) -> None:
-        whole(self, path, notes)
+    def init(self: pair_log._Owned, path: Path, notes: dict[str, str], option: str) -> None:
+        whole(self, path, notes, option)
         os.kill(os.getpid(), sig)
 
     monkeypatch.setattr(pair_log._Owned, "__init__", init)  # ftrun is forked from here

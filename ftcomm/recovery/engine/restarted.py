@@ -12,9 +12,9 @@ from types import TracebackType
 
 import torch
 
-from ftcomm._lib import lib
 from ftcomm.communicator import Communicator, communicator_id
 from ftcomm.errors import ConfigError, PeerFailure, SystemFailure
+from ftcomm.job import begin_step
 from ftcomm.launch import preempt
 from ftcomm.recovery.engine.kind import Setup
 from ftcomm.recovery.engine.logged_step import LoggedStep
@@ -62,8 +62,7 @@ class Restarted(Stage):
         if goes and not stay:
             self._last_words()
         self._first = self._first and self.folder is not None
-        self._everybody.job.emit("step", step=step)
-        lib()[1].ft_fault_step(step)
+        begin_step(self._everybody.job, step)
 
     def _go_on(self) -> bool:
         with self._ending():

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from ftcomm._lib import lib
 from ftcomm.communicator import Communicator
 from ftcomm.errors import ConfigError
+from ftcomm.job import begin_step
 from ftcomm.recovery.data import Share
 from ftcomm.recovery.determinism import deterministic
 from ftcomm.recovery.engine.kind import Setup
@@ -98,11 +98,11 @@ class Staged(Stage):
         """Nobody is ever missing: whoever sends or receives something waits for the replacement. But all may be told to leave."""
         step = self.state.progress.step
         if not self._first and self._stopping is not None and self._stopping.before(step):
-            if self._saved == step or not self._leaves_gradients():
+            if self._saved != step and self._leaves_gradients():
+                self._stopping.postpone()  # of the script, and the same on all: it updates in some steps only
+            else:
                 self._last_words()
-            self._stopping.postpone()  # of the script, and the same on all: it updates in some steps only
-        self._everybody.job.emit("step", step=step)
-        lib()[1].ft_fault_step(step)
+        begin_step(self._everybody.job, step)
 
     def offer(self, share: Share) -> None:
         self._used.clear()  # only an update of this very step can have used them: others of their names may come

@@ -279,6 +279,7 @@ class Job:
         if self.options.policy == "replay":
             _left.append(self.name)
         self._leaving = True
+        last_word = ""
         try:
             code = FT_INTERRUPTED
             while code == FT_INTERRUPTED:  # a signal came; its Python handler runs here, and may raise
@@ -289,9 +290,9 @@ class Job:
                 exit_code.end_with_group(error)
                 raise error
             if self.options.policy == "replay":
-                self.emit("goodbye")  # to ftrun: from here on nobody needs this process
+                last_word = "goodbye"  # to ftrun: from here on nobody needs this process
         finally:
-            self.close()
+            self._close(last_word)
 
     def leave_at_exit(self) -> None:
         """:meth:`leave`, or :meth:`close` for a process that fails under ``replay``."""
@@ -316,6 +317,9 @@ class Job:
 
     def close(self) -> None:
         """Frees everything, without a goodbye: to the others it looks like a death. Use leave() for a planned end."""
+        self._close()
+
+    def _close(self, last_word: str = "") -> None:
         handle, self._handle = self._handle, None
         with _registry_lock:
             if _jobs.get(self.name) is self:
@@ -326,6 +330,8 @@ class Job:
         for let_go in self._users:
             let_go()
         lib()[1].ft_job_close(handle)
+        if last_word:  # after all native events: of who has let its successors in, before it said goodbye
+            self.emit(last_word)
         if self._events is not None:
             self._events.close()
         if self.store is not None:

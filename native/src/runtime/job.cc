@@ -24,7 +24,11 @@ Job::Job(JobConfig config)
                   if (!tells_all_ && (event == nullptr || event->kind != NodeEvent::Kind::Stale)) return;
                   // Stamped here, where it happened, not where it is delivered.
                   auto json = event_json({config_.job, config_.rank, config_.incarnation}, event, line);
-                  dispatcher_.post_soon([this, json = std::move(json)] { config_.on_event(json); });
+                  auto tell = [this, json = std::move(json)] { config_.on_event(json); };
+                  // A launcher takes a replacement for one that nobody can let in any more until it hears otherwise.
+                  const bool came_in = event != nullptr && event->kind == NodeEvent::Kind::Joined && event->slot == config_.rank;
+                  if (came_in) dispatcher_.post(std::move(tell));
+                  else dispatcher_.post_soon(std::move(tell));
               }),
       loop_([this] { engine_.lock_urgently(); }, [this] { engine_.unlock(); }) {}
 

@@ -13,10 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch.distributed import DistError
 from torch.distributed.elastic.agent.server import local_elastic_agent
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerState
 from torch.distributed.elastic.multiprocessing import ProcessFailure, SignalException
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousGracefulExitError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+)
 
 from ftcomm.launch.folder import MALFORMED, Event, RunFolder
 from ftcomm.launch.members import Members
@@ -145,6 +150,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             raise RendezvousClosedError(
                 "the run has had all its nodes without this one (--nnodes), and is over"
             ) from error
+        except DistError as error:  # of the store: its port is taken, or nobody has it
+            raise RendezvousConnectionError(str(error).partition("\n")[0]) from error
         self._supervise()
         self._worker_group.state = WorkerState.FAILED if self._failures else WorkerState.SUCCEEDED
         if self._nodes is not None:

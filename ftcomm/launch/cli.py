@@ -225,7 +225,9 @@ def _run(args: argparse.Namespace, setting: Setting, cut_short: Callable[[signal
         say(f"{error}. ftrun needs some open files for each worker: raise the limit (ulimit -n)")
         return 1
     except RendezvousError as error:
-        say(f"the nodes did not come together: {error or type(error).__name__} (--rdzv-endpoint {args.rdzv_endpoint})")
+        option = f"--master-addr {args.master_addr} --master-port {args.master_port}"
+        where = f"--rdzv-endpoint {args.rdzv_endpoint}" if args.rdzv_endpoint else option
+        say(f"the nodes did not come together: {error or type(error).__name__} ({where})")
         return 1
     failed = {node: end for node, end in sorted(setting.other_nodes.items()) if end in FAILURES}
     for node, end in failed.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 
 import pytest
 from launch.running import Start
@@ -75,3 +76,13 @@ def test_too_few_open_files_are_told_in_a_line(
     monkeypatch.setattr(cli.torchrun, "run", run)
     assert cli.main(["none.py"]) == 1
     assert "raise the limit (ulimit -n)" in capfd.readouterr().err
+
+
+def test_a_taken_port_is_told_in_a_line(start: Start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        code, _, err = start("raise SystemExit('started')", "--master-port", port).finish()
+    assert code == 1
+    assert f"address already in use (--master-addr 127.0.0.1 --master-port {port})" in err
+    assert "Traceback" not in err
+    assert "started" not in err

@@ -38,6 +38,8 @@ FTRUN = "ftcomm.launch.cli"
 TORCHRUN = "torch.distributed.run"
 TESTS = Path(__file__).parents[1]
 _SEED = 67280421310721  # a fresh generator's
+# What these modules register with atexit when they are imported, which was in the parent; in this order.
+_AT_EXIT = (("ftcomm.job", "leave_all"), ("ftcomm.torch.groups", "_leave_all"))
 
 
 def popen(
@@ -112,6 +114,9 @@ def _forget_the_parent(env: dict[str, str]) -> None:
             with contextlib.suppress(OSError):  # the list's own
                 os.close(int(fd))
     atexit._clear()
+    for module, function in _AT_EXIT:
+        if module in sys.modules:
+            atexit.register(getattr(sys.modules[module], function))
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.set_wakeup_fd(-1)
     for handled in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:

@@ -80,7 +80,7 @@ class Job:
         store: Any = None,
         faults: str | None = None,
     ) -> None:
-        ffi, C = lib()
+        _, C = lib()
         self.name, self.rank, self.world_size, self.incarnation = name, rank, world_size, incarnation
         self.options, self.store, self.joining, self.needed = options, store, False, False
         self.made: dict[int, str] = {}  # communicators that are open, but for torch's groups
@@ -94,10 +94,29 @@ class Job:
         self._handle: Any = None
         self._leaving = False
 
+        try:
+            self._create(faults)
+        except BaseException as error:
+            if isinstance(error, ConfigError):
+                self.emit("misconfigured")  # to ftrun: whoever is started in this one's place finds the same
+            if self._events is not None:
+                self._events.close()
+            raise
+        if self._events is None:
+            # Nobody listens yet, and each event would be read under the interpreter lock while this rank recovers.
+            C.ft_job_tell(self._handle, 0)
+        self.gate = gate(self.pointer)
+        self._users.append(self.gate.close)
+        with _registry_lock:
+            _jobs[name] = self
+
+    def _create(self, faults: str | None) -> None:
+        ffi, C = lib()
+        options, store = self.options, self.store
         secret = options.secret.encode() if options.secret else b""
         config = ffi.new("ft_job_config*")
         config.job = self._text(self.instance)
-        config.rank, config.world_size, config.incarnation = rank, world_size, incarnation
+        config.rank, config.world_size, config.incarnation = self.rank, self.world_size, self.incarnation
         config.heartbeat, config.timeout = options.heartbeat, options.operation_timeout
         config.transport, config.authority = self._text(options.transport), self._text(options.authority)
         config.policy = POLICIES.index(options.policy)
@@ -114,13 +133,6 @@ class Job:
         out = ffi.new("ft_job**")
         check(C.ft_job_create(config, out))
         self._handle = out[0]
-        if self._events is None:
-            # Nobody listens yet, and each event would be read under the interpreter lock while this rank recovers.
-            C.ft_job_tell(self._handle, 0)
-        self.gate = gate(self.pointer)
-        self._users.append(self.gate.close)
-        with _registry_lock:
-            _jobs[name] = self
 
     def _log_in(self, config: Any) -> None:
         """Policy replay: where the logs are, and whose it is to remove them."""

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from ftcomm._lib import check, lib
-from ftcomm.errors import ConfigError, Error, Mismatch, PeerFailure, Timeout
+from ftcomm.errors import ConfigError, Error, Mismatch, PeerFailure, Timeout, Unsupported
 from ftcomm.job import FT_INTERRUPTED, Job, check_first, current, instance_of
 from ftcomm.options import Options
 from ftcomm.stores import Store
@@ -163,6 +163,8 @@ class _Start:
             if self.job.options.policy == "replay":
                 self.store.compare_set(self._begun, b"", _GOOD)  # before this process does anything that is logged
         except Error as error:
+            if isinstance(error, (Mismatch, Unsupported)):
+                self.job.emit("misconfigured")
             self._tell_others(error)
             raise
         self.store.release()

@@ -35,6 +35,7 @@ from ftcomm.launch.workers import Exit, Slot, SlotState, WorkerContext, start_wo
 from ftcomm.rendezvous import as_job_name
 
 KILLS = 3  # of a worker, before ftrun ends without it
+MISCONFIGURED = "its job can't be made with these options (its output says why), and another try would end the same way"
 LOOK = 86400.0  # seconds, for which it waits at most at a time: the kernel takes milliseconds in 31 bits
 ONCE = 0.3  # seconds, in which the same news may come twice: whoever signals all processes of a job may pass a signal on, too
 
@@ -258,6 +259,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         restarts = self._worker_group.spec.max_restarts
         if (slot.rank, slot.incarnation) in self._members.refused:
             self._give_up(ended, "the policy raise takes no replacements (--policy lossy and replay do)")
+        elif self._is_misconfigured(ended):
+            self._give_up(ended, MISCONFIGURED)
         elif self._nobody_to_join():
             self._give_up(ended, self._why_nobody())
         elif slot.incarnation >= restarts:
@@ -268,6 +271,10 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             if self._holds_state(slot) or slot.rank not in self._replaced:
                 self._replaced[slot.rank] = ended.failure
             self._start(slot, self._context.replace)
+
+    def _is_misconfigured(self, ended: Exit) -> bool:
+        """It has ended, by itself, because no job could be made."""
+        return ended.code > 0 and (ended.slot.rank, ended.incarnation) in self._members.misconfigured
 
     def _start(self, slot: Slot, begin: Begin, **facts: Any) -> None:
         """The slot's next worker. Where the kernel refuses one it is tried again: the others wait or go on meanwhile."""

@@ -17,7 +17,7 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from ftcomm.boot import boot_id
 from ftcomm.exit_code import STARTS_AGAIN
-from ftcomm.launch.agent import FtAgent
+from ftcomm.launch.agent import MISCONFIGURED, FtAgent
 from ftcomm.launch.folder import Event
 from ftcomm.launch.generations import Has
 from ftcomm.launch.goodbyes import Goodbyes
@@ -152,6 +152,9 @@ class ReplayAgent(FtAgent):
         if not self._ends_with_group(ended):
             slot.failures += 1
             restarts = self._worker_group.spec.max_restarts
+            if self._is_misconfigured(ended):
+                self._end_job(ended, MISCONFIGURED)
+                return
             if slot.failures > restarts:
                 failed = f"it failed {restarts + 1} times (--max-restarts {restarts})"
                 self._end_job(ended, failed if restarts else "--max-restarts is 0")

@@ -24,6 +24,17 @@ def test_who_was_admitted_to_the_job() -> None:
     assert members.refused == {(3, 1)}
 
 
+def test_who_has_started_is_not_misconfigured() -> None:
+    """It may have tried to make a second job, or have tried something else then."""
+    members = Members()
+    members.hear(event("misconfigured", rank=1))
+    members.hear(event("misconfigured", rank=2))
+    members.hear(event("started", rank=1, joining=False))
+    members.hear(event("started", rank=3, joining=False))
+    members.hear(event("misconfigured", rank=3))
+    assert members.misconfigured == {(2, 0)}
+
+
 def test_in_another_job_numbers_say_nothing_of_workers() -> None:
     """Of workers 0, 2 and 3 it is ranks 0, 1 and 2. Whoever is there with others has a state, by its own number."""
     members = Members()

@@ -31,6 +31,7 @@ from typing import Any, NoReturn
 import torch
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+from ftcomm import exit_code
 from ftcomm.launch import standby, worker
 from ftcomm.launch.parent import die_with_launcher
 
@@ -94,7 +95,11 @@ def _run(body: Callable[[], int], env: dict[str, str]) -> NoReturn:
     status = 1
     try:
         _forget_the_parent(env)
-        status = body()
+        try:
+            status = body()
+        except Exception:
+            traceback.print_exc()
+        exit_code._code[0] = status  # the interpreter would have read it just now
         threading._shutdown()  # type: ignore[attr-defined]  # as an interpreter does at its end
         atexit._run_exitfuncs()
     except BaseException:

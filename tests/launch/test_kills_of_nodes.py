@@ -1,0 +1,122 @@
+"""Random kills in jobs of several ftruns, under the policy replay: of one worker, of two, of a whole node, of all, at any moment.
+
+Whatever dies, each rank ends with what it ends with in an undisturbed run, and each ftrun with 0.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.running import Ftrun, Start
+from ports import free_port
+
+from ftcomm.launch.folder import read_events
+
+pytestmark = [pytest.mark.forks_workers, pytest.mark.table]
+
+WORK = """
+import hashlib, os
+import numpy as np
+import ftcomm
+comm = ftcomm.init()
+mine = np.random.default_rng(comm.rank).standard_normal(5000)
+arrived = np.empty_like(mine)
+for step in range(int(os.environ["STEPS"])):
+    ftcomm.ft_send(mine, (comm.rank + 1) % comm.size)
+    ftcomm.ft_recv(arrived, (comm.rank - 1) % comm.size)
+    mine += 0.5 * arrived
+    if step % 3 == 2:
+        ftcomm.ft_all_reduce(mine, "avg")
+    if step % 5 == 4:
+        comm.barrier()
+    mine *= 0.7
+print("rank", comm.rank, hashlib.sha256(mine.tobytes()).hexdigest()[:16], flush=True)
+if os.environ["LEAVES"] == "1":
+    comm.leave()
+"""
+LAYOUTS = {"2x2": (2, 2, ()), "3x1": (3, 1, ()), "2x2 inter-host": (2, 2, ("--log", "inter-host"))}
+DELAYS = (0.0, 0.02, 0.06, 0.2, 0.4)  # seconds between kills, at most
+_undisturbed: dict[tuple[str, int], list[str]] = {}
+
+
+class Job:
+    """The ftruns of one run."""
+
+    def __init__(self, start: Start, folder: Path, layout: str, seed: int, steps: int) -> None:
+        self.nodes, self.each, more = LAYOUTS[layout]
+        self.folder = folder
+        place = ("--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+        flags = ("--nnodes", str(self.nodes), "--nproc-per-node", str(self.each), "--policy", "replay", *place, *more)
+        env = {"STEPS": str(steps), "LEAVES": str(seed % 2), "FTCOMM_TIMEOUT": "100"}
+        self.ftruns: list[Ftrun] = [
+            start(WORK, *flags, "--max-restarts", "50", "--events", str(folder / str(n)), "--node-rank", str(n), **env)
+            for n in range(self.nodes)
+        ]
+
+    def living(self) -> dict[int, int]:
+        """The workers' pids, by rank, as far as the ftruns have told."""
+        pids: dict[int, int] = {}
+        for node in range(self.nodes):
+            path = self.folder / str(node) / f"ftrun-{node}.jsonl"
+            for event in read_events(path) if path.exists() else ():
+                if event["event"] == "spawn":
+                    pids[event["rank"]] = event["pid"]
+                elif event["event"] == "exit" and pids.get(event["rank"]) == event["pid"]:
+                    del pids[event["rank"]]
+        return pids
+
+    def wait_until_all_run(self) -> None:
+        until = time.monotonic() + 60
+        while len(self.living()) < self.nodes * self.each:
+            assert time.monotonic() < until, "the workers were not started"
+            time.sleep(0.005)
+
+    def finish(self) -> list[str]:
+        """What the ranks have said, each thing once: one that is killed after it has said it says it again."""
+        ends = [one.finish() for one in self.ftruns]
+        assert [code for code, _, _ in ends] == [0] * self.nodes, ends
+        lines = sorted({line for _, out, _ in ends for line in out.splitlines() if line})
+        assert len(lines) == self.nodes * self.each, (lines, ends)
+        return lines
+
+
+def strike(job: Job, rng: random.Random) -> None:
+    living = job.living()
+    ranks = sorted(living)
+    if not ranks:
+        return
+    node = rng.randrange(job.nodes)
+    victims = rng.choices(
+        (
+            [rng.choice(ranks)],
+            rng.sample(ranks, min(2, len(ranks))),
+            [rank for rank in ranks if rank // job.each == node],
+            ranks,
+        ),
+        (60, 15, 15, 10),
+    )[0]
+    for rank in victims:
+        try:
+            os.kill(living[rank], signal.SIGKILL)
+        except ProcessLookupError:  # it has ended since
+            continue
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_random_kills(start: Start, tmp_path: Path, layout: str, seed: int) -> None:
+    rng = random.Random(seed)
+    steps = rng.choice((6, 20, 60))
+    if (layout, steps) not in _undisturbed:
+        _undisturbed[layout, steps] = Job(start, tmp_path / "undisturbed", layout, seed, steps).finish()
+    job = Job(start, tmp_path / "killed", layout, seed, steps)
+    job.wait_until_all_run()
+    for _ in range(rng.randint(1, 4)):
+        time.sleep(rng.choice(DELAYS) * rng.random())
+        strike(job, rng)
+    assert job.finish() == _undisturbed[layout, steps]

@@ -433,6 +433,7 @@ DATA = cases.Noisy(20)
         (lambda: DataLoader(DATA, batch_sampler=BatchSampler(SequentialSampler(DATA), 2, False)), "batch_sampler BatchSampler"),
         (lambda: DataLoader(DATA, batch_size=None), "batch_size=None makes no batches"),
         (lambda: DataLoader(Unsized(), 2, sampler=SequentialSampler(DATA)), "Unsized has no __len__"),
+        (lambda: DataLoader([], 2), "list is empty: its length is 0"),
         (lambda: DataLoader(DATA, 11, drop_last=True), "the 20 samples make no step"),
     ],
 )  # fmt: skip

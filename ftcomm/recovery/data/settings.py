@@ -57,6 +57,8 @@ class MapSettings:
             raise ConfigError(
                 f"{type(dataset).__name__} has no __len__: nobody knows when an epoch of it is over. Add one."
             )
+        if len(dataset) == 0:
+            raise ConfigError(f"{type(dataset).__name__} is empty: its length is 0. Is the path to the data right?")
         shuffle, seed, drop_last = _order(sampler, len(dataset), slots)
         workers: dict[str, Any] = {}
         if loader.num_workers:

@@ -182,7 +182,7 @@ def dropped(context):
         try:
             work.wait()
         except dist.DistBackendError as error:
-            assert re.search("closed|never entered", str(error))
+            assert re.search("closed|had not entered", str(error))
         del work
     dist.barrier()
 

@@ -76,12 +76,14 @@ const Shape* OpPlanner::mixed_exchange(const std::vector<Standing>& standings) {
 std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::vector<Standing>& standings, bool mixed) {
     Cause c;
     c.epoch = in_.epoch;
+    std::vector<int> out_of_time;
     for (const auto& [rank, vote] : in_.votes) {
         for (const auto& x : vote.proposals) {
             if (x.seq != seq || (x.code == Code::Mismatch && mixed)) continue;
             // What could not be read may have been a dying process's: the repair shows whether the living can be read. Or frames bring it.
             if (x.code == kUnreadable && (frames_may_do() || !newly_dead_.empty())) continue;
             if (x.code == kNoWindow) continue;  // what runs in their place adds in the same order
+            if (x.code == Code::Timeout) out_of_time.push_back(rank);
             if (x.code == Code::Timeout || c.code == Code::Ok) {
                 if (x.code == Code::Timeout && c.code != Code::Timeout) c.ranks.clear();
                 c.code = x.code;
@@ -94,8 +96,9 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
         for (const auto& s : standings)
             if (s.state == Standing::State::NotEntered) c.ranks.push_back(s.rank);
         c.message = c.ranks.empty() ? "Timed out waiting for the operation, which all ranks have entered; raise the timeout"
-                                    : "Timed out: these ranks never entered it: " + joined(c.ranks) +
-                                          ". Look what they are doing, or raise the timeout";
+                                    : "Timed out on rank " + joined(out_of_time) + ": rank " + joined(c.ranks) +
+                                          " had not entered it by then, and is too late now. Look what it was doing, or raise "
+                                          "the timeout";
         return c;
     }
     if (c.code == kUnreadable) {

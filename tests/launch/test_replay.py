@@ -279,7 +279,7 @@ while True: signal.pause()
     )
     code, _, err = run.finish()
     assert code == 1
-    assert "are killed: did not end in time" in err
+    assert "rank 0 is killed: did not end in time" in err
 
 
 @pytest.mark.table

@@ -94,14 +94,14 @@ class Generations:
         over = (said - lost) | finished
         ended = over | lost
         alone = all(n in ended or not self._has_members(generation, n) for n in self._others)
-        must_stop = bool(said) or (has is Has.NONE and alone)
         everybody = None
         if again is not None and over.issuperset(self._others):
             values = [self._store.get(self._key(generation, "again", n)).decode() for n in said - lost]
             everybody = sorted(again + [rank for value in values for rank in json.loads(value)])
         with self._lock:
             if generation == self._generation:
-                self._must_stop |= must_stop
+                # Not if a replacement has come in while the store was being read: that is told at the next look.
+                self._must_stop |= bool(said) or (has is self._has is Has.NONE and alone)
                 self._all_again = everybody
                 self.silent = tuple(n for n in self._others if n not in over)
 

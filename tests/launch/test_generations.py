@@ -48,6 +48,21 @@ def test_nobody_stops_while_one_has_a_member() -> None:
     assert all(one.must_stop for one in three)
 
 
+def test_nobody_stops_if_a_replacement_comes_in_during_the_look() -> None:
+    class Slow(HashStore):  # type: ignore[misc]
+        def check(self, keys: list[str]) -> bool:
+            a.tell(Has.MEMBERS)
+            return bool(super().check(keys))
+
+    store = Slow()
+    a, b = Generations(store, 0, 2), Generations(store, 1, 2)
+    b.tell(Has.DONE)
+    b.look(NOBODY, NOBODY)
+    a.tell(Has.NONE)
+    a.look(NOBODY, NOBODY)
+    assert not a.must_stop
+
+
 def test_all_start_the_same_ranks_when_the_last_has_said_its_own() -> None:
     a, b = two = some(2)
     for one in two:

@@ -70,8 +70,10 @@ def _resolver_is_free() -> bool:
     """torchrun's agent looks up names in a thread. A lock that it holds while another thread forks stays locked in the child,
     whose first look-up would wait for ever: once in ten runs on a busy machine. Such a child execs, as any other does."""
     done, ends = os.pipe()
+    dies = die_with_launcher()  # it may wait for ever
     probe = os.fork()
     if probe == 0:
+        dies()
         with contextlib.suppress(OSError):
             socket.getaddrinfo("localhost", None)
         os._exit(0)

@@ -10,9 +10,8 @@ from pathlib import Path
 def free_port() -> int:
     """Not one of those that the kernel gives to connections: by the time somebody listens there, one might have it."""
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    ports = (
-        random.SystemRandom().sample(range(10000, first), 100) if first > 20000 else [0]
-    )  # forked tests: not one seed
+    # By the system's generator: forked tests would draw the same from Python's.
+    ports = random.SystemRandom().sample(range(10000, first), 100) if first > 20000 else [0]
     for port in ports:
         try:
             with socket.create_server(("127.0.0.1", port)) as sock:

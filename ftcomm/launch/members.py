@@ -13,10 +13,8 @@ class Members:
     def __init__(self) -> None:
         self.admitted: set[Who] = set()  # replacements that came in
         self.refused: set[Who] = set()  # replacements to whom the policy gave no place
-        # Who could start no job as they were told to: nor can their successors. Of a slot where nobody has started one yet: later
-        # it may have lost something, and be about to get it back.
-        self.misconfigured: set[Who] = set()
-        self._started: set[int] = set()  # ranks
+        self._misconfigured: set[Who] = set()  # who could not start a job as they were told to
+        self._started: set[int] = set()  # ranks of those who could
         self._renumbered: set[str] = set()  # jobs, made by scripts, in which workers have other numbers than here
 
     def hear(self, event: Event) -> bool:
@@ -31,16 +29,22 @@ class Members:
             self.admitted.add((slot, incarnation))
         if event["event"] == "refused":
             self.refused.add((event["rank"], event["incarnation"]))
-        if event["event"] == "misconfigured" and event["rank"] not in self._started:
-            self.misconfigured.add((event["rank"], event["incarnation"]))
+        if event["event"] == "misconfigured":
+            self._misconfigured.add((event["rank"], event["incarnation"]))
         return True
 
+    @property
+    def misconfigured(self) -> set[Who]:
+        """Who could start no job: nor can their successors. None of a slot where somebody could: it may have lost something
+        since, and be about to get it back; or the script has tried something else, or a second job.
+        """
+        return {(rank, incarnation) for rank, incarnation in self._misconfigured if rank not in self._started}
+
     def _hear_of_start(self, event: Event) -> None:
-        """Of a new job, together with others."""
-        if event["event"] == "started":
-            self._started.add(event["rank"])
-            self.misconfigured.discard((event["rank"], event["incarnation"]))  # the script has tried something else
-        if event["event"] == "started" and event.get("joining") is False and event.get("world_size", 1) > 1:
-            rank, incarnation = event.get("worker") or (event["rank"], event.get("process"))
-            if isinstance(incarnation, int):
-                self.admitted.add((rank, incarnation))
+        """Of a job: a new one, together with others, or as one who wants to come in."""
+        if event["event"] != "started":
+            return
+        rank, incarnation = event.get("worker") or (event["rank"], event.get("process"))
+        self._started.add(rank)
+        if event.get("joining") is False and event.get("world_size", 1) > 1 and isinstance(incarnation, int):
+            self.admitted.add((rank, incarnation))

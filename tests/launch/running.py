@@ -74,11 +74,24 @@ class Ftrun:
 Start = Callable[..., Ftrun]
 
 
-def start_two(start: Start, script: str, *flags: str) -> list[Ftrun]:
-    """Nodes of a worker each; the first has the store. Each pretends to be a host: the log of one would be the other's."""
+def start_nodes(
+    start: Start,
+    script: str,
+    nodes: int,
+    each: int,
+    *flags: str,
+    own: Callable[[int], tuple[str, ...]] = lambda node: (),
+    **extra_env: str,
+) -> list[Ftrun]:
+    """Nodes of so many workers; the first has the store. ``own``: a node's own flags."""
     place = ("--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    common = ("--nnodes", "2", "--nproc-per-node", "1", *place, *flags)
-    return [start(script, *common, "--node-rank", str(node), "--host", f"host{node}") for node in range(2)]
+    common = ("--nnodes", str(nodes), "--nproc-per-node", str(each), *place, *flags)
+    return [start(script, *common, "--node-rank", str(n), *own(n), **extra_env) for n in range(nodes)]
+
+
+def start_two(start: Start, script: str, *flags: str) -> list[Ftrun]:
+    """Nodes of a worker each. Each pretends to be a host: the log of one would be the other's."""
+    return start_nodes(start, script, 2, 1, *flags, own=lambda node: ("--host", f"host{node}"))
 
 
 def wait_gone(pidfds: list[int]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 import signal
-import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 from launch import forked
 from launch.running import PATIENCE, clean_environment
+from ports import free_port
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 REASON = "strategy replication: every rank holds the whole state, and the launcher ends all when one dies"
@@ -155,8 +155,7 @@ def test_two_nodes_need_one_restart(tmp_path: Path, undisturbed: Callable[..., s
         f"""not os.path.exists({str(dead)!r}) and (os.environ["RANK"] != "2" or not open({str(dead)!r}, "w").close())"""
     )
     script.write_text(ONCE.replace('os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"', first))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     nodes = [
         start(
             [

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from launch.running import Start
-from ports import free_port
+from launch.running import Start, start_nodes
 
 WORK = """
 import os, signal
@@ -23,9 +22,6 @@ print("done", comm.rank, flush=True)
 
 @pytest.mark.forks_workers
 def test_a_replacement_beside_another_ftrun(start: Start) -> None:
-    place = ("--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
-    common = ("--nnodes", "2", "--nproc-per-node", "2", "--policy", "replay", *place)
-    nodes = [start(WORK, *common, "--node-rank", str(node)) for node in range(2)]
-    ends = [node.finish() for node in nodes]
+    ends = [node.finish() for node in start_nodes(start, WORK, 2, 2, "--policy", "replay")]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert sorted(word for _, out, _ in ends for word in out.split("\n") if word) == [f"done {r}" for r in range(4)]

@@ -57,9 +57,10 @@ class MapSettings:
             raise ConfigError(
                 f"{type(dataset).__name__} has no __len__: nobody knows when an epoch of it is over. Add one."
             )
-        if len(dataset) == 0:
+        samples = len(dataset)
+        if samples == 0:
             raise ConfigError(f"{type(dataset).__name__} is empty: its length is 0. Is the path to the data right?")
-        shuffle, seed, drop_last = _order(sampler, len(dataset), slots)
+        shuffle, seed, drop_last = _order(sampler, samples, slots)
         workers: dict[str, Any] = {}
         if loader.num_workers:
             names = (
@@ -73,7 +74,7 @@ class MapSettings:
             workers = {name: getattr(loader, name) for name in names}
         return MapSettings(
             dataset=dataset,
-            samples=len(dataset),
+            samples=samples,
             batch_size=loader.batch_size,
             shuffle=shuffle,
             drop_last=loader.drop_last or drop_last,

@@ -121,7 +121,10 @@ def stages_of(ranks: int, copies: int = 1) -> int:
     if left or stages < 2:
         wanted = ", ".join(str(n * copies) for n in (2, 3, 4))
         text = f"There are two stages or more, each {copies} time(s): start with {wanted}, ... ranks; now there are {ranks}."
-        sys.exit(text if dist.get_rank() == 0 else 1)
+        if dist.get_rank() == 0:
+            print(text, file=sys.stderr)
+        dist.barrier()  # when one has ended the launcher may end the others: it is said by then
+        sys.exit(1)
     return stages
 
 

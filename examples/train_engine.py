@@ -28,7 +28,10 @@ import ftcomm.recovery
 def sharded(model: torch.nn.Module) -> torch.nn.Module:
     if dist.get_world_size() % 2:
         text = f"With --hsdp the number of ranks has to be even: there are two replicas. There are {dist.get_world_size()}."
-        sys.exit(text if dist.get_rank() == 0 else 1)
+        if dist.get_rank() == 0:
+            print(text, file=sys.stderr)
+        dist.barrier()  # when one has ended the launcher may end the others: it is said by then
+        sys.exit(1)
     mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("replicate", "shard"))
     return fully_shard(model, mesh=mesh)
 

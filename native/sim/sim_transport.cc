@@ -98,32 +98,36 @@ Transport::Read SimTransport::read(int slot, const Remote& remote, std::byte* to
         return Read::Refused;
     }
     const auto* data = reinterpret_cast<const std::byte*>(static_cast<std::uintptr_t>(remote.from));      // NOLINT
-    const auto* word = reinterpret_cast<const std::uint64_t*>(static_cast<std::uintptr_t>(remote.ticket_at));  // NOLINT
+    const auto* shown = world_.window_at(from->id, remote.ticket_at);
+    FT_CHECK(shown != nullptr, "slot %d shows without a ticket", slot);
+    std::uint64_t ticket = 0;
+    std::memcpy(&ticket, shown->memory.get() + World::offset_of(remote.ticket_at), sizeof ticket);
     if (from->program->used_again(data)) std::memset(to, 0xee, bytes);
     else std::memcpy(to, data, bytes);
-    if (*word == remote.ticket) return Read::Done;
+    if (ticket == remote.ticket) return Read::Done;
     world_.counters().add("read.over");
     return Read::Over;
 }
 
 // Of the host: they outlive whoever made them.
-Transport::Window SimTransport::make_window(std::size_t bytes) {
-    if (world_.scenario().windowless == self_.slot && windows_++ >= world_.scenario().room) {
+Transport::Window SimTransport::make_window(std::size_t bytes, Room room) {
+    if (room == Room::Any && world_.scenario().windowless == self_.slot && windows_++ >= world_.scenario().room) {
         world_.counters().add("window.refused");
         return {};
     }
     auto& all = world_.windows();
     all.push_back({self_.id, bytes, std::make_unique_for_overwrite<std::byte[]>(bytes)});
     std::memset(all.back().memory.get(), 0, bytes <= kSmallWindow ? bytes : 64);  // of more nothing is read before it is written
-    return {all.back().memory.get(), all.size()};
+    return {all.back().memory.get(), World::place_of(all.size())};
 }
 
 const std::byte* SimTransport::look(int slot, std::uint64_t place, std::size_t bytes) {
     const Instance* peer = world_.find(slot, target(slot).incarnation);
-    if (peer == nullptr || target(slot).detached || place == 0 || place > world_.windows().size()) return nullptr;
-    const auto& window = world_.windows()[place - 1];
-    FT_CHECK(window.owner == peer->id && window.bytes == bytes, "slot %d shows a window of instance %d", slot, window.owner);
-    return window.memory.get();
+    if (peer == nullptr || target(slot).detached) return nullptr;
+    const auto* window = world_.window_at(peer->id, place);
+    if (window == nullptr) return nullptr;
+    FT_CHECK(window->bytes == bytes, "slot %d shows a window of %zu bytes, not of %zu", slot, window->bytes, bytes);
+    return window->memory.get();
 }
 
 void SimTransport::watch_words(std::span<const Word> words) {

@@ -58,7 +58,7 @@ public:
     bool shares_memory(int slot) override;
     bool is_near(int slot) override;
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override;
-    Window make_window(std::size_t bytes) override;
+    Window make_window(std::size_t bytes, Room room) override;
     const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) override;
     void watch_words(std::span<const Word> words) override;
     void nudge(int slot) override;

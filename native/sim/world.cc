@@ -46,6 +46,14 @@ World::World(const Scenario& scenario, const std::vector<std::string>& mutations
     last_progress_ = now();
 }
 
+const World::Window* World::window_at(int owner, std::uint64_t place) const {
+    const auto number = static_cast<std::size_t>(place / kPlace);
+    if (number == 0) return nullptr;
+    FT_CHECK(number <= windows_.size() && windows_[number - 1].owner == owner && offset_of(place) < windows_[number - 1].bytes,
+             "instance %d has no window at place %llu", owner, static_cast<unsigned long long>(place));
+    return &windows_[number - 1];
+}
+
 Instance* World::find(int slot, std::uint32_t incarnation) {
     for (auto& i : instances_)
         if (i->slot == slot && i->incarnation == incarnation) return i.get();

@@ -16,7 +16,7 @@ public:
     void attach(int, std::uint32_t) override {}
     void detach(int) override {}
     std::uint32_t max_payload() const override { return 0; }
-    Window make_window(std::size_t bytes) override {
+    Window make_window(std::size_t bytes, Room) override {
         if (room_-- <= 0) return {};
         auto& memory = windows_.emplace_back(bytes);
         return {memory.data(), reinterpret_cast<std::uintptr_t>(memory.data())};

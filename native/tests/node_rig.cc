@@ -61,11 +61,12 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
             return Read::Over;
         }
         std::memcpy(to, reinterpret_cast<const void*>(remote.from), bytes);  // NOLINT: of another process
+        if (remote.ticket_at == 0) return Read::Refused;
         return *reinterpret_cast<const std::uint64_t*>(remote.ticket_at) == remote.ticket ? Read::Done : Read::Over;  // NOLINT
     }
 
-    Window make_window(std::size_t bytes) override {
-        if (rig.setup_.windowless.contains(slot)) return {};
+    Window make_window(std::size_t bytes, Room room) override {
+        if (rig.setup_.full.contains(slot) || (room == Room::Any && rig.setup_.windowless.contains(slot))) return {};
         auto& memory = rig.windows_.emplace_back(Shown{slot, incarnation, Bytes(bytes)}).memory;
         return {memory.data(), reinterpret_cast<std::uintptr_t>(memory.data())};
     }

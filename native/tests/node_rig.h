@@ -41,6 +41,7 @@ public:
         std::uint64_t stage_limit = ~std::uint64_t{0}, stage_bytes = 64;  // reads: windows, too
         std::uint64_t post_limit = 0;
         std::set<int> windowless = {};  // slots that there is no room for a window for
+        std::set<int> full = {};  // or for anything
     };
     static Setup replaying(bool one_host = true) {
         Setup s;

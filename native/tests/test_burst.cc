@@ -127,4 +127,22 @@ FT_TEST(a_thread_that_waits_for_long_ends_a_burst) {
     EXPECT(!burst.on());
 }
 
+FT_TEST(who_is_in_an_operation_or_was_just_now_looks_for_the_progress_thread) {
+    Burst burst;
+    Time now = 10 * kMilli;
+    EXPECT(!burst.is_served(now));
+    burst.enter(now);
+    EXPECT(burst.is_served(now) && burst.is_served(now + 7 * kMilli) && !burst.is_served(now + 8 * kMilli));
+    burst.leave(now += 5 * kMicro, false);
+    EXPECT(burst.is_served(now) && burst.is_served(now + 199 * kMicro) && !burst.is_served(now + 200 * kMicro));
+}
+
+FT_TEST(what_comes_lies_there_no_longer_than_others_have_looked) {
+    Time lain = 0;
+    for (Time served = 0; served < 100 * kMilli; served += lain) {
+        lain = Burst::asks_again_after(served);
+        EXPECT(lain >= 500 * kMicro && lain <= 8 * kMilli && (lain <= served || lain == 500 * kMicro));
+    }
+}
+
 }  // namespace ftcomm

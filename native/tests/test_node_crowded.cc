@@ -1,6 +1,7 @@
 // Ranks of one host that share its processors: fewer waits, which cost them a switch each.
 #include <algorithm>
 #include <numeric>
+#include <set>
 
 #include "tests/node_rig.h"
 #include "tests/unit.h"
@@ -111,6 +112,18 @@ FT_TEST(rank_that_answers_the_fence_may_die_in_it) {
     for (int slot = 1; slot < kFive; ++slot) rig.evidence(slot, 0, Evidence::Pidfd);
     rig.go_on({1, 2, 3, 4});
     for (int slot = 1; slot < kFive; ++slot) EXPECT(sums.has_all(slot));
+}
+
+FT_TEST(without_room_for_a_ticket_a_sum_comes_in_frames) {
+    for (const auto& full : {std::set<int>{1}, std::set<int>{0, 1, 2, 3, 4}}) {
+        auto setup = setup_of(true);
+        setup.full = full;
+        Crowd sums(setup, 2 * kFrame);
+        sums.enter_all();
+        sums.go_on();
+        for (int slot = 0; slot < kFive; ++slot) EXPECT(sums.has_all(slot));
+        EXPECT(sums.rig.traced(0, "run.pull") && sums.rig.traced(0, "run.repair"));
+    }
 }
 
 FT_TEST(nobody_returns_before_all_have_begun_the_fence) {

@@ -223,6 +223,19 @@ FT_TEST(node_messages_whose_ticket_fell_are_sent) {
     EXPECT(is_done(receiving) && got == data && is_done(sending));
 }
 
+FT_TEST(node_messages_without_room_for_a_ticket_are_sent) {
+    auto setup = reading();
+    setup.full = {0};
+    Rig rig(2, setup);
+    rig.comm({0, 1});
+    const auto data = numbers(100, 5);
+    Numbers got(100);
+    const auto receiving = receive(rig, 1, got, 0);
+    const auto sending = send(rig, 0, data, 1);
+    rig.settle();
+    EXPECT(!rig.work(1) && is_done(receiving) && got == data && is_done(sending));
+}
+
 FT_TEST(node_messages_that_are_given_up_were_not_received) {
     Rig rig(2, reading());
     rig.comm({0, 1});

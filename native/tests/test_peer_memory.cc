@@ -17,12 +17,12 @@ FT_TEST(peer_memory_buffer_that_is_gone) {
     shm::Instance self{};
     self.liveness = static_cast<std::uint32_t>(::syscall(SYS_gettid)) | FUTEX_WAITERS;
     std::uint64_t ticket = 5;
-    Transport::Remote remote{reinterpret_cast<std::uintptr_t>(page), reinterpret_cast<std::uintptr_t>(&ticket), 5};
     std::byte to[kBytes];
-    EXPECT(shm::read_peer(self, remote, to, kBytes) == Transport::Read::Done);
+    const auto read = [&] { return shm::read_peer(self, reinterpret_cast<std::uintptr_t>(page), ticket, 5, to, kBytes); };
+    EXPECT(read() == Transport::Read::Done);
     EXPECT(to[7] == std::byte{9});
     ::munmap(page, kBytes);
-    EXPECT(shm::read_peer(self, remote, to, kBytes) == Transport::Read::Refused);
+    EXPECT(read() == Transport::Read::Refused);
     ticket = 6;
-    EXPECT(shm::read_peer(self, remote, to, kBytes) == Transport::Read::Over);
+    EXPECT(read() == Transport::Read::Over);
 }

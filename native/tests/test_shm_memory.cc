@@ -95,7 +95,7 @@ FT_TEST(windows_of_the_dead_go_with_their_tickets) {
         me.transport.attach(1, 0);
         Transport::Window windows[2];
         for (auto& window : windows) {
-            window = other.transport.make_window(kBytes);
+            window = other.transport.make_window(kBytes, Transport::Room::Any);
             REQUIRE(window.memory != nullptr);
             std::memset(window.memory + Transport::kWindowHead, 7, kBytes - Transport::kWindowHead);
             std::memset(window.memory, 7, sizeof(std::uint64_t));
@@ -129,16 +129,20 @@ FT_TEST(windows_leave_room_for_links) {
     me.transport.attach(1, 0);
     std::uint64_t taken = 0;
     constexpr std::size_t kBytes = 64u << 20;
-    while (me.transport.make_window(kBytes).memory != nullptr) taken += kBytes;
+    while (me.transport.make_window(kBytes, Transport::Room::Any).memory != nullptr) taken += kBytes;
     EXPECT(taken > segment.size() / 4 && taken <= segment.size() / 2);
     EXPECT(me.transport.reserve(1, 8) != nullptr);
+    EXPECT(me.transport.make_window(8192, Transport::Room::Kept).memory != nullptr);
+    while (segment.allocate(1u << 20, 4096) != 0) {}
+    while (segment.allocate(4096, 4096) != 0) {}
+    EXPECT(me.transport.make_window(8192, Transport::Room::Kept).memory == nullptr);
 }
 
 // Others may not have looked at what it holds, whoever has died.
 FT_TEST(small_windows_of_the_dead_stay) {
     Linked linked;
-    const auto small = linked.two.transport.make_window(Transport::kSmallWindow);
-    const auto large = linked.two.transport.make_window(Transport::kSmallWindow + 4096);
+    const auto small = linked.two.transport.make_window(Transport::kSmallWindow, Transport::Room::Any);
+    const auto large = linked.two.transport.make_window(Transport::kSmallWindow + 4096, Transport::Room::Any);
     for (const auto& window : {small, large}) std::memset(window.memory + Transport::kWindowHead, 7, 9000);
     linked.two.instance->liveness.store(FUTEX_OWNER_DIED);
     linked.one.transport.detach(1);

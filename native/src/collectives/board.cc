@@ -31,7 +31,7 @@ bool Board::open(Transport& memory) {
     static_assert(sizeof(Line) <= 64 && std::atomic<std::uint64_t>::is_always_lock_free);
     if (own_.memory != nullptr) return true;
     if (spare_.empty()) {
-        own_ = memory.make_window(kBytes);
+        own_ = memory.make_window(kBytes, Transport::Room::Any);
         if (own_.memory == nullptr) return false;
         new (own_.memory + Transport::kWindowHead) Line();
     } else {

@@ -12,7 +12,7 @@
 #include "collectives/layout.h"
 #include "collectives/own_part.h"
 #include "collectives/run.h"
-#include "collectives/ticket.h"
+#include "collectives/ticket_words.h"
 
 namespace ftcomm {
 
@@ -35,13 +35,12 @@ public:
           op_(op),
           limits_(limits),
           own_piece_(std::min(kOwnPiece, limits.read_bytes)),
-          ticket_(env_.ticket, ticket),
+          ticket_(*env_.tickets, ticket),
           pairs_(env_.living.size()),
           fence_(env_, op_) {}
 
     void start() override {
         lay_out();
-        ticket_.issue();
         for (int i = 1; i < env_.size(); ++i) {  // not all to the same one first
             auto& pair = pair_at(env_.position + i);
             // The predecessor in any case: so that neighbours who call different operations always notice.
@@ -167,10 +166,10 @@ private:
         h.aux2 = pair.receives ? pair.in_bytes : kNothingExpected;
         const bool can_show =
             pair.out_bytes > 0 && pair.out_bytes >= limits_.show && env_.memory->shares_memory(env_.slot_of(rank));
-        const bool shows = can_show && !env_.comes_sooner(rank, pair.out_bytes);
+        const bool shows = can_show && !env_.comes_sooner(rank, pair.out_bytes) && ticket_.issue(*env_.memory);
         const bool brings =
             pair.sends && !shows && pair.out_bytes <= std::min<std::uint64_t>(limits_.bring, env_.sender.max_payload());
-        Shown shown{pair.out_bytes, {reinterpret_cast<std::uintptr_t>(pair.from), ticket_.address(), ticket_.number()}};
+        Shown shown{pair.out_bytes, {reinterpret_cast<std::uintptr_t>(pair.from), ticket_.place(), ticket_.number()}};
         ByteView payload;
         if (brings) payload = {pair.from, pair.out_bytes};
         else if (shows) payload = std::as_bytes(std::span(&shown, 1));
@@ -259,7 +258,7 @@ private:
     OpState& op_;
     const DirectLimits limits_;
     const std::uint64_t own_piece_;
-    Ticket ticket_;
+    ReadTicket ticket_;
     std::vector<Pair> pairs_;  // by position
     OwnPart own_;  // what this rank has for itself
     bool over_ = false;  // a read did not count: this attempt gets nowhere

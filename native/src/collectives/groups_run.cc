@@ -19,7 +19,7 @@
 #include "base/failpoint.h"
 #include "base/reduce.h"
 #include "collectives/run.h"
-#include "collectives/ticket.h"
+#include "collectives/ticket_words.h"
 
 namespace ftcomm {
 
@@ -40,7 +40,7 @@ public:
         : env_(std::move(env)),
           op_(op),
           plan_(std::move(plan)),
-          ticket_(env_.ticket, ticket),
+          ticket_(*env_.tickets, ticket),
           peers_(env_.living.size()),
           owners_(env_.living.size()),
           want_fence_(fence),
@@ -48,8 +48,8 @@ public:
 
     void start() override {
         FT_CHECK(op_.shape.kind == OpKind::AllReduce, "%s by groups", op_.shape.text().c_str());
-        ticket_.issue();
-        GroupEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number(), 0};
+        ticket_.issue(*env_.memory);
+        GroupEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.place(), ticket_.number(), 0};
         auto lowest = slot_at(env_.position);
         for (int i = 0; i < env_.size(); ++i)
             if (i != env_.position && env_.memory->shares_memory(slot_at(i))) lowest = std::min(lowest, slot_at(i));
@@ -411,7 +411,7 @@ private:
     RunEnv env_;
     OpState& op_;
     const std::vector<SegmentRun> plan_;
-    Ticket ticket_;
+    ReadTicket ticket_;
     std::vector<Peer> peers_;  // by position
     std::vector<Owner> owners_;  // by position
     int entered_ = 0;

@@ -16,7 +16,7 @@
 #include "base/reduce.h"
 #include "collectives/logged_share.h"
 #include "collectives/run.h"
-#include "collectives/ticket.h"
+#include "collectives/ticket_words.h"
 
 namespace ftcomm {
 
@@ -40,7 +40,7 @@ public:
         : env_(std::move(env)),
           op_(op),
           plan_(std::move(plan)),
-          ticket_(env_.ticket, ticket),
+          ticket_(*env_.tickets, ticket),
           peers_(env_.living.size()),
           share_(env_, op_),
           fence_(env_, op_) {}
@@ -72,11 +72,11 @@ public:
                 std::max<std::uint64_t>(kBatch, kFetchBytes / (op_.grid.segment_elements * size_of(op_.desc.dtype))));
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
         share_.begin(plan_);
-        ticket_.issue();
+        ticket_.issue(*env_.memory);
         auto& me = self();
         while (me.next < me.segments.size() && hands_out(me.segments[me.next])) ++me.next;
         me.ready = me.next;
-        PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.address(), ticket_.number()};
+        PullEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.place(), ticket_.number()};
         mine.own = own;
         const bool pushed = pushes();
         mine.ready = pushed ? 0 : me.ready;
@@ -388,7 +388,7 @@ private:
     RunEnv env_;
     OpState& op_;
     const std::vector<SegmentRun> plan_;
-    Ticket ticket_;
+    ReadTicket ticket_;
     std::vector<Peer> peers_;  // by position
     int entered_ = 0;
     std::uint32_t fetch_batch_ = kBatch;

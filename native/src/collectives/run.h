@@ -13,6 +13,7 @@
 #include "collectives/op_state.h"
 #include "collectives/posts.h"
 #include "collectives/records.h"
+#include "collectives/ticket_words.h"
 #include "membership/rules.h"
 
 namespace ftcomm {
@@ -56,7 +57,8 @@ struct RunEnv {
     Transport* memory = nullptr;  // pull, groups, direct: reads the memory of peers
     Bytes* scratch = nullptr;  // pull, groups, flat
     FlatRoom* flat = nullptr;  // flat
-    std::uint64_t* ticket = nullptr;  // the same: where peers look whether this rank's buffers still are the operation's
+    TicketWords* tickets =
+        nullptr;  // pull, groups, direct: by which peers know whether this rank's buffers still are the operation's
 
     std::vector<Transport::Window>* windows = nullptr;  // stage, blocks, exchange: those of this rank that no run uses
     Board* board = nullptr;  // the same, and flat where there are posts

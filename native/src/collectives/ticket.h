@@ -1,4 +1,4 @@
-// A rank's leave to be read: the word beside its buffers that says whose they are, and what a reader makes of it (C9).
+// A rank's leave to be read: the word that says whose its buffers are, and what a reader makes of it (C9).
 #pragma once
 
 #include <atomic>
@@ -26,8 +26,6 @@ public:
     Ticket& operator=(const Ticket&) = delete;
 
     void issue() { std::atomic_ref<std::uint64_t>(*word_).store(number_, std::memory_order_release); }
-    std::uint64_t address() const { return reinterpret_cast<std::uintptr_t>(word_); }
-    std::uint64_t number() const { return number_; }
 
 private:
     std::uint64_t* word_;

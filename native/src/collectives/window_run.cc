@@ -45,7 +45,7 @@ void WindowRun::start() {
 
 bool WindowRun::take_window() {
     if (env_.windows->empty()) {
-        window_ = env_.memory->make_window(kWindow);
+        window_ = env_.memory->make_window(kWindow, Transport::Room::Any);
     } else {
         window_ = env_.windows->back();
         env_.windows->pop_back();

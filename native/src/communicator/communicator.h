@@ -275,7 +275,6 @@ private:
     int next_room_ = 0;
     std::vector<int> living_;  // living_set_, as a list
     RankSet living_set_;
-    std::uint64_t ticket_ = 0;  // of the pull run; read by the peers' processes
     Calls calls_;
     Board board_;  // of runs by windows, and
     Posts posts_;  // of flat ones

@@ -11,6 +11,7 @@
 #include "base/shared_writer.h"
 #include "channel/sender.h"
 #include "channel/spread.h"
+#include "collectives/ticket_words.h"
 #include "communicator/node.h"
 #include "membership/cell_client.h"
 #include "membership/rules.h"
@@ -51,6 +52,7 @@ struct Core {
     Bytes scratch;             // of runs, within one input
     std::vector<Transport::Window> windows;  // that no run uses
     std::vector<Transport::Window> boards;  // that no communicator uses
+    TicketWords tickets;
     SharedWriter shared;  // writes to those in use
     std::vector<Communicator*> lookers;  // whose runs look at what others show
     bool words_changed = false;  // those that they watch, perhaps

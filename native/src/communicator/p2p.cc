@@ -191,7 +191,7 @@ void PointToPoint::on_frame(int from, const FrameHeader& h, ByteView payload) {
                 it->is_read = h.flags == kReading;
                 if (it->is_read) return;
                 it->open = true;
-                withdraw(*it);
+                it->ticket.reset();
                 pump(*it);
                 sweep();
                 return;
@@ -296,7 +296,7 @@ void PointToPoint::on_tick(Time now) {
     for (auto it = sends_.begin(); it != sends_.end();) {
         if (is_late(*it, now)) {
             if (it->ticket != nullptr) {
-                withdraw(*it);
+                it->ticket.reset();
                 ++it;
                 continue;
             }

@@ -18,7 +18,7 @@
 #include <optional>
 #include <vector>
 
-#include "collectives/ticket.h"
+#include "collectives/ticket_words.h"
 #include "communicator/core.h"
 
 namespace ftcomm {
@@ -85,8 +85,9 @@ private:
         bool cancelled = false;
         std::int64_t tag = 0;
         bool waits = false;  // for the receiver to be back: nothing of it has been sent
-        std::uint64_t* word = nullptr;  // of one that is or was shown
-        std::unique_ptr<Ticket> ticket = nullptr;  // shown: stands until the message is received, or is not this one's any more
+        bool shown = false;  // or was
+        std::unique_ptr<ReadTicket> ticket =
+            nullptr;  // shown: stands until the message is received, or is not this one's any more
     };
     struct Recv {
         RequestPtr request;
@@ -114,7 +115,6 @@ private:
     bool begin(Send& s);  // true: it is finished
     bool send_first(Send& s);  // false: there is no room
     bool show(Send& s, const FrameHeader& h);
-    void withdraw(Send& s);
     bool is_late(const Send& s, Time now) const;
     void drain_late(Time now);
     bool can_read(const Recv& r) const;
@@ -130,9 +130,6 @@ private:
     const CommSpec& spec_;
     int rank_;
     std::map<int, std::uint64_t> next_number_;  // per destination
-    // Of tickets, which go before them: peers may still look at one when its message is over, and find another message's there, or none.
-    std::deque<std::uint64_t> words_;
-    std::vector<std::uint64_t*> spare_words_;
     Sends sends_;
     RankSet stuck_;  // destinations of unsent ones
     std::list<Recv> recvs_;

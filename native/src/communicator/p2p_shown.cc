@@ -18,25 +18,18 @@ namespace ftcomm {
 
 bool PointToPoint::show(Send& s, const FrameHeader& h) {
     if (!core_.shows(s.bytes) || !core_.transport.shares_memory(slot_of(s.dst))) return false;
-    if (spare_words_.empty()) spare_words_.push_back(&words_.emplace_back(0));
-    s.word = spare_words_.back();
-    spare_words_.pop_back();
-    s.ticket = std::make_unique<Ticket>(s.word, core_.fresh_ticket());
-    s.ticket->issue();
-    const Transport::Remote remote{reinterpret_cast<std::uintptr_t>(s.data), s.ticket->address(), s.ticket->number()};
+    auto ticket = std::make_unique<ReadTicket>(core_.tickets, core_.fresh_ticket());
+    if (!ticket->issue(core_.transport)) return false;
+    const Transport::Remote remote{reinterpret_cast<std::uintptr_t>(s.data), ticket->place(), ticket->number()};
+    s.ticket = std::move(ticket);
+    s.shown = true;
     core_.sender.send(slot_of(s.dst), h, std::as_bytes(std::span(&remote, 1)));
     return true;
 }
 
-void PointToPoint::withdraw(Send& s) {
-    if (s.ticket == nullptr) return;
-    s.ticket.reset();
-    spare_words_.push_back(s.word);
-}
-
 // The ticket falls before the caller is told that the buffer is its own.
 PointToPoint::Sends::iterator PointToPoint::end(Sends::iterator it, Status status) {
-    withdraw(*it);
+    it->ticket.reset();
     core_.finish(it->request, std::move(status));
     if (it->unsent) {
         it->unsent = false;
@@ -72,12 +65,11 @@ bool PointToPoint::is_late(const Send& s, Time now) const {
 void PointToPoint::drain_late(Time now) {
     RankSet late;
     for (const auto& s : sends_)
-        if (is_late(s, now) && s.word != nullptr && s.ticket == nullptr) late.add(s.dst);
+        if (is_late(s, now) && s.shown && s.ticket == nullptr) late.add(s.dst);
     for (int r : late.list()) core_.transport.drain(slot_of(r));
 }
 
 void PointToPoint::halt() {
-    for (auto& s : sends_) withdraw(s);
     sends_.clear();
     stuck_ = {};
     recvs_.clear();

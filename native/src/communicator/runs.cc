@@ -27,7 +27,7 @@ RunEnv Communicator::env() {
              &core_.transport,
              &core_.scratch,
              &flat_rooms_[next_room_],
-             &ticket_};
+             &core_.tickets};
     e.windows = &core_.windows;
     e.board = &board_;
     e.stage_bytes = core_.config.stage_bytes;

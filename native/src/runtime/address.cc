@@ -6,7 +6,7 @@ namespace ftcomm {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x41435446;  // "FTCA"
-constexpr std::uint32_t kVersion = 23;
+constexpr std::uint32_t kVersion = 24;
 
 std::string rank_text(int rank) { return "rank " + std::to_string(rank); }
 

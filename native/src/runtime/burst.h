@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "communicator/request.h"
@@ -19,14 +20,14 @@ public:
     bool on() const { return on_; }
     // A thread begins to wait for an operation, and looks for mail itself; and it has left.
     void enter(Time now) {
-        const bool quickly = now - left_at_ < kQuickly;
+        const bool quickly = now - passed_at_.exchange(-now, std::memory_order_relaxed) < kQuickly;
         quick_ = quickly ? quick_ + 1 : 0;
         seen_ += quickly ? 1 : -1;
     }
     // True: a burst has begun, and the progress thread has to be told, as it sleeps for longer. That costs a switch: where bells are held
     // back (ShmTransport::hold_bells) the first operations wake nobody in any case, and it pays later.
     bool leave(Time now, bool bells_are_held) {
-        left_at_ = now;
+        passed_at_.store(now, std::memory_order_relaxed);
         if (on_ || quick_ < (bells_are_held ? kMany : kQuick)) return false;
         on_ = true;
         seen_ = 0;
@@ -44,16 +45,26 @@ public:
         return on_;
     }
     Time due() const { return due_; }
+    // By the progress thread, which need not hold the lock for it: a thread is in an operation, or has been just now, and looks. Then this one does not,
+    // and asks again after as long as it has been so: each time it takes the processor from who computes or copies for 20 us. (Who waits for longer
+    // ends a burst.)
+    bool is_served(Time now) const {
+        const auto at = passed_at_.load(std::memory_order_relaxed);
+        return at < 0 ? now + at < kLongest : now - at < kQuickly;
+    }
+    static Time asks_again_after(Time so_long) { return std::clamp(so_long, kLook, kLongest); }
 
 private:
     static constexpr Time kQuickly = 200'000;  // from one operation to the next
     static constexpr int kQuick = 8, kMany = 32;
     // What comes lies there so long at most; and in a burst that has lasted four times as long. A look costs both threads a switch.
     static constexpr Time kLook = 500'000, kLongLook = 2'000'000;
+    static constexpr Time kLongest = 8'000'000;  // in one in which somebody has always been looking
 
     bool on_ = false;
     int quick_ = 0;  // operations in a row that were begun soon after the one before
-    Time left_at_ = 0, due_ = 0, apart_ = kLook;
+    std::atomic<Time> passed_at_{0};  // the last one left, or, negative, began to wait
+    Time due_ = 0, apart_ = kLook;
     int seen_ = 0;  // so many more such ones than others, since the last look
 };
 

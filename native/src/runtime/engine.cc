@@ -204,13 +204,25 @@ void Engine::run_progress() {
         progress_sleeps_ = sleep;
         const auto until = burst ? std::min(next_tick_, burst_.due()) : next_tick_;
         unlock();
-        if (sleep) futex_wait_any(words, until);
+        if (sleep) sleep_until(until, words);
         else give_way();
         lock_urgently();
         progress_sleeps_ = false;
         if (!driving_) mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);
     }
     unlock();
+}
+
+// Or until one of the words is another. A look in a burst is left to those who are in there, without asking for the lock.
+void Engine::sleep_until(Time until, std::span<const FutexWord> words) {
+    while (futex_wait_any(words, until) == ETIMEDOUT) {
+        const auto now = IoLoop::now();
+        const bool served = burst_.is_served(now);
+        if (!served) served_since_ = 0;
+        else if (served_since_ == 0) served_since_ = now;
+        if (!served || now >= next_tick_) return;
+        until = std::min(next_tick_, now + Burst::asks_again_after(now - served_since_));
+    }
 }
 
 void Engine::stop() {

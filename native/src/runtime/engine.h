@@ -122,6 +122,7 @@ private:
     };
 
     void give_way();                        // not locked: a mutex is not fair
+    void sleep_until(Time until, std::span<const FutexWord> words);  // the progress thread, not locked
     bool poll_rings(std::uint64_t budget);  // locked
     bool poll(bool all = false);  // locked. All: also sockets, if they are lent, when there is something in the rings
     void lend_sockets(
@@ -172,7 +173,8 @@ private:
     bool progress_sleeps_ = false;
     int passive_ = 0;  // threads that sleep on changes_
     int inside_ = 0;  // threads in wait() or wait_change()
-    Time next_tick_ = 0;
+    Time next_tick_ = 0;  // the progress thread's
+    Time served_since_ = 0;  // the same: whenever it has asked since, others have been looking; 0: they had not
     bool polling_ = false;
     std::uint32_t polls_ = 0;  // that have found something in the rings
     Time polled_at_ = 0;  // the clock as frames of this poll see it: looking costs 30 to 60 ns. 0: not looked yet

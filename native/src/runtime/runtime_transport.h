@@ -54,7 +54,9 @@ public:
     Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) override {
         return shm_->read(slot, remote, to, bytes);
     }
-    Window make_window(std::size_t bytes) override { return shm_ != nullptr ? shm_->make_window(bytes) : Window{}; }
+    Window make_window(std::size_t bytes, Room room) override {
+        return shm_ != nullptr ? shm_->make_window(bytes, room) : Window{};
+    }
     const std::byte* look(int slot, std::uint64_t place, std::size_t bytes) override {
         return is_shm(slot) ? shm_->look(slot, place, bytes) : nullptr;
     }

@@ -63,7 +63,8 @@ public:
     }
     // Whether frames to the slot go through memory of this host; may also be told where shares_memory is not.
     virtual bool is_near(int slot) { return shares_memory(slot); }
-    // Copies `bytes` from address `from` of the slot's process, then looks whether `ticket` still stands at `ticket_at` there.
+    // Copies `bytes` from address `from` of the slot's process, then looks whether `ticket` still stands at `ticket_at`: the place of a window of
+    // that process, and how far into it.
     enum class Read { Done, Over, Refused };  // Over: what was copied is worth nothing; the peer is gone, or further on
     struct Remote {
         std::uint64_t from = 0, ticket_at = 0, ticket = 0;
@@ -83,8 +84,9 @@ public:
         std::byte* memory = nullptr;  // null: there is none
         std::uint64_t place = 0;  // by which others find it
     };
-    virtual Window make_window(std::size_t bytes) {
-        (void)bytes;
+    enum class Room { Any, Kept };  // Kept: also from what is kept for links, without which nobody can do
+    virtual Window make_window(std::size_t bytes, Room room) {
+        (void)bytes, (void)room;
         return {};
     }
     // The same of the slot's current incarnation, to be read only. Null: it is out of sight.

@@ -124,16 +124,18 @@ Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to
     const auto* peer = instance_of(slot);
     if (peer == nullptr || cut_.has(slot)) return Read::Over;
     if (FT_POINT("shm.read").action == fault::Action::Corrupt) return Read::Refused;
-    return shm::read_peer(*peer, remote, to, bytes);
+    const auto* ticket = segment_.at<std::uint64_t>(remote.ticket_at);
+    return ticket != nullptr ? shm::read_peer(*peer, remote.from, *ticket, remote.ticket, to, bytes) : Read::Refused;
 }
 
 // Half of the segment is for links and cells: without those nobody could be told that there is no room.
-Transport::Window ShmTransport::make_window(std::size_t bytes) {
+Transport::Window ShmTransport::make_window(std::size_t bytes, Room room) {
     FT_CHECK(bytes > kWindowHead, "a window of %zu bytes", bytes);
-    if (segment_.header().used.load(std::memory_order_relaxed) + bytes > segment_.size() / 2) return {};
+    const auto used = segment_.header().used.load(std::memory_order_relaxed);
+    if (room == Room::Any && used + bytes > segment_.size() / 2) return {};
     const auto offset = segment_.allocate(bytes, kWindowHead);
     auto* head = segment_.at<shm::WindowHead>(offset, bytes);
-    if (head == nullptr || FT_POINT("shm.window").action == fault::Action::Corrupt) return {};
+    if (head == nullptr || (room == Room::Any && FT_POINT("shm.window").action == fault::Action::Corrupt)) return {};
     head->bytes = bytes;
     head->next = self_.windows.load(std::memory_order_relaxed);
     self_.windows.store(offset, std::memory_order_release);

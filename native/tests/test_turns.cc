@@ -48,10 +48,23 @@ FT_TEST(waits_without_handing_on_make_up_for_nothing) {
 FT_TEST(processor_that_nobody_takes_is_not_handed_on_for_long) {
     Turns turns;
     Time now = kMilli;
-    turns.begin_wait(now);
-    int times = 0;
-    for (; turns.took(now, now + kMicro / 2); now += kMicro / 2) ++times;
-    EXPECT_EQ(times, 400);
+    const auto times = [&] {
+        turns.begin_wait(now);
+        int n = 0;
+        for (; turns.took(now, now + kMicro / 2); now += kMicro / 2) ++n;
+        turns.end_wait();
+        return n;
+    };
+    EXPECT_EQ(times(), 1000);
+    turns.slept(now, now + 50 * kMicro);
+    EXPECT_EQ(times(), 1000);
+    turns.slept(now, now + 49 * kMicro);  // as if it had been waited for
+    EXPECT_EQ(times(), 400);
+    now += 90 * kMilli;
+    turns.slept(now, now + 49 * kMicro);
+    EXPECT_EQ(times(), 400);
+    now += 10 * kMilli;  // tried again
+    EXPECT_EQ(times(), 1000);
     turns.begin_wait(now);
     for (int i = 0; i < 1000; ++i, now += 5 * kMicro) EXPECT(turns.took(now, now + 5 * kMicro));
 }

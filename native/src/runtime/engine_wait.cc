@@ -135,6 +135,7 @@ Engine::Wait Engine::drive(const RequestPtr& request, Time deadline) {
         lend_sockets(false);  // the io thread looks at once whether something has come meanwhile
         unlock_as_driver();
         int rc = futex_wait(bell, rung, deadline);
+        if (!parts_.own_processor) turns_.slept(now, IoLoop::now());
         lock();
         driver_sleeps_ = false;
         mailbox_->sleeper.store(shm::kAwake, std::memory_order_seq_cst);

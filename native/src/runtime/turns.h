@@ -23,14 +23,20 @@ public:
         handed_on_ = true;
         if (now - before > kSwitch) alone_since_ = now;
         if (now - before > kLong) note_long(now);
-        return now - alone_since_ <= kAlone;
+        return now - alone_since_ <= (now < sooner_until_ ? kAloneThen : kAlone);
+    }
+    // It slept after that. If what it waited for came soon then, that may have been for want of this processor: the next waits are not so long.
+    void slept(Time from, Time to) {
+        if (to - from < kSoon && to >= sooner_until_) sooner_until_ = to + kCrowded;
     }
     void end_wait() {
         if (handed_on_ && !was_long_ && long_ > 0) --long_;
     }
 
 private:
-    static constexpr Time kSwitch = 1'000, kAlone = 200'000;  // ns; a switch to another process takes longer
+    static constexpr Time kSwitch = 1'000;  // ns; a switch to another process takes longer
+    static constexpr Time kAlone = 500'000;  // a peer's read of 4 MiB
+    static constexpr Time kAloneThen = 200'000, kSoon = 50'000;
     static constexpr Time kLong = 1'000'000;  // longer than a rank's turn in a collective; whoever only computes is given 3 ms
     static constexpr Time kCrowded = 100'000'000;
     static constexpr int kWeight = 8;  // waits with short turns that make up for one with a long one
@@ -43,7 +49,7 @@ private:
         long_ = 2 * kWeight - 1;  // after that one more is enough
     }
 
-    Time alone_since_ = 0, long_until_ = 0;
+    Time alone_since_ = 0, long_until_ = 0, sooner_until_ = 0;
     int long_ = 0;
     bool handed_on_ = false, was_long_ = false;  // in this wait
 };

@@ -12,7 +12,7 @@
 
 namespace ftcomm {
 
-// `windows`: the process's. Of each what its node may take back: the ticket, and the line of a board.
+// `windows`: the process's. Of each what its node may take back: the ticket, and the line of a board, or the first of other tickets.
 template <class End>
 void end_as_if_killed(const std::vector<std::byte*>& windows, End&& end) {
     constexpr std::size_t kTicket = sizeof(std::uint64_t), kLine = 64, kHead = Transport::kWindowHead;

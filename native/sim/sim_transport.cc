@@ -92,7 +92,7 @@ bool SimTransport::is_near(int slot) { return world_.same_host(self_.slot, slot)
 // A buffer whose request is done belongs to its caller, who has put something else there by now.
 Transport::Read SimTransport::read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
     Instance* from = world_.find(slot, target(slot).incarnation);
-    if (from == nullptr || !from->running() || !world_.may_read(self_)) return Read::Over;
+    if (from == nullptr || !from->running() || !remote.is_of(from->incarnation) || !world_.may_read(self_)) return Read::Over;
     if (world_.scenario().unreadable == slot) {
         world_.counters().add("read.refused");
         return Read::Refused;

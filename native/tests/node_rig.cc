@@ -55,7 +55,7 @@ struct Rig::Peer final : NodeHost, Authority, Transport {
     bool shares_memory(int) override { return rig.setup_.reads; }
     bool is_near(int) override { return rig.setup_.reads || rig.setup_.near || rig.setup_.stream_limit != kNeverStreams; }
     Read read(int from, const Remote& remote, std::byte* to, std::size_t bytes) override {
-        if (rig.peer(from).node == nullptr) return Read::Over;
+        if (rig.peer(from).node == nullptr || !remote.is_of(targets[static_cast<std::size_t>(from)])) return Read::Over;
         if (rig.broken_reads_.contains(from)) {
             std::memset(to, 0x5a, bytes / 2);
             return Read::Over;

@@ -138,10 +138,16 @@ FT_TEST(who_is_in_an_operation_or_was_just_now_looks_for_the_progress_thread) {
 }
 
 FT_TEST(what_comes_lies_there_no_longer_than_others_have_looked) {
-    Time lain = 0;
-    for (Time served = 0; served < 100 * kMilli; served += lain) {
-        lain = Burst::asks_again_after(served);
-        EXPECT(lain >= 500 * kMicro && lain <= 8 * kMilli && (lain <= served || lain == 500 * kMicro));
+    for (const bool inside : {true, false}) {
+        Burst burst;
+        const Time since = 10 * kMilli;
+        burst.enter(since);
+        if (!inside) burst.leave(since, false);
+        for (Time now = since; now < since + 100 * kMilli;) {
+            const auto lies = burst.asks_again_at(now, since) - now;
+            EXPECT(lies >= 500 * kMicro && lies <= (inside ? 8 : 2) * kMilli && (lies <= now - since || lies == 500 * kMicro));
+            now += lies;
+        }
     }
 }
 

@@ -1,4 +1,7 @@
 // Replacements: deaths around their admission, and what survivors have posted or decided when they come in (M13).
+#include <algorithm>
+#include <vector>
+
 #include "collectives/records.h"
 #include "tests/node_rig.h"
 #include "tests/unit.h"
@@ -97,6 +100,44 @@ FT_TEST(receive_from_the_predecessor_ends_when_its_replacement_is_in) {
     EXPECT_EQ(rig.node(2).incarnation_of(1), 1u);
     REQUIRE(recv->done);
     EXPECT_EQ(recv->status.code, Code::PeerFailure);
+}
+
+// The same of two at once, the first of which had begun a message that goes to a receive from ANY, and the second of which showed the next one:
+// its predecessor's memory is not to be looked for in the replacement, at whose address there may be something else.
+FT_TEST(what_the_predecessors_showed_is_not_read_when_their_replacements_are_in) {
+    for (const bool second_is_back : {true, false}) {
+        Rig::Setup setup;
+        setup.reads = true;
+        setup.eager_limit = 16;
+        Rig rig(4, setup);
+        rig.comm({1, 2, 3});
+        std::vector<std::int64_t> first(100, 1), second(8, 2), got(100, 0);  // read in parts, and at once
+        const auto recv = rig.node(3).recv(rig.now(), Rig::kComm, got.data(), 8 * got.size(), kAny, 1);
+        rig.node(1).send(rig.now(), Rig::kComm, first.data(), 8 * first.size(), 2, 1);
+        rig.settle();
+        rig.node(2).send(rig.now(), Rig::kComm, second.data(), 8 * second.size(), 2, 1);
+        rig.settle();
+        rig.node(3).admit(rig.now());
+        rig.settle();
+        for (int from : {0, 1, 2}) rig.hold(from, 3);
+        for (int dying : {1, 2}) rig.kill(dying);
+        for (int dying : {1, 2}) rig.evidence(0, dying, Evidence::Pidfd);
+        rig.settle();
+        for (int s : {1, 2})
+            if (s == 1 || second_is_back) rig.restart(s);
+        rig.settle();
+        rig.node(0).admit(rig.now());
+        rig.settle();
+        EXPECT_EQ(rig.node(3).epoch(), 1u);
+        rig.jump(Rig::kHeartbeat);
+        rig.tick(3);
+        rig.settle();
+        while (rig.work(3)) rig.settle();
+        EXPECT_EQ(rig.node(3).incarnation_of(1), 1u);
+        REQUIRE(recv->done);  // as if it had heard of the deaths before: nobody was left who could send
+        EXPECT_EQ(recv->status.code, Code::PeerFailure);
+        EXPECT(std::ranges::find(got, 2) == got.end());
+    }
 }
 
 // Both members of a communicator die and are replaced; its cell holds a decision of the dead.

@@ -56,12 +56,12 @@ FT_TEST(processor_that_nobody_takes_is_not_handed_on_for_long) {
         return n;
     };
     EXPECT_EQ(times(), 1000);
-    turns.slept(now, now + 50 * kMicro);
+    turns.slept(now, now + 150 * kMicro);
     EXPECT_EQ(times(), 1000);
-    turns.slept(now, now + 49 * kMicro);  // as if it had been waited for
+    turns.slept(now, now + 149 * kMicro);  // as if it had been waited for
     EXPECT_EQ(times(), 400);
     now += 90 * kMilli;
-    turns.slept(now, now + 49 * kMicro);
+    turns.slept(now, now + 149 * kMicro);
     EXPECT_EQ(times(), 400);
     now += 10 * kMilli;  // tried again
     EXPECT_EQ(times(), 1000);

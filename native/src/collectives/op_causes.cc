@@ -103,7 +103,8 @@ std::optional<Cause> OpPlanner::proposed_failure(std::uint64_t seq, const std::v
     }
     if (c.code == kUnreadable) {
         c.message =
-            "this rank could not look into the memory of a living one (the kernel did not let it, though it had seemed to: set "
+            "this rank could not look into the memory of a living one (the kernel did not let it, though it had seemed to, or "
+            "the host's shared memory segment is full: set "
             "FTCOMM_PEER_MEMORY=0 on all ranks), and under the policy replay sums must not come about in another way from here "
             "on; rank";
         for (auto r : c.ranks) c.message += " " + std::to_string(r);

@@ -9,6 +9,8 @@ TicketWords::Word TicketWords::take(Transport& memory) {
     if (spare_.empty()) {
         const auto window = memory.make_window(kBytes, Transport::Room::Kept);
         if (window.memory == nullptr) return {};
+        made_ += kBytes / kApart;
+        spare_.reserve(made_);  // all may come back, and nothing fails then
         for (auto at = kBytes; at > Transport::kWindowHead; at -= kApart)
             spare_.push_back({reinterpret_cast<std::uint64_t*>(window.memory + at - kApart), window.place + at - kApart});
     }

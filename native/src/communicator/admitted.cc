@@ -19,9 +19,11 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
         in_view_epoch_.reset();
         came.add(static_cast<int>(r));
         agreeing_->on_replaced(static_cast<int>(r));
-        if (spec_.members[r] != core_.self() && !replays()) p2p_.replaced(static_cast<int>(r));
     }
     if (came.empty()) return;
+    auto others = came;
+    others.remove(rank_);
+    if (!replays()) p2p_.replaced(others, failed(), acked_, evidence());
     board_.forget();
     if (replays()) {
         on_returned(came);

@@ -87,7 +87,7 @@ struct Core {
     }
     std::uint64_t fresh_ticket() {  // C9: no ticket is 0
         std::uint64_t ticket = 0;
-        while (ticket == 0) ticket = random();
+        while (ticket == 0) ticket = Transport::ticket_of(config.incarnation, random());
         return ticket;
     }
     bool in_view(int slot, std::uint32_t incarnation) const { return view.is_alive(slot, incarnation); }

@@ -39,7 +39,8 @@ public:
     void on_tick(Time now);
     // `gone`: communicator ranks that are out of the view or have left; `acked`: those whose failure the user knows of.
     void on_failures(const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence);
-    void replaced(int rank);  // a slot gets a new incarnation: numbering starts again
+    // Slots of `came` get new incarnations: numbering starts again. The rest as for on_failures.
+    void replaced(const RankSet& came, const RankSet& gone, const RankSet& acked, const std::map<int, Evidence>& evidence);
     void fail_all(const Status& status);
     void forget_arrived() { arrived_.clear(); }  // and not received: nobody will
     void halt();  // nobody reads a buffer any more, and none is written to; no request is finished

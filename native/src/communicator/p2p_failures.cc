@@ -102,14 +102,16 @@ void PointToPoint::on_left(int rank) {
     }
 }
 
-// This rank may learn of the death and of the replacement at once: what waits for the predecessor ends here.
-void PointToPoint::replaced(int rank) {
-    next_number_.erase(rank);
-    left_.remove(rank);
-    std::erase_if(arrived_, [&](const Arrived& a) { return a.src == rank; });
-    auto gone = gone_;
-    gone.add(rank);
-    on_failures(gone, acked_, evidence_);
+// This rank may learn of deaths and of the replacements at once: what waits for a predecessor ends here. Of all of them in one step, with those who
+// are gone: what goes on without one of them must not turn to what another one had shown.
+void PointToPoint::replaced(const RankSet& came, const RankSet& gone, const RankSet& acked,
+                            const std::map<int, Evidence>& evidence) {
+    for (int rank : came.list()) {
+        next_number_.erase(rank);
+        left_.remove(rank);
+    }
+    std::erase_if(arrived_, [&](const Arrived& a) { return came.has(a.src); });
+    on_failures(gone | came, acked, evidence);
 }
 
 void PointToPoint::fail_all(const Status& status) {

@@ -52,14 +52,19 @@ public:
         const auto at = passed_at_.load(std::memory_order_relaxed);
         return at < 0 ? now + at < kLongest : now - at < kQuickly;
     }
-    static Time asks_again_after(Time so_long) { return std::clamp(so_long, kLook, kLongest); }
+    // It has been so since then. (Whoever has just left may not come back.)
+    Time asks_again_at(Time now, Time since) const {
+        const bool inside = passed_at_.load(std::memory_order_relaxed) < 0;
+        return now + std::clamp(now - since, kLook, inside ? kLongest : kLongLook);
+    }
 
 private:
     static constexpr Time kQuickly = 200'000;  // from one operation to the next
     static constexpr int kQuick = 8, kMany = 32;
-    // What comes lies there so long at most; and in a burst that has lasted four times as long. A look costs both threads a switch.
+    // What comes when nobody looks any more lies there so long at most; and in a burst that has lasted four times as long. A look costs both threads a
+    // switch.
     static constexpr Time kLook = 500'000, kLongLook = 2'000'000;
-    static constexpr Time kLongest = 8'000'000;  // in one in which somebody has always been looking
+    static constexpr Time kLongest = 8'000'000;  // and where a thread was inside when it was asked
 
     bool on_ = false;
     int quick_ = 0;  // operations in a row that were begun soon after the one before

@@ -203,6 +203,7 @@ void Engine::run_progress() {
         if (sleep && !driving_) sleep = burst ? !has_work() && !has_mail() : sleep_as(shm::kProgress);
         progress_sleeps_ = sleep;
         const auto until = burst ? std::min(next_tick_, burst_.due()) : next_tick_;
+        if (!burst) served_since_ = 0;
         unlock();
         if (sleep) sleep_until(until, words);
         else give_way();
@@ -221,7 +222,7 @@ void Engine::sleep_until(Time until, std::span<const FutexWord> words) {
         if (!served) served_since_ = 0;
         else if (served_since_ == 0) served_since_ = now;
         if (!served || now >= next_tick_) return;
-        until = std::min(next_tick_, now + Burst::asks_again_after(now - served_since_));
+        until = std::min(next_tick_, burst_.asks_again_at(now, served_since_));
     }
 }
 

@@ -25,7 +25,7 @@ public:
         if (now - before > kLong) note_long(now);
         return now - alone_since_ <= (now < sooner_until_ ? kAloneThen : kAlone);
     }
-    // It slept after that. If what it waited for came soon then, that may have been for want of this processor: the next waits are not so long.
+    // It slept instead. If what it waited for came soon then, that may have been for want of this processor: the next waits are not so long.
     void slept(Time from, Time to) {
         if (to - from < kSoon && to >= sooner_until_) sooner_until_ = to + kCrowded;
     }
@@ -36,7 +36,7 @@ public:
 private:
     static constexpr Time kSwitch = 1'000;  // ns; a switch to another process takes longer
     static constexpr Time kAlone = 500'000;  // a peer's read of 4 MiB
-    static constexpr Time kAloneThen = 200'000, kSoon = 50'000;
+    static constexpr Time kAloneThen = 200'000, kSoon = 150'000;
     static constexpr Time kLong = 1'000'000;  // longer than a rank's turn in a collective; whoever only computes is given 3 ms
     static constexpr Time kCrowded = 100'000'000;
     static constexpr int kWeight = 8;  // waits with short turns that make up for one with a long one

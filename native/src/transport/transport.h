@@ -68,7 +68,13 @@ public:
     enum class Read { Done, Over, Refused };  // Over: what was copied is worth nothing; the peer is gone, or further on
     struct Remote {
         std::uint64_t from = 0, ticket_at = 0, ticket = 0;
+        // The words of a process that was killed stand for ever, and where its buffer was its successor may have something else.
+        bool is_of(std::uint32_t incarnation) const { return (ticket & kOfIncarnation) == (incarnation & kOfIncarnation); }
     };
+    static constexpr std::uint64_t kOfIncarnation = 0xffff;  // bits of a ticket
+    static std::uint64_t ticket_of(std::uint32_t incarnation, std::uint64_t random) {
+        return (random & ~kOfIncarnation) | (incarnation & kOfIncarnation);
+    }
     virtual Read read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
         (void)slot, (void)remote, (void)to, (void)bytes;
         return Read::Refused;

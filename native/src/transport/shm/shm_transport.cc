@@ -122,13 +122,13 @@ bool ShmTransport::shares_memory(int slot) {
 
 Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to, std::size_t bytes) {
     const auto* peer = instance_of(slot);
-    if (peer == nullptr || cut_.has(slot)) return Read::Over;
+    if (peer == nullptr || cut_.has(slot) || !remote.is_of(peer->incarnation)) return Read::Over;
     if (FT_POINT("shm.read").action == fault::Action::Corrupt) return Read::Refused;
     const auto* ticket = segment_.at<std::uint64_t>(remote.ticket_at);
     return ticket != nullptr ? shm::read_peer(*peer, remote.from, *ticket, remote.ticket, to, bytes) : Read::Refused;
 }
 
-// Half of the segment is for links and cells: without those nobody could be told that there is no room.
+// Half of the segment is for links, cells and tickets: without those nobody could be told that there is no room.
 Transport::Window ShmTransport::make_window(std::size_t bytes, Room room) {
     FT_CHECK(bytes > kWindowHead, "a window of %zu bytes", bytes);
     const auto used = segment_.header().used.load(std::memory_order_relaxed);

@@ -87,7 +87,8 @@ public:
         std::unique_ptr<std::byte[]> memory;
     };
     std::vector<Window>& windows() { return windows_; }
-    static constexpr std::uint64_t kPlace = 1ull << 32;  // from one window's place to the next one's: more than there is in one
+    // From one window's place to the next one's: more than there is in one.
+    static constexpr std::uint64_t kPlace = 1ull << 32;
     static std::uint64_t place_of(std::size_t number) { return number * kPlace; }
     static std::size_t offset_of(std::uint64_t place) { return static_cast<std::size_t>(place % kPlace); }
     // In which the place is; null: there was no room for it.
@@ -97,7 +98,7 @@ public:
     void look_soon(Instance& who);
     bool sleeps() { return looks_.chance(0.5); }
     Instance* find(int slot, std::uint32_t incarnation);
-    Instance* newest(int slot);  // may be dead
+    Instance* newest(int slot);      // may be dead
 
     template <class F>
     void input(Instance& who, F&& call) {
@@ -113,14 +114,14 @@ public:
     bool same_host(int a, int b) const {
         return scenario_.hosts[static_cast<std::size_t>(a)] == scenario_.hosts[static_cast<std::size_t>(b)];
     }
-    bool may_send(Instance& who);  // counts down to a crash or a stop in the middle of a burst
+    bool may_send(Instance& who);    // counts down to a crash or a stop in the middle of a burst
     bool may_read(Instance& who) { return !who.crashed; }
     bool may_ask(Instance& who) { return !who.crashed; }
     void on_event(Instance& who, const NodeEvent& event);
     void on_transition(Instance& who, const char* name);
     void begins_group(Instance& who, int group);
-    void leaves(Instance& who);  // a rank that was to die later dies now
-    void exited(Instance& who);  // the process ends by itself: it left, or was voted out
+    void leaves(Instance& who);      // a rank that was to die later dies now
+    void exited(Instance& who);      // the process ends by itself: it left, or was voted out
     void wake_program(Instance& who, Time delay);
     void violate(const char* invariant, const char* format, ...) __attribute__((format(printf, 3, 4)));
     void progress() { last_progress_ = now(); }
@@ -163,14 +164,14 @@ private:
     // replay.cc: the launcher
     std::string job() const { return generation_ == 0 ? "sim" : "sim/" + std::to_string(generation_); }
     bool is_member(const Instance& who);  // by the head cell
-    bool is_last(const Instance& who);  // who is to stay, or nobody would be left
+    bool is_last(const Instance& who);    // who is to stay, or nobody would be left
     bool somebody_left();
     void replace(int slot, std::uint32_t incarnation);
     void look_for_survivors();
     void start_again(int generation);
 
     const Scenario& scenario_;
-    std::vector<Fault> faults_;  // with what has happened of them
+    std::vector<Fault> faults_;      // with what has happened of them
     std::vector<std::string> mutations_;
     Counters& counters_;
     Trace trace_;
@@ -185,17 +186,17 @@ private:
     Violation violation_;
     Time last_progress_ = 0;
     Time last_input_fault_ = 0;
-    Time quiet_after_ = 0;  // when all faults fired so far have run out
+    Time quiet_after_ = 0;           // when all faults fired so far have run out
     bool safety_over_ = false;
     std::vector<int> event_counts_;
     std::uint64_t events_ = 0;
-    int injected_ = 0;  // faults that have really happened
-    bool in_recovery_ = false;  // one of them during a recovery
+    int injected_ = 0;               // faults that have really happened
+    bool in_recovery_ = false;       // one of them during a recovery
     std::map<std::uint64_t, LogFiles> logs_;  // by host
     std::map<std::pair<int, std::string>, Saved> saved_;
     std::set<std::int32_t> damaged_;  // log groups of which one rank has found a damaged checkpoint
-    int generation_ = 0;  // replay: how often all ranks have been started again
-    bool agents_ = false;  // hosts have an agent that reports exits
+    int generation_ = 0;             // replay: how often all ranks have been started again
+    bool agents_ = false;            // hosts have an agent that reports exits
 };
 
 }  // namespace ftcomm::sim

@@ -130,24 +130,29 @@ FT_TEST(a_thread_that_waits_for_long_ends_a_burst) {
 FT_TEST(who_is_in_an_operation_or_was_just_now_looks_for_the_progress_thread) {
     Burst burst;
     Time now = 10 * kMilli;
-    EXPECT(!burst.is_served(now));
+    const auto is_served = [&](Time at) { return burst.served_until(at) != 0; };
+    EXPECT(!is_served(now));
     burst.enter(now);
-    EXPECT(burst.is_served(now) && burst.is_served(now + 7 * kMilli) && !burst.is_served(now + 8 * kMilli));
+    EXPECT(is_served(now) && is_served(now + 7 * kMilli) && !is_served(now + 8 * kMilli));
     burst.leave(now += 5 * kMicro, false);
-    EXPECT(burst.is_served(now) && burst.is_served(now + 199 * kMicro) && !burst.is_served(now + 200 * kMicro));
+    EXPECT(is_served(now) && is_served(now + 199 * kMicro) && !is_served(now + 200 * kMicro));
 }
 
 FT_TEST(what_comes_lies_there_no_longer_than_others_have_looked) {
     for (const bool inside : {true, false}) {
         Burst burst;
         const Time since = 10 * kMilli;
-        burst.enter(since);
-        if (!inside) burst.leave(since, false);
-        for (Time now = since; now < since + 100 * kMilli;) {
-            const auto lies = burst.asks_again_at(now, since) - now;
+        Time lies = 0;
+        for (Time now = since; now < since + 100 * kMilli; now += lies) {
+            burst.enter(now);
+            if (!inside) burst.leave(now, false);
+            lies = burst.served_until(now) - now;
             EXPECT(lies >= 500 * kMicro && lies <= (inside ? 8 : 2) * kMilli && (lies <= now - since || lies == 500 * kMicro));
-            now += lies;
         }
+        EXPECT_EQ(lies, (inside ? 8 : 2) * kMilli);
+        EXPECT_EQ(burst.served_until(since + 200 * kMilli), Time{0});  // and from the start
+        burst.enter(since + 201 * kMilli);
+        EXPECT_EQ(burst.served_until(since + 201 * kMilli), since + 201 * kMilli + 500 * kMicro);
     }
 }
 

@@ -40,6 +40,19 @@ void all_that_moves(Rig& rig) {
 
 bool is_done(const RequestPtr& request, Code code = Code::Ok) { return request->done && request->status.code == code; }
 
+// From rank 0, for which rank 1 has posted the receive, and hears of it.
+struct OneMessage {
+    explicit OneMessage(const Rig::Setup& setup = reading()) : rig(2, setup) {
+        rig.comm({0, 1});
+        receiving = receive(rig, 1, got, 0);
+        sending = send(rig, 0, data, 1);
+        rig.settle();
+    }
+    Rig rig;
+    Numbers data = numbers(100, 5), got = Numbers(100);
+    RequestPtr receiving, sending;
+};
+
 }  // namespace
 
 FT_TEST(node_messages_are_read_in_parts) {
@@ -165,20 +178,14 @@ FT_TEST(node_messages_go_before_a_leave) {
 }
 
 FT_TEST(node_messages_whose_receiver_stops_reading_are_done) {
-    Rig rig(2, reading());
-    rig.comm({0, 1});
-    const auto data = numbers(100, 5);
-    Numbers got(100);
-    const auto receiving = receive(rig, 1, got, 0);
-    const auto sending = send(rig, 0, data, 1);
-    rig.settle();
-    EXPECT(rig.work(1) && !receiving->done);
-    rig.node(1).close_comm(rig.now(), Rig::kComm);
-    EXPECT(is_done(receiving, Code::Closed));
-    rig.work(1);
-    EXPECT(!rig.work(1));
-    rig.settle();
-    EXPECT(is_done(sending));  // as one that nobody reads: its buffer is the caller's again
+    OneMessage m;
+    EXPECT(m.rig.work(1) && !m.receiving->done);
+    m.rig.node(1).close_comm(m.rig.now(), Rig::kComm);
+    EXPECT(is_done(m.receiving, Code::Closed));
+    m.rig.work(1);
+    EXPECT(!m.rig.work(1));
+    m.rig.settle();
+    EXPECT(is_done(m.sending));  // as one that nobody reads: its buffer is the caller's again
 }
 
 FT_TEST(node_messages_are_not_read_before_their_sender_can_know) {
@@ -226,14 +233,8 @@ FT_TEST(node_messages_whose_ticket_fell_are_sent) {
 FT_TEST(node_messages_without_room_for_a_ticket_are_sent) {
     auto setup = reading();
     setup.full = {0};
-    Rig rig(2, setup);
-    rig.comm({0, 1});
-    const auto data = numbers(100, 5);
-    Numbers got(100);
-    const auto receiving = receive(rig, 1, got, 0);
-    const auto sending = send(rig, 0, data, 1);
-    rig.settle();
-    EXPECT(!rig.work(1) && is_done(receiving) && got == data && is_done(sending));
+    OneMessage m(setup);
+    EXPECT(!m.rig.work(1) && is_done(m.receiving) && m.got == m.data && is_done(m.sending));
 }
 
 FT_TEST(node_messages_that_are_given_up_were_not_received) {
@@ -253,18 +254,12 @@ FT_TEST(node_messages_that_are_given_up_were_not_received) {
 }
 
 FT_TEST(node_messages_end_with_the_node) {
-    Rig rig(2, reading());
-    rig.comm({0, 1});
-    auto data = numbers(100, 5);
-    Numbers got(100);
-    const auto receiving = receive(rig, 1, got, 0);
-    const auto sending = send(rig, 0, data, 1);
-    rig.settle();
-    EXPECT(!receiving->done);
-    rig.node(0).halt();
-    std::fill(data.begin(), data.end(), -1);  // its waiter has been told that the job is closed
-    while (rig.work(1)) {}
-    EXPECT(!receiving->done && !sending->done);
+    OneMessage m;
+    EXPECT(!m.receiving->done);
+    m.rig.node(0).halt();
+    std::fill(m.data.begin(), m.data.end(), -1);  // its waiter has been told that the job is closed
+    while (m.rig.work(1)) {}
+    EXPECT(!m.receiving->done && !m.sending->done);
 }
 
 // What comes for a node that is closed, between its callers' being told and the end of the io thread.

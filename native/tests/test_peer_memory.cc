@@ -18,7 +18,8 @@ FT_TEST(peer_memory_buffer_that_is_gone) {
     self.liveness = static_cast<std::uint32_t>(::syscall(SYS_gettid)) | FUTEX_WAITERS;
     std::uint64_t ticket = 5;
     std::byte to[kBytes];
-    const auto read = [&] { return shm::read_peer(self, reinterpret_cast<std::uintptr_t>(page), ticket, 5, to, kBytes); };
+    const Transport::Remote remote{reinterpret_cast<std::uintptr_t>(page), 0, 5};
+    const auto read = [&] { return shm::read_peer(self, remote, ticket, to, kBytes); };
     EXPECT(read() == Transport::Read::Done);
     EXPECT(to[7] == std::byte{9});
     ::munmap(page, kBytes);

@@ -166,7 +166,7 @@ private:
         h.aux2 = pair.receives ? pair.in_bytes : kNothingExpected;
         const bool can_show =
             pair.out_bytes > 0 && pair.out_bytes >= limits_.show && env_.memory->shares_memory(env_.slot_of(rank));
-        const bool shows = can_show && !env_.comes_sooner(rank, pair.out_bytes) && ticket_.issue(*env_.memory);
+        const bool shows = can_show && !env_.comes_sooner(rank, pair.out_bytes) && ticket_.issue();
         const bool brings =
             pair.sends && !shows && pair.out_bytes <= std::min<std::uint64_t>(limits_.bring, env_.sender.max_payload());
         Shown shown{pair.out_bytes, {reinterpret_cast<std::uintptr_t>(pair.from), ticket_.place(), ticket_.number()}};

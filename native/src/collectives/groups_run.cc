@@ -48,7 +48,7 @@ public:
 
     void start() override {
         FT_CHECK(op_.shape.kind == OpKind::AllReduce, "%s by groups", op_.shape.text().c_str());
-        ticket_.issue(*env_.memory);
+        ticket_.issue();
         GroupEntry mine{address(op_.input(0)), address(op_.result(0)), ticket_.place(), ticket_.number(), 0};
         auto lowest = slot_at(env_.position);
         for (int i = 0; i < env_.size(); ++i)

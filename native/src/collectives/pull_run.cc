@@ -72,7 +72,7 @@ public:
                 std::max<std::uint64_t>(kBatch, kFetchBytes / (op_.grid.segment_elements * size_of(op_.desc.dtype))));
         FT_CHECK(s == op_.grid.segments(), "plan covers %u of %u segments", s, op_.grid.segments());
         share_.begin(plan_);
-        ticket_.issue(*env_.memory);
+        ticket_.issue();
         auto& me = self();
         while (me.next < me.segments.size() && hands_out(me.segments[me.next])) ++me.next;
         me.ready = me.next;

@@ -57,8 +57,7 @@ struct RunEnv {
     Transport* memory = nullptr;  // pull, groups, direct: reads the memory of peers
     Bytes* scratch = nullptr;  // pull, groups, flat
     FlatRoom* flat = nullptr;  // flat
-    TicketWords* tickets =
-        nullptr;  // pull, groups, direct: by which peers know whether this rank's buffers still are the operation's
+    TicketWords* tickets = nullptr;  // pull, groups, direct: whether this rank's buffers still are the operation's
 
     std::vector<Transport::Window>* windows = nullptr;  // stage, blocks, exchange: those of this rank that no run uses
     Board* board = nullptr;  // the same, and flat where there are posts

@@ -9,10 +9,12 @@
 
 namespace ftcomm {
 
-// Stands from issue() until this object goes: then the buffers are the caller's again, and whoever reads them later must see that.
+// Stands until this object goes: then the buffers are the caller's again, and whoever reads them later must see that.
 class Ticket {
 public:
-    Ticket(std::uint64_t* word, std::uint64_t number) : word_(word), number_(number) {}
+    Ticket(std::uint64_t* word, std::uint64_t number) : word_(word), number_(number) {
+        std::atomic_ref<std::uint64_t>(*word_).store(number_, std::memory_order_release);
+    }
     ~Ticket() {
         std::atomic_ref<std::uint64_t> word(*word_);
 #if defined(__SANITIZE_THREAD__)  // does not know fences
@@ -24,8 +26,6 @@ public:
     }
     Ticket(const Ticket&) = delete;
     Ticket& operator=(const Ticket&) = delete;
-
-    void issue() { std::atomic_ref<std::uint64_t>(*word_).store(number_, std::memory_order_release); }
 
 private:
     std::uint64_t* word_;

@@ -16,14 +16,16 @@ namespace ftcomm {
 // it was killed, its last ones; Transport::Remote::is_of.)
 class TicketWords {
 public:
+    explicit TicketWords(Transport& memory) : memory_(memory) {}
     struct Word {
         std::uint64_t* at = nullptr;  // null: there was no room
         std::uint64_t place = 0;  // Transport::Remote::ticket_at
     };
-    Word take(Transport& memory);
+    Word take();
     void give_back(const Word& word) { spare_.push_back(word); }
 
 private:
+    Transport& memory_;
     std::vector<Word> spare_;
     std::size_t made_ = 0;
 };
@@ -41,11 +43,11 @@ public:
     ReadTicket& operator=(const ReadTicket&) = delete;
 
     // False: there is no room for its word. Who is told of it all the same is refused (Transport::Read).
-    bool issue(Transport& memory) {
+    bool issue() {
         if (ticket_) return true;
-        word_ = words_.take(memory);
+        word_ = words_.take();
         if (word_.at == nullptr) return false;
-        ticket_.emplace(word_.at, number_).issue();
+        ticket_.emplace(word_.at, number_);
         return true;
     }
     std::uint64_t place() const { return word_.place; }

@@ -7,6 +7,7 @@
 #include "base/check.h"
 #include "base/failpoint.h"
 #include "base/fault_tolerance.h"
+#include "transport/ticket_word.h"
 
 namespace ftcomm {
 
@@ -53,7 +54,6 @@ bool WindowRun::take_window() {
     if (window_.memory == nullptr) return false;
     self().window = window_.memory;
     ticket_.emplace(reinterpret_cast<std::uint64_t*>(window_.memory), number_);
-    ticket_->issue();
     std::atomic_thread_fence(std::memory_order_seq_cst);  // before stores past the caches, which are not ordered by themselves
     return true;
 }
@@ -108,10 +108,8 @@ void WindowRun::skip() {
 
 bool WindowRun::stands(int position) {
     if (position == env_.position || !env_.rules.c9) return true;
-    auto& peer = peers_[static_cast<std::size_t>(position)];
-    std::atomic_thread_fence(std::memory_order_acquire);
-    auto* word = reinterpret_cast<std::uint64_t*>(const_cast<std::byte*>(peer.window));  // NOLINT: atomic_ref reads it
-    return std::atomic_ref<std::uint64_t>(*word).load(std::memory_order_acquire) == peer.ticket;
+    const auto& peer = peers_[static_cast<std::size_t>(position)];
+    return ticket_stands(*reinterpret_cast<const std::uint64_t*>(peer.window), peer.ticket);
 }
 
 void WindowRun::end_step() {

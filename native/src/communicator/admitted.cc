@@ -21,14 +21,14 @@ void Communicator::on_admitted(std::uint64_t nth, const AdmitEntry* entry, const
         agreeing_->on_replaced(static_cast<int>(r));
     }
     if (came.empty()) return;
-    auto others = came;
-    others.remove(rank_);
-    if (!replays()) p2p_.replaced(others, failed(), acked_, evidence());
     board_.forget();
     if (replays()) {
         on_returned(came);
         return;
     }
+    auto others = came;
+    others.remove(rank_);
+    p2p_.replaced(others, failed(), acked_, evidence());
     since_ = nth;
     // Nobody had it when all voted: whoever has made it since has run nothing on it. What an admission before has said of it went with those who
     // had it, and what is decided without the newcomers meanwhile, but that it is revoked, counts for nobody (the record is outdated).

@@ -31,6 +31,7 @@ struct Core {
           host(h),
           now(start),
           random(config.seed),
+          tickets(t),
           shared(config.streams(), config.goes_round) {}
 
     const NodeConfig config;
@@ -52,7 +53,7 @@ struct Core {
     Bytes scratch;             // of runs, within one input
     std::vector<Transport::Window> windows;  // that no run uses
     std::vector<Transport::Window> boards;  // that no communicator uses
-    TicketWords tickets;
+    TicketWords tickets;  // of this rank's memory
     SharedWriter shared;  // writes to those in use
     std::vector<Communicator*> lookers;  // whose runs look at what others show
     bool words_changed = false;  // those that they watch, perhaps

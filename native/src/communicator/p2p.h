@@ -87,8 +87,7 @@ private:
         std::int64_t tag = 0;
         bool waits = false;  // for the receiver to be back: nothing of it has been sent
         bool shown = false;  // or was
-        std::unique_ptr<ReadTicket> ticket =
-            nullptr;  // shown: stands until the message is received, or is not this one's any more
+        std::unique_ptr<ReadTicket> ticket = nullptr;  // until it is received, or not shown any more
     };
     struct Recv {
         RequestPtr request;

@@ -19,7 +19,7 @@ namespace ftcomm {
 bool PointToPoint::show(Send& s, const FrameHeader& h) {
     if (!core_.shows(s.bytes) || !core_.transport.shares_memory(slot_of(s.dst))) return false;
     auto ticket = std::make_unique<ReadTicket>(core_.tickets, core_.fresh_ticket());
-    if (!ticket->issue(core_.transport)) return false;
+    if (!ticket->issue()) return false;
     const Transport::Remote remote{reinterpret_cast<std::uintptr_t>(s.data), ticket->place(), ticket->number()};
     s.ticket = std::move(ticket);
     s.shown = true;

@@ -37,25 +37,25 @@ public:
     }
     // By the progress thread, at any time: whether it goes on. Decided when a look is due.
     bool look(Time now) {
-        if (!on_ || now < due_) return on_;
-        on_ = std::exchange(seen_, 0) > 0;
-        apart_ = std::min(2 * apart_, kLongLook);
-        due_ = now + apart_;
-        if (!on_) quick_ = 0;
+        if (on_ && now >= due_) {
+            on_ = std::exchange(seen_, 0) > 0;
+            apart_ = std::min(2 * apart_, kLongLook);
+            due_ = now + apart_;
+            if (!on_) quick_ = 0;
+        }
+        if (!on_) served_since_ = 0;
         return on_;
     }
     Time due() const { return due_; }
-    // By the progress thread, which need not hold the lock for it: a thread is in an operation, or has been just now, and looks. Then this one does not,
-    // and asks again after as long as it has been so: each time it takes the processor from who computes or copies for 20 us. (Who waits for longer
-    // ends a burst.)
-    bool is_served(Time now) const {
+    // By the progress thread, which need not hold the lock for it: when it is to ask again, if a thread is in an operation, or has been just now, and
+    // looks; else 0. That is after as long as it has been so: each time it takes the processor from who computes or copies for 20 us. (Who waits for
+    // longer ends a burst; whoever has just left may not come back.)
+    Time served_until(Time now) {
         const auto at = passed_at_.load(std::memory_order_relaxed);
-        return at < 0 ? now + at < kLongest : now - at < kQuickly;
-    }
-    // It has been so since then. (Whoever has just left may not come back.)
-    Time asks_again_at(Time now, Time since) const {
-        const bool inside = passed_at_.load(std::memory_order_relaxed) < 0;
-        return now + std::clamp(now - since, kLook, inside ? kLongest : kLongLook);
+        const bool inside = at < 0, served = inside ? now + at < kLongest : now - at < kQuickly;
+        if (!served) return served_since_ = 0;
+        if (served_since_ == 0) served_since_ = now;
+        return now + std::clamp(now - served_since_, kLook, inside ? kLongest : kLongLook);
     }
 
 private:
@@ -69,6 +69,7 @@ private:
     bool on_ = false;
     int quick_ = 0;  // operations in a row that were begun soon after the one before
     std::atomic<Time> passed_at_{0};  // the last one left, or, negative, began to wait
+    Time served_since_ = 0;  // the progress thread's: whenever it has asked since; 0: not so
     Time due_ = 0, apart_ = kLook;
     int seen_ = 0;  // so many more such ones than others, since the last look
 };

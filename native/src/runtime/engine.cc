@@ -203,7 +203,6 @@ void Engine::run_progress() {
         if (sleep && !driving_) sleep = burst ? !has_work() && !has_mail() : sleep_as(shm::kProgress);
         progress_sleeps_ = sleep;
         const auto until = burst ? std::min(next_tick_, burst_.due()) : next_tick_;
-        if (!burst) served_since_ = 0;
         unlock();
         if (sleep) sleep_until(until, words);
         else give_way();
@@ -218,11 +217,9 @@ void Engine::run_progress() {
 void Engine::sleep_until(Time until, std::span<const FutexWord> words) {
     while (futex_wait_any(words, until) == ETIMEDOUT) {
         const auto now = IoLoop::now();
-        const bool served = burst_.is_served(now);
-        if (!served) served_since_ = 0;
-        else if (served_since_ == 0) served_since_ = now;
-        if (!served || now >= next_tick_) return;
-        until = std::min(next_tick_, burst_.asks_again_at(now, served_since_));
+        const auto again = burst_.served_until(now);
+        if (again == 0 || now >= next_tick_) return;
+        until = std::min(next_tick_, again);
     }
 }
 

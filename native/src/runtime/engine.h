@@ -174,7 +174,6 @@ private:
     int passive_ = 0;  // threads that sleep on changes_
     int inside_ = 0;  // threads in wait() or wait_change()
     Time next_tick_ = 0;  // the progress thread's
-    Time served_since_ = 0;  // the same: whenever it has asked since, others have been looking; 0: they had not
     bool polling_ = false;
     std::uint32_t polls_ = 0;  // that have found something in the rings
     Time polled_at_ = 0;  // the clock as frames of this poll see it: looking costs 30 to 60 ns. 0: not looked yet

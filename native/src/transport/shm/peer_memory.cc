@@ -12,6 +12,7 @@
 
 #include "base/bytes.h"
 #include "transport/shm/liveness_word.h"
+#include "transport/ticket_word.h"
 
 namespace ftcomm::shm {
 namespace {
@@ -66,16 +67,14 @@ std::uint32_t memory_domain(std::uint64_t pid_namespace) {
     return hash == 0 ? 1 : hash;
 }
 
-Transport::Read read_peer(const Instance& peer, std::uint64_t from, const std::uint64_t& word, std::uint64_t ticket,
-                          std::byte* to, std::size_t bytes) {
+Transport::Read read_peer(const Instance& peer, const Transport::Remote& remote, const std::uint64_t& word, std::byte* to,
+                          std::size_t bytes) {
     // By the thread that holds it: a process whose main thread has ended can be read, too.
     const auto holder = peer.liveness.load(std::memory_order_acquire);
     if (!is_held(holder)) return Transport::Read::Over;
-    const auto n = copy(static_cast<pid_t>(holder & FUTEX_TID_MASK), from, to, bytes);
+    const auto n = copy(static_cast<pid_t>(holder & FUTEX_TID_MASK), remote.from, to, bytes);
     const int error = errno;
-    // After what was copied: a load that acquires waits for none before it.
-    std::atomic_thread_fence(std::memory_order_acquire);
-    const bool stands = std::atomic_ref(const_cast<std::uint64_t&>(word)).load(std::memory_order_acquire) == ticket;  // NOLINT
+    const bool stands = ticket_stands(word, remote.ticket);
     // Held still: so the thread id was this peer's all the time.
     if (!is_held(peer.liveness.load(std::memory_order_seq_cst))) return Transport::Read::Over;
     if (n == static_cast<ssize_t>(bytes)) return stands ? Transport::Read::Done : Transport::Read::Over;

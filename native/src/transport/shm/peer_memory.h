@@ -13,8 +13,8 @@ namespace ftcomm::shm {
 // Yama's consent, which is given here to all processes of that user (PR_SET_PTRACER) where Yama asks for it. 0: not possible.
 std::uint32_t memory_domain(std::uint64_t pid_namespace);
 
-// From address `from` of the peer; done if `word`, which is the peer's, then holds `ticket`.
-Transport::Read read_peer(const Instance& peer, std::uint64_t from, const std::uint64_t& word, std::uint64_t ticket,
-                          std::byte* to, std::size_t bytes);
+// `word`: the peer's, at remote.ticket_at.
+Transport::Read read_peer(const Instance& peer, const Transport::Remote& remote, const std::uint64_t& word, std::byte* to,
+                          std::size_t bytes);
 
 }  // namespace ftcomm::shm

@@ -125,7 +125,7 @@ Transport::Read ShmTransport::read(int slot, const Remote& remote, std::byte* to
     if (peer == nullptr || cut_.has(slot) || !remote.is_of(peer->incarnation)) return Read::Over;
     if (FT_POINT("shm.read").action == fault::Action::Corrupt) return Read::Refused;
     const auto* ticket = segment_.at<std::uint64_t>(remote.ticket_at);
-    return ticket != nullptr ? shm::read_peer(*peer, remote.from, *ticket, remote.ticket, to, bytes) : Read::Refused;
+    return ticket != nullptr ? shm::read_peer(*peer, remote, *ticket, to, bytes) : Read::Refused;
 }
 
 // Half of the segment is for links, cells and tickets: without those nobody could be told that there is no room.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import secrets
 import selectors
@@ -26,8 +27,9 @@ from torch.distributed.elastic.rendezvous import (
 from ftcomm.launch.folder import MALFORMED, Event, RunFolder
 from ftcomm.launch.members import Members
 from ftcomm.launch.narrator import Narrator
-from ftcomm.launch.nodes import WHY, End, Nodes, nobody_listens, serves_store
+from ftcomm.launch.nodes import WHY, Nodes, nobody_listens, serves_store
 from ftcomm.launch.pair_log import PairLog
+from ftcomm.launch.places import Board, End, Entrance, Place
 from ftcomm.launch.retries import TRIES, Begin, Retries
 from ftcomm.launch.signals import Signals
 from ftcomm.launch.worker import describe_exit, describe_state
@@ -49,8 +51,9 @@ class Setting:
     signals: Signals
     pair_log: PairLog | None = None  # under the policy replay
     standbys: int = 0
+    nodes: int = 1  # at most
     interpreter_flags: int = 1  # of a worker's arguments, how many come before the script
-    ended_along: set[int] = field(default_factory=set)  # ranks that have not failed: another node's failure ended them
+    ended_along: dict[int, str] = field(default_factory=dict)  # ranks that have not failed, and why they were ended
     other_nodes: dict[int, End] = field(default_factory=dict)  # how their workers ended, when the agent has
 
 
@@ -84,6 +87,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._retries = Retries()
         self._speaks_ftcomm = False  # some worker has written an event
         self._nodes: Nodes | None = None  # if there are several
+        self._place = Place(0, "")
+        self._place_is_lost = False
         self._store_is_gone = False  # the job's, which another node's ftrun had
         self._interrupt: signal.Signals | None = None
         self._interrupted_at = 0.0
@@ -94,6 +99,14 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     # -- start ---------------------------------------------------------------------------------------------------
 
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        spec, setting = worker_group.spec, self._setting
+        replays = setting.pair_log is not None
+        entrance = Entrance(spec.rdzv_handler, setting.nodes, spec.local_world_size, replays, setting.narrator.say)
+        with replaced(spec.rdzv_handler, "next_rendezvous", entrance.enter):
+            super()._rendezvous(worker_group)
+        self._place = entrance.place
+
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._name_job(worker_group)
         ranks = [worker.global_rank for worker in worker_group.workers]
@@ -103,13 +116,16 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._setting.signals.collect()  # before there is a worker that could be left alone by an exception
         if worker_group.group_world_size > 1:
             replays = self._setting.pair_log is not None
-            self._nodes = Nodes(worker_group.store, worker_group.group_rank, worker_group.group_world_size, replays)
+            self._nodes = Nodes(worker_group.store, self._place, worker_group.group_world_size, replays)
             self._nodes.begin()
-        with replaced(local_elastic_agent, "start_processes", start_workers):
+        start = functools.partial(start_workers, first=self._place.incarnation, founders=self._place.is_first)
+        with replaced(local_elastic_agent, "start_processes", start):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._log("job", world_size=world_size, ranks=ranks, policy=os.environ.get("FTCOMM_POLICY") or None)
+        if not self._place.is_first:
+            self._log("place-taken", node=self._place.node)
         for slot in self._context.slots.values():
-            self._log("spawn", rank=slot.rank, incarnation=0, pid=pids[slot.local_rank])
+            self._log("spawn", rank=slot.rank, incarnation=slot.incarnation, pid=pids[slot.local_rank])
         self._context.keep_standbys(self._setting.standbys, self._setting.interpreter_flags)
         return pids
 
@@ -121,6 +137,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if worker_group.group_world_size > 1:
             store = worker_group.store
             if worker_group.group_rank == 0:
+                Board(store).write(
+                    "nodes", None, str(worker_group.group_world_size)
+                )  # before the job's name: see Entrance
                 store.set("ftrun/job", job)
                 # Who can reach the rendezvous store can read it there; a secret given to all nodes beforehand is not sent.
                 store.set("ftrun/secret", "" if os.environ.get("FTCOMM_SECRET") else secret)
@@ -155,7 +174,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             raise RendezvousConnectionError(str(error).partition("\n")[0]) from error
         self._supervise()
         self._worker_group.state = WorkerState.FAILED if self._failures else WorkerState.SUCCEEDED
-        if self._nodes is not None:
+        if self._nodes is not None and not self._place_is_lost:
             self._end_beside_others(self._nodes)
         if self._interrupt is not None:
             raise SignalException(f"ftrun got {self._interrupt.name}", sigval=self._interrupt)
@@ -184,6 +203,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 if self._nodes is not None and self._nodes.store_is_gone and not rendezvous_is_gone:
                     rendezvous_is_gone = True
                     self._look_for_store()  # which may be the same
+                if self._nodes is not None and self._nodes.lost_place:
+                    self._lose_place()
                 if self._ending:
                     self._retries.clear()
                 else:
@@ -221,7 +242,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         how = describe_exit(ended.code)
         facts = {"rank": slot.rank, "incarnation": ended.incarnation, "pid": ended.pid, "code": ended.code, "how": how}
         self._log("exit", **facts, **self._about(ended))
-        if ended.failure is not None:
+        if ended.failure is not None and self._place_is_lost:
+            self._ends_with_place(ended)
+        elif ended.failure is not None:
             self._look_for_store()
         if ended.failure is not None and not self._ending:
             self._on_failure(ended)
@@ -232,8 +255,25 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._tell_of_node(node, how)
 
     def _tell_of_node(self, node: int, how: End) -> None:
-        if not self._ending and self._context.running():
+        if how is End.BACK:
+            self._log("node-back", node=node)
+        elif not self._ending and self._context.running():
             self._log("node-ended", node=node, why=WHY[how].format(node))
+
+    def _lose_place(self) -> None:
+        """This ftrun was taken for dead, as one that is stopped may be. Others are in its workers' place, or soon will be."""
+        if not self._place_is_lost:
+            self._place_is_lost = True
+            self._log("place-lost", node=self._place.node)
+            self._context.kill_all()
+            for slot in self._context.slots.values():
+                if slot.state is SlotState.FAILED and slot.rank not in self._failures:  # it was to start again
+                    self._ends_with_place(self._ends[slot.rank])
+
+    def _ends_with_place(self, ended: Exit) -> None:
+        assert ended.failure is not None
+        self._failures[ended.slot.rank] = ended.failure
+        self._setting.ended_along[ended.slot.rank] = "another ftrun has taken this node's place"
 
     def _about(self, ended: Exit) -> dict[str, Any]:
         """What else is to be told of a worker's end."""
@@ -242,7 +282,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     @property
     def _ending(self) -> bool:
         """Nobody is replaced any more."""
-        return self._interrupt is not None
+        return self._interrupt is not None or self._place_is_lost
 
     def _waits_for_others(self) -> bool:
         """Other nodes', to start workers with theirs."""
@@ -250,7 +290,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _may_replace(self) -> bool:
         """Once it is not so it is never so again."""
-        return any(slot.incarnation < self._worker_group.spec.max_restarts for slot in self._context.running())
+        return any(slot.replacements < self._worker_group.spec.max_restarts for slot in self._context.running())
 
     def _on_failure(self, ended: Exit) -> None:
         assert ended.failure is not None
@@ -263,7 +303,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._give_up(ended, MISCONFIGURED)
         elif self._nobody_to_join():
             self._give_up(ended, self._why_nobody())
-        elif slot.incarnation >= restarts:
+        elif slot.replacements >= restarts:
             self._give_up(
                 ended, f"it was replaced {restarts} times (--max-restarts)" if restarts else "--max-restarts is 0"
             )
@@ -278,6 +318,9 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
 
     def _start(self, slot: Slot, begin: Begin, **facts: Any) -> None:
         """The slot's next worker. Where the kernel refuses one it is tried again: the others wait or go on meanwhile."""
+        if self._nodes is not None and not self._nodes.is_sure():
+            self._retries.hold(slot, begin, facts)
+            return
         try:
             begin(slot)
         except (OSError, subprocess.SubprocessError) as error:
@@ -292,6 +335,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._spawned(slot, **facts)
 
     def _try_again(self) -> None:
+        if self._retries and self._nodes is not None and self._nodes.is_sure():
+            self._retries.release()
         for one in self._retries.take_due():
             if self._nobody_to_join():
                 self._nobody_waits(self._ends[one.slot.rank])
@@ -311,6 +356,10 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._worker_group.workers[slot.local_rank].id = pid
         if worker.was_standby:
             more["standby"] = True
+        if self._nodes is not None:
+            self._nodes.write(
+                "incarnation", self._place.node, str(max(s.incarnation for s in self._context.slots.values()))
+            )
         self._log("spawn", rank=slot.rank, incarnation=slot.incarnation, pid=pid, **more)
 
     def _give_up(self, ended: Exit, why: str) -> None:

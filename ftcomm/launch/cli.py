@@ -147,7 +147,9 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         if not args.log_dir:
             args.log_dir = str(folder.path / "logs")  # torch's default is a folder in /tmp that nobody ever removes
-        return _run(args, Setting(folder, narrator, signals, pair_log, standbys, 2 if args.module else 1), cut_short)
+        nodes = torchrun.parse_min_max_nnodes(args.nnodes)[1]
+        flags = 2 if args.module else 1
+        return _run(args, Setting(folder, narrator, signals, pair_log, standbys, nodes, flags), cut_short)
     finally:
         signals.collect()  # one that comes now interrupts nothing
         end(signals)
@@ -210,7 +212,7 @@ def _run(args: argparse.Namespace, setting: Setting, cut_short: Callable[[signal
     except ChildFailedError as error:
         for rank, failure in sorted(error.failures.items()):
             if rank in setting.ended_along:
-                say(f"rank {rank} was ended: nobody could go on without the other node")
+                say(f"rank {rank} was ended: {setting.ended_along[rank]}")
                 continue
             told = failure.error_file_data.get("message")  # a dict where the script's main has torch's @record
             detail = f": {told.get('message')}" if isinstance(told, dict) else ""

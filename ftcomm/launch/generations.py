@@ -31,11 +31,11 @@ class Has(Enum):
 class Generations:
     """Of one node. The agent's thread tells and asks; :meth:`look` is called by the thread that talks to the store."""
 
-    def __init__(self, store: Store, node: int, nodes: int) -> None:
+    def __init__(self, store: Store, node: int, nodes: int, generation: int = 0) -> None:
         self._store, self._node = store, node
         self._others = [n for n in range(nodes) if n != node]
         self._lock = threading.Lock()
-        self._begin(0)
+        self._begin(generation)
         self._written: dict[str, tuple[int, str]] = {}  # by what it says: generation and value
 
     def _begin(self, generation: int) -> None:

@@ -37,6 +37,9 @@ class Narrator:
             "given-up": self._given_up,
             "node-failed": self._node_failed,
             "node-ended": self._node_ended,
+            "node-back": self._node_back,
+            "place-taken": self._place_taken,
+            "place-lost": self._place_lost,
             "orphaned": self._orphaned,
             "voted-out": self._voted_out,
             "no-goodbye": self._no_goodbye,
@@ -144,8 +147,25 @@ class Narrator:
         self.say(f"{event['why']}. Nobody can go on without it{ended}.", event["time"])
 
     def _node_ended(self, event: Event) -> None:
-        wait = " The others wait for them until their timeout: end the job, and start it again." if self._replay else ""
-        self.say(f"{event['why']}: its ranks are not started again.{wait}", event["time"])
+        wait = " The others wait for them until their timeout." if self._replay else ""
+        back = " if no other ftrun takes its place" if event["node"] > 0 else ""  # which has the store
+        self.say(f"{event['why']}: its ranks are not started again{back}.{wait}", event["time"])
+
+    def _node_back(self, event: Event) -> None:
+        self.say(f"another ftrun has taken the place of node {event['node']}", event["time"])
+
+    def _place_taken(self, event: Event) -> None:
+        self.say(
+            f"this node takes the place of node {event['node']}, which is gone: its workers are replacements",
+            event["time"],
+        )
+
+    def _place_lost(self, event: Event) -> None:
+        self.say(
+            f"another ftrun has taken the place of node {event['node']}, as this one has given no sign of life: its workers are "
+            "killed",
+            event["time"],
+        )
 
     def _orphaned(self, event: Event) -> None:
         self.say(f"slot {event['rank']}: the replacement is ended: {event['why']}", event["time"])

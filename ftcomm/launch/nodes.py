@@ -10,27 +10,16 @@ import signal
 import socket
 import threading
 import time
-from enum import Enum
 
 from torch.distributed import Store
 
 from ftcomm.launch.generations import NEWS, Generations
+from ftcomm.launch.places import Board, End, Place
 from ftcomm.launch.signals import Signals
 
 BEAT = 5.0  # seconds
 LOOK = 0.5  # seconds between two looks of a node whose workers can't go on by themselves
 GONE = 60.0  # without a beat
-
-
-class End(Enum):
-    """How a node's workers ended."""
-
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"  # a slot was given up
-    INTERRUPTED = "interrupted"  # Ctrl-C, a terminal that was closed
-    LEFT = "left"  # SIGTERM: the machine is taken away
-    GONE = "gone"  # not said by itself: its ftrun has died
-    UNKNOWN = "unknown"  # the store has gone before anything was known
 
 
 WHY = {
@@ -50,18 +39,22 @@ class Nodes:
     it must not wait for a node that has died without a word.
     """
 
-    def __init__(self, store: Store, node: int, nodes: int, replays: bool) -> None:
-        self._store, self._node = store, node
-        self._others = [n for n in range(nodes) if n != node]
-        self.generations = Generations(store, node, nodes) if replays else None
+    def __init__(self, store: Store, place: Place, nodes: int, replays: bool) -> None:
+        self._store, self._place, self._node = store, place, place.node
+        self._board = Board(store)
+        self._others = [n for n in range(nodes) if n != place.node]
+        self.generations = Generations(store, place.node, nodes, place.generation) if replays else None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when there is news for the agent
         self._news: queue.SimpleQueue[tuple[int, End]] = queue.SimpleQueue()
         self._ends: dict[int, End] = {}
+        self._tenants: dict[int, str | None] = {}  # of nodes that are back
         self._seen = 0  # how much there was in the store at the last look
         self._poked = False
         self._heard: dict[int, tuple[int, float]] = {}  # each node's last beat, and when it was new
         self._wake = threading.Event()
-        self._stop = self._store_is_gone = False
+        self._stop = self._store_is_gone = self._lost_place = False
+        self._sure_at, self._is_asked = time.monotonic(), False
+        self._unwritten: dict[tuple[str, int | None], str] = {}  # for the board
         self._beats = threading.Thread(target=self._beat, name="ftrun-beat", daemon=True)
 
     def begin(self) -> None:
@@ -72,8 +65,13 @@ class Nodes:
         self._poked = True
         self._wake.set()
 
+    def write(self, what: str, node: int | None, value: str) -> None:
+        """On the board, soon: the store may be slow to answer. For whoever takes this node's place."""
+        self._unwritten[what, node] = value
+        self._wake.set()
+
     def ended(self) -> list[tuple[int, End]]:
-        """The nodes that have ended without success since it was last asked, and how; none once this node has ended."""
+        """The nodes that have ended without success since it was last asked, or are back; none once this node has ended."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
         return [self._news.get() for _ in range(self._news.qsize())]
@@ -89,6 +87,22 @@ class Nodes:
     def store_is_gone(self) -> bool:
         return self._store_is_gone
 
+    def is_sure(self) -> bool:
+        """That this node's place was this ftrun's a moment ago, or that nobody can take it. If not, there will be news.
+
+        After it was stopped it may not be, and must not start what would be in the way of another one's workers.
+        """
+        if self._store_is_gone or time.monotonic() - self._sure_at < 2 * BEAT:
+            return True
+        self._is_asked = True
+        self._wake.set()
+        return False
+
+    @property
+    def lost_place(self) -> bool:
+        """Another ftrun starts this node's workers from now on."""
+        return self._lost_place
+
     def _beat(self) -> None:
         try:
             next_beat = 0.0
@@ -96,6 +110,14 @@ class Nodes:
                 if (now := time.monotonic()) >= next_beat:
                     self._store.add(f"ftrun/beat/{self._node}", 1)
                     next_beat = now + BEAT
+                began = time.monotonic()
+                if self._has_lost_place():
+                    return
+                self._sure_at = began
+                if self._is_asked:
+                    self._is_asked = False
+                    os.eventfd_write(self.fd, 1)
+                self._write_all()
                 self._look()
                 waits = self.generations is not None and self.generations.lacks_members
                 self._wake.wait(LOOK if waits else BEAT)
@@ -104,16 +126,25 @@ class Nodes:
             self._store_is_gone = True
             os.eventfd_write(self.fd, 1)
 
+    def _has_lost_place(self) -> bool:
+        if self._board.read("tenant", self._node) == self._place.tenant:
+            return False
+        self._lost_place = True
+        os.eventfd_write(self.fd, 1)
+        return True
+
+    def _write_all(self) -> None:
+        while self._unwritten:
+            key, value = self._unwritten.popitem()
+            self._board.write(*key, value)
+
     def _look(self) -> None:
         """At what all nodes write, when it is more than it was."""
         news, self._poked = self._poked, False
         if (there := self._store.add(NEWS, 0)) != self._seen:
             self._seen, news = there, True
-            for other in [n for n in self._going() if self._store.check([f"ftrun/end/{n}"])]:
-                self._ends[other] = self._end_of(other)
-                if self._ends[other] is not End.SUCCEEDED:
-                    self._news.put((other, self._ends[other]))
-                    os.eventfd_write(self.fd, 1)
+            for other in self._others:
+                self._look_at(other, self._board.read("end", other))
         if self.generations is None:
             return
         if self.generations.lacks_members:
@@ -124,11 +155,25 @@ class Nodes:
             self.generations.look(finished, self._ends.keys() - finished)
             os.eventfd_write(self.fd, 1)
 
+    def _look_at(self, other: int, said: str | None) -> None:
+        end = None if said is None else End(said)
+        if end is End.BACK:
+            tenant = self._board.read("tenant", other)
+            if tenant == self._tenants.get(other):
+                return
+            self._tenants[other] = tenant
+            self._ends.pop(other, None)
+            self._heard.pop(other, None)
+        elif end is None or end is self._ends.get(other):
+            return
+        else:
+            self._ends[other] = end
+        if end is not End.SUCCEEDED:
+            self._news.put((other, end))
+            os.eventfd_write(self.fd, 1)
+
     def _going(self) -> list[int]:
         return [n for n in self._others if n not in self._ends]
-
-    def _end_of(self, node: int) -> End:
-        return End(self._store.get(f"ftrun/end/{node}").decode())
 
     def end(self, how: End, stays: bool, signals: Signals) -> tuple[dict[int, End], signal.Signals | None]:
         """Says how this node's workers ended, and, if it stays, waits until all others have said it or were silent for too long.
@@ -146,8 +191,10 @@ class Nodes:
         def wait() -> None:
             try:
                 with contextlib.suppress(RuntimeError):
-                    self._store.set(f"ftrun/end/{self._node}", how.value)
-                    self._store.add(NEWS, 1)
+                    if self._has_lost_place():
+                        return
+                    self._board.write("end", self._node, how.value)
+                    self._board.tell()
                     self._wait(ends, leave)
                     self._store.set(f"ftrun/knows/{self._node}", "")
                     if serves_store():
@@ -174,8 +221,8 @@ class Nodes:
         missing = list(self._others)
         while missing and not leave.is_set():
             for other in list(missing):
-                if self._store.check([f"ftrun/end/{other}"]):
-                    ends[other] = self._end_of(other)
+                if (end := self._board.end_of(other)) is not None:
+                    ends[other] = end
                     missing.remove(other)
                 elif self._is_silent(other):
                     ends[other] = End.GONE

@@ -6,6 +6,7 @@ them runs any more, all slots that have not succeeded start anew, out of their l
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -14,6 +15,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.multiprocessing import ProcessFailure
+from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from ftcomm.boot import boot_id
 from ftcomm.exit_code import STARTS_AGAIN
@@ -21,8 +23,10 @@ from ftcomm.launch.agent import MISCONFIGURED, FtAgent
 from ftcomm.launch.folder import Event
 from ftcomm.launch.generations import Has
 from ftcomm.launch.goodbyes import Goodbyes
-from ftcomm.launch.nodes import FAILURES, WHY, End, Nodes
+from ftcomm.launch.nodes import FAILURES, WHY, Nodes
+from ftcomm.launch.places import End
 from ftcomm.launch.workers import Exit, Slot, SlotState
+from ftcomm.rendezvous import names_of
 
 ENDS_BY_ITSELF = ("left", "gave-up")  # the second says in its output why
 SUSPICIONS = ("heartbeat", "reset")  # may be wrong: the process may well live
@@ -48,6 +52,9 @@ class ReplayAgent(FtAgent):
         self._hopeless = False  # a slot is given up: the others can't go on
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._generation, self._finished = self._place.generation, list(self._place.finished)
+        if done := [worker.global_rank for worker in worker_group.workers if worker.global_rank in self._finished]:
+            raise RendezvousClosedError(f"the place can't be taken: {names_of(done)} had finished there")
         self._announce()
         return super()._start_workers(worker_group)
 
@@ -172,7 +179,7 @@ class ReplayAgent(FtAgent):
             came_for = None if self._holds_state(slot) else self._replaced.get(slot.rank)
             self._failures[slot.rank] = came_for or ended.failure
             if came_for is None:
-                self._setting.ended_along.add(slot.rank)
+                self._setting.ended_along[slot.rank] = "nobody could go on without the other node"
         if slot.incarnation != ended.incarnation or self._ending:
             return  # another one of its group, which ended at the same time, has taken it along
         if ended.failure is None and (slot.rank, ended.incarnation) in self._with_group:
@@ -327,6 +334,8 @@ class ReplayAgent(FtAgent):
         self._generation += 1
         self._finished = finished
         self._announce()
+        if self._nodes is not None:
+            self._nodes.write("generation", None, json.dumps([self._generation, finished]))
         if not again:
             return  # other nodes' workers start
         self._log("generation", generation=self._generation, ranks=ranks, finished=self._finished)

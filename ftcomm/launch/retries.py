@@ -1,7 +1,10 @@
-"""Workers that the kernel refused to start: it had no memory or no more processes at that moment."""
+"""Workers that can't be started yet: the kernel refused one, as it had no memory or no more processes at that moment; or it is
+not known whether they still are this ftrun's to start.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,6 +46,16 @@ class Retries:
         delay: float = min(LONGEST, FIRST * 2 ** (tries - 1))
         self._refused[slot.rank] = Refused(slot, begin, facts, time.monotonic() + delay)
         return delay
+
+    def hold(self, slot: Slot, begin: Begin, facts: dict[str, Any]) -> None:
+        """Until :meth:`release`."""
+        self._refused[slot.rank] = Refused(slot, begin, facts, math.inf)
+
+    def release(self) -> None:
+        """Those that are held are due."""
+        for one in self._refused.values():
+            if one.at == math.inf:
+                one.at = time.monotonic()
 
     def succeeded(self, slot: Slot) -> None:
         self._tries.pop(slot.rank, None)

@@ -29,10 +29,16 @@ class Slot:
 
     local_rank: int
     rank: int
-    incarnation: int = 0
-    founder: int = 0  # the incarnation that was there at the start of the job, or of its present generation
+    first: int  # the incarnation of its first worker here
+    incarnation: int
+    founder: int | None  # the incarnation that was there at the start of the job, or of its present generation
     failures: int = 0  # of its workers by themselves
     state: SlotState = SlotState.RUNNING
+
+    @property
+    def replacements(self) -> int:
+        """That it has had here."""
+        return self.incarnation - self.first
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,10 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
 
     slots: dict[int, Slot]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, first: int, founders: bool, **kwargs: Any) -> None:
+        """``first``: the incarnation of all. ``founders``: of the job; else they are replacements of others elsewhere."""
         super().__init__(*args, **kwargs)
+        self._first, self._founder = first, first if founders else None
         self.standbys = Standbys(0, (), (), {}, set())
 
     def start(self) -> None:
@@ -66,7 +74,8 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
 
     def _start(self) -> None:
         self.slots = {
-            local_rank: Slot(local_rank=local_rank, rank=int(self.envs[local_rank]["RANK"])) for local_rank in self.args
+            local_rank: Slot(local_rank, int(self.envs[local_rank]["RANK"]), self._first, self._first, self._founder)
+            for local_rank in self.args
         }
         for local_rank in self.slots:
             self._launch(local_rank)
@@ -168,9 +177,13 @@ class WorkerContext(SubprocessContext):  # type: ignore[misc]
                 handler.proc.wait(max(0.0, until - time.monotonic()))
 
 
-def start_workers(*, name: str, entrypoint: Any, args: Any, envs: Any, start_method: str, **rest: Any) -> WorkerContext:
+def start_workers(
+    *, name: str, entrypoint: Any, args: Any, envs: Any, start_method: str, first: int, founders: bool, **rest: Any
+) -> WorkerContext:
     """Takes the place of torch's ``start_processes`` in the agent; its arguments pass through."""
-    context = WorkerContext(name=name, entrypoint=entrypoint, args=args, envs=envs, **rest)
+    context = WorkerContext(
+        name=name, entrypoint=entrypoint, args=args, envs=envs, first=first, founders=founders, **rest
+    )
     try:
         context.start()
     except Exception:

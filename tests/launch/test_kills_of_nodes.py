@@ -1,6 +1,7 @@
 """Random kills in jobs of several ftruns, under the policy replay: of one worker, of two, of a whole node, of all, at any moment.
 
-Whatever dies, each rank ends with what it ends with in an undisturbed run, and each ftrun with 0.
+Whatever dies, each rank ends with what it ends with in an undisturbed run, and each ftrun with 0; with checkpoints and without,
+with replacements out of standbys or not, however messages between hosts are logged.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from launch.running import Start, start_nodes
@@ -24,9 +26,13 @@ import numpy as np
 import ftcomm
 os.write(1, b"here\\n")
 comm = ftcomm.init()
-mine = np.random.default_rng(comm.rank).standard_normal(5000)
+saves = int(os.environ["SAVES"])
+def path(tag): return f"{os.environ['STATE']}/{comm.rank}-{tag}.npy"
+first, mine = comm.resume_from(lambda tag: np.load(path(tag))) if saves else (None, None)
+if first is None:
+    first, mine = 0, np.random.default_rng(comm.rank).standard_normal(5000)
 arrived = np.empty_like(mine)
-for step in range(int(os.environ["STEPS"])):
+for step in range(first, int(os.environ["STEPS"])):
     ftcomm.ft_send(mine, (comm.rank + 1) % comm.size)
     ftcomm.ft_recv(arrived, (comm.rank - 1) % comm.size)
     mine += 0.5 * arrived
@@ -35,6 +41,9 @@ for step in range(int(os.environ["STEPS"])):
     if step % 5 == 4:
         comm.barrier()
     mine *= 0.7
+    if saves and step % saves == saves - 1:
+        np.save(path(step + 1), mine)
+        comm.commit_checkpoint(step + 1)
 print("rank", comm.rank, hashlib.sha256(mine.tobytes()).hexdigest()[:16], flush=True)
 if os.environ["LEAVES"] == "1":
     comm.leave()
@@ -44,14 +53,24 @@ DELAYS = (0.0, 0.02, 0.06, 0.2, 0.4)  # seconds between kills, at most
 _undisturbed: dict[tuple[str, int], list[str]] = {}
 
 
+class How(NamedTuple):
+    """What makes no difference to the result."""
+
+    saves: int = 0  # steps between checkpoints; 0: none
+    standbys: int = 0
+    mode: str = "sync"
+
+
 class Job:
     """The ftruns of one run."""
 
-    def __init__(self, start: Start, folder: Path, layout: str, seed: int, steps: int) -> None:
+    def __init__(self, start: Start, folder: Path, layout: str, steps: int, leaves: bool, how: How) -> None:
         self.nodes, self.each, more = LAYOUTS[layout]
         self.folder = folder
-        flags = ("--policy", "replay", "--max-restarts", "50", *more)
-        env = {"STEPS": str(steps), "LEAVES": str(seed % 2), "FTCOMM_TIMEOUT": "100"}
+        folder.mkdir()
+        flags = ("--policy", "replay", "--max-restarts", "50", "--standby", str(how.standbys), *more)
+        env = {"STEPS": str(steps), "LEAVES": str(int(leaves)), "SAVES": str(how.saves), "STATE": str(folder)}
+        env |= {"FTCOMM_TIMEOUT": "100", "FTCOMM_LOG_MODE": how.mode}
         self.ftruns = start_nodes(
             start, WORK, self.nodes, self.each, *flags, own=lambda n: ("--events", str(folder / str(n))), **env
         )
@@ -107,8 +126,10 @@ def test_random_kills(start: Start, tmp_path: Path, layout: str, seed: int) -> N
     rng = random.Random(seed)
     steps = rng.choice((6, 20, 60))
     if (layout, steps) not in _undisturbed:
-        _undisturbed[layout, steps] = Job(start, tmp_path / "undisturbed", layout, seed, steps).finish()
-    job = Job(start, tmp_path / "killed", layout, seed, steps)
+        _undisturbed[layout, steps] = Job(start, tmp_path / "undisturbed", layout, steps, True, How()).finish()
+    how = How(rng.choice((0, 1, 2, 7)), rng.randrange(2), rng.choice(("sync", "async")))
+    print(how)
+    job = Job(start, tmp_path / "killed", layout, steps, rng.random() < 0.5, how)
     for _ in range(rng.randint(1, 4)):
         time.sleep(rng.choice(DELAYS) * rng.random())  # wherever the ranks are then: the result is the same
         strike(job, rng)

@@ -112,7 +112,7 @@ def test_the_others_are_told_that_a_node_was_told_to_go(
     two[1].send(signal.SIGTERM)
     assert two[1].finish()[0] == 143
     (line,) = two[0].hear("node 1 was told to go")[-1:]
-    assert "(SIGTERM): its ranks are not started again." in line
+    assert "(SIGTERM): its ranks are not started again" in line
     assert ("wait for them until their timeout" in line) == (policy == "replay")
     let_end(tmp_path, 0)
     assert two[0].finish()[0] == 0

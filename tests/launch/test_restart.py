@@ -355,7 +355,7 @@ def test_only_files_are_removed_where_errors_would_be(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "null")
     context = WorkerContext.__new__(WorkerContext)
     context.error_files = {0: str(tmp_path / "null")}
-    assert context.failure(Slot(local_rank=0, rank=0), 1, 7).exitcode == 7
+    assert context.failure(Slot(0, 0, 0, 0, 0), 1, 7).exitcode == 7
     assert (tmp_path / "null").exists()
 
 

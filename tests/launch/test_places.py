@@ -1,0 +1,235 @@
+"""Another ftrun takes the place of a node that is gone: started there again, or one that has waited as a spare."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from launch.running import Ftrun, Start, start_nodes, wait_gone
+from ports import free_port
+
+from ftcomm.launch import nodes, places
+
+# Until a worker of each rank of node 1 has come in that is not the first one.
+LOSSY = """
+import os
+import numpy as np
+import ftcomm
+comm = ftcomm.init()
+later = comm.job.incarnation >= int(os.environ.get("COMES_LATER", "1"))
+if comm.job.incarnation > 0:
+    comm.job.join_wait().wait()
+os.write(1, f"up {comm.rank} {comm.job.incarnation}{os.environ.get('STAYS', '') and f' {os.getpid()}'}\\n".encode())
+def all_see(one):
+    try: return comm.agree(int(bool(one))) == 1
+    except ftcomm.PeerFailure: return comm.ack_failed() and False  # since the last one: so it is for all
+seen = np.zeros(1)
+while seen[0] < comm.size // 2:
+    seen[0] = later
+    comm.all_reduce(seen)
+    if all_see(comm.job.waiting()): comm.job.admit().wait()
+if comm.rank == 0 and "STAYS" in os.environ: open(os.environ["WORK"] + "/fifo").read()
+"""
+REPLAY = """
+import hashlib, os, signal
+import numpy as np
+import ftcomm
+comm = ftcomm.init()
+mine = np.random.default_rng(comm.rank).standard_normal(500)
+arrived = np.empty_like(mine)
+for step in range(40):
+    if step == 20 and f"{comm.rank}.{comm.job.incarnation}" in os.environ["STOPS"].split():
+        os.write(1, f"half {os.getpid()}\\n".encode())
+        signal.pause()
+    ftcomm.ft_send(mine, 1 - comm.rank)
+    ftcomm.ft_recv(arrived, 1 - comm.rank)
+    mine = 0.6 * mine + 0.3 * arrived
+    ftcomm.ft_all_reduce(mine, "avg")
+print("rank", comm.rank, hashlib.sha256(mine.tobytes()).hexdigest()[:16], flush=True)
+comm.leave()
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "BEAT", 0.1)
+    monkeypatch.setattr(places, "LOOK", 0.1)
+
+
+def static(port: int, node: int, each: int, *flags: str) -> tuple[str, ...]:
+    place = ("--rdzv-backend", "static", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    return ("--nnodes", "2", "--nproc-per-node", str(each), "--node-rank", str(node), *place, *flags)
+
+
+def c10d(port: int, has_store: bool) -> tuple[str, ...]:
+    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "spares")
+    return (
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "2",
+        *place,
+        "--rdzv-conf",
+        f"is_host={int(has_store)}",
+        "--policy",
+        "lossy",
+    )
+
+
+def kill(one: Ftrun) -> None:
+    one.send(signal.SIGKILL)
+    one.finish()
+
+
+def all_well(*ftruns: Ftrun) -> list[str]:
+    """What they have said."""
+    ends = [one.finish() for one in ftruns]
+    assert [code for code, _, _ in ends] == [0] * len(ends), ends
+    return [err for _, _, err in ends]
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_it_is_started_again_there(start: Start, sig: signal.Signals) -> None:
+    port = free_port()
+    first, second = (start(LOSSY, *static(port, node, 2, "--policy", "lossy")) for node in range(2))
+    first.read_lines(2)
+    second.read_lines(2)
+    second.send(sig)
+    second.finish()
+    again = start(LOSSY, *static(port, 1, 2, "--policy", "lossy"))
+    assert sorted(again.read_lines(2)) == ["up 2 1", "up 3 1"]
+    said = all_well(first, again)
+    assert "another ftrun has taken the place of node 1" in said[0]
+    assert "this node takes the place of node 1, which is gone: its workers are replacements" in said[1]
+
+
+def test_again_and_again(start: Start) -> None:
+    """Who comes later has a higher incarnation than all who were there, and as many restarts as anybody."""
+    port = free_port()
+    more = ("--policy", "lossy", "--max-restarts", "1")
+    first, second = (start(LOSSY, *static(port, node, 2, *more), COMES_LATER="4") for node in range(2))
+    first.read_lines(2)
+    second.read_lines(2)
+    kill(second)
+    third = start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="4")
+    assert sorted(third.read_lines(2)) == ["up 2 1", "up 3 1"]
+    pid = int(third.hear("slot 2: replacement 1")[-1].split("pid ")[1].rstrip(")\n"))
+    os.kill(pid, signal.SIGKILL)
+    assert third.read_lines(1) == ["up 2 2"]
+    kill(third)
+    fourth = start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="4")
+    assert sorted(fourth.read_lines(2)) == ["up 2 3", "up 3 3"]
+    kill(fourth)
+    all_well(first, start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="4"))
+
+
+def test_a_spare(start: Start) -> None:
+    port = free_port()
+    first, second = (start(LOSSY, *c10d(port, node == 0), COMES_LATER="2") for node in range(2))
+    assert sorted(first.read_lines(2)) == ["up 0 0", "up 1 0"]
+    assert sorted(second.read_lines(2)) == ["up 2 0", "up 3 0"]
+    spare = start(LOSSY, *c10d(port, False), COMES_LATER="2")
+    spare.hear("this one waits")
+    kill(second)
+    assert sorted(spare.read_lines(2)) == ["up 2 1", "up 3 1"]
+    another = start(LOSSY, *c10d(port, False), COMES_LATER="2")
+    another.hear("this one waits")
+    kill(spare)
+    assert sorted(another.read_lines(2)) == ["up 2 2", "up 3 2"]
+    all_well(first, another)
+
+
+def results(*ftruns: Ftrun) -> list[str]:
+    """Of REPLAY."""
+    ends = [one.finish() for one in ftruns]
+    assert [code for code, _, _ in ends] == [0] * len(ends), ends
+    return sorted(line for _, out, _ in ends for line in out.splitlines() if line.startswith("rank"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[str]:
+    """The results, once there are some."""
+    return []
+
+
+def of_an_undisturbed_run(start: Start, known: list[str]) -> list[str]:
+    if not known:
+        known += results(*start_nodes(start, REPLAY, 2, 1, "--policy", "replay", STOPS=""))
+    assert len(known) == 2
+    return known
+
+
+def test_under_replay(start: Start, undisturbed: list[str]) -> None:
+    """Its log is lost with it, and had again from the other."""
+    port = free_port()
+    first, second = (start(REPLAY, *static(port, node, 1, "--policy", "replay"), STOPS="1.0") for node in range(2))
+    second.read_lines(1)
+    kill(second)
+    again = start(REPLAY, *static(port, 1, 1, "--policy", "replay"), STOPS="")
+    assert results(first, again) == of_an_undisturbed_run(start, undisturbed)
+
+
+def test_under_replay_in_a_later_generation(start: Start, undisturbed: list[str]) -> None:
+    port = free_port()
+    stops = {"STOPS": "0.0 1.0 1.1"}
+    ftruns = [start(REPLAY, *static(port, node, 1, "--policy", "replay"), **stops) for node in range(2)]
+    pids = [int(one.read_lines(1)[0].split()[1]) for one in ftruns]
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    first, second = ftruns
+    second.hear("(generation 1)")
+    second.read_lines(1)
+    kill(second)
+    again = start(REPLAY, *static(port, 1, 1, "--policy", "replay"), STOPS="")
+    assert results(first, again) == of_an_undisturbed_run(start, undisturbed)
+
+
+def test_one_that_was_stopped_ends(monkeypatch: pytest.MonkeyPatch, start: Start, tmp_path: Path) -> None:
+    """It has been taken for dead: whoever was started in its place stays."""
+    monkeypatch.setattr(places, "SILENT", 2.0)
+    os.mkfifo(tmp_path / "fifo")
+    port = free_port()
+    first, second = (start(LOSSY, *static(port, node, 1, "--policy", "lossy"), STAYS="1") for node in range(2))
+    first.read_lines(1)
+    worker = os.pidfd_open(int(second.read_lines(1)[0].split()[3]))
+    second.send(signal.SIGSTOP)
+    again = start(LOSSY, *static(port, 1, 1, "--policy", "lossy"))
+    assert again.read_lines(1) == ["up 1 1"]
+    wait_gone([worker])  # it has been voted out
+    second.send(signal.SIGCONT)
+    code, _, err = second.finish()
+    assert code == 1
+    assert "another ftrun has taken the place of node 1, as this one has given no sign of life" in err
+    assert "slot 1" not in err, "it has started a worker beside the other one's"
+    with open(tmp_path / "fifo", "w"):
+        pass
+    all_well(first, again)
+
+
+@pytest.mark.parametrize("policy", ["lossy", "replay"])
+def test_one_that_lives_keeps_its_place(start: Start, policy: str) -> None:
+    port = free_port()
+    waits = "import os, signal\nos.write(1, b'up\\n')\nsignal.pause()\n"
+    first, second = (start(waits, *static(port, node, 1, "--policy", policy)) for node in range(2))
+    first.read_lines(1)
+    second.read_lines(1)
+    code, _, err = start(waits, *static(port, 1, 1, "--policy", policy)).finish()
+    assert code == 1
+    assert "node 1 is there already, and its ftrun lives: see --node-rank" in err
+    second.send(signal.SIGINT)
+    assert second.finish()[0] == 130
+
+
+def test_another_number_of_workers(start: Start) -> None:
+    port = free_port()
+    first, second = (start(LOSSY, *static(port, node, 1, "--policy", "lossy")) for node in range(2))
+    first.read_lines(1)
+    second.read_lines(1)
+    kill(second)
+    code, _, err = start(LOSSY, *static(port, 1, 2, "--policy", "lossy")).finish()
+    assert code == 1
+    assert "node 1 had 1 workers, and whoever takes its place has to have as many: --nproc-per-node 1" in err
+    again = start(LOSSY, *static(port, 1, 1, "--policy", "lossy"))
+    all_well(first, again)

@@ -38,6 +38,7 @@ from ftcomm.rendezvous import as_job_name
 
 KILLS = 3  # of a worker, before ftrun ends without it
 MISCONFIGURED = "its job can't be made with these options (its output says why), and another try would end the same way"
+TOO_LATE = "the others had finished before it came in"
 LOOK = 86400.0  # seconds, for which it waits at most at a time: the kernel takes milliseconds in 31 bits
 ONCE = 0.3  # seconds, in which the same news may come twice: whoever signals all processes of a job may pass a signal on, too
 
@@ -301,7 +302,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._give_up(ended, "the policy raise takes no replacements (--policy lossy and replay do)")
         elif self._is_misconfigured(ended):
             self._give_up(ended, MISCONFIGURED)
-        elif self._nobody_to_join():
+        elif self._nobody_to_join() or self._others_have_finished():
             self._give_up(ended, self._why_nobody())
         elif slot.replacements >= restarts:
             self._give_up(
@@ -367,7 +368,10 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         rank = ended.slot.rank
         # A replacement that was refused, or that we ended, did not fail: what it came for is the slot's failure.
         failed = (rank, ended.incarnation) not in self._orphaned | self._members.refused
-        self._failures[rank] = ended.failure if failed else self._replaced[rank]
+        came_for = None if failed and not self._others_have_finished() else self._replaced.get(rank)
+        self._failures[rank] = came_for or ended.failure
+        if self._others_have_finished() and not self._place.is_first and came_for is None:
+            self._setting.ended_along[rank] = TOO_LATE
         running = self._context.running()
         if self._nobody_to_join():
             running = [slot for slot in running if self._holds_state(slot)]
@@ -379,16 +383,22 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         return slot.incarnation == slot.founder or (slot.rank, slot.incarnation) in self._members.admitted
 
     def _nobody_to_join(self) -> bool:
-        """True when no running worker holds the training state. Known only where all workers are this node's, or where the
-        store is gone, without which nobody of any node can let one in.
+        """True when no running worker holds the training state. Known only where all workers are this node's, or other nodes'
+        have all succeeded, or where the store is gone, without which nobody of any node can let one in.
 
         A script that does not use ftcomm can't join anybody either, but its workers may be independent of each other: they
         are restarted as long as one that was there from the start runs or has succeeded (a single one: always).
         """
         slots = self._context.slots.values()
         if self._worker_group.group_world_size > 1:
-            return self._store_is_gone and self._speaks_ftcomm
+            return self._speaks_ftcomm and (self._store_is_gone or self._others_have_finished())
         if not self._speaks_ftcomm and (len(slots) == 1 or any(slot.state is SlotState.SUCCEEDED for slot in slots)):
+            return False
+        return not any(self._holds_state(slot) for slot in self._context.running())
+
+    def _others_have_finished(self) -> bool:
+        """With nobody left here who holds the state, either."""
+        if self._nodes is None or not self._nodes.others_have_succeeded:
             return False
         return not any(self._holds_state(slot) for slot in self._context.running())
 
@@ -401,6 +411,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     def _why_nobody(self) -> str:
         if self._store_is_gone:
             return "the store in another node's ftrun, through which it would come in, is gone. Start the job again"
+        if self._others_have_finished():
+            return TOO_LATE
         return "no worker is left that it could join"
 
     def _look_for_members(self) -> None:
@@ -415,7 +427,7 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._orphaned.add((slot.rank, slot.incarnation))
             finished = any(other.state is SlotState.SUCCEEDED for other in self._context.slots.values())
             finished = finished and not self._store_is_gone
-            why = "the others had finished before it came in" if finished else self._why_nobody()
+            why = TOO_LATE if finished else self._why_nobody()
             self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
             self._context.worker(slot).kill()
 
@@ -477,6 +489,8 @@ class FtAgent(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         of_sigterm = self._interrupt is signal.SIGTERM
         stays = self._interrupt is None or (of_sigterm and serves_store())
         ended = End.FAILED if self._failures else End.SUCCEEDED
+        if self._failures and all(self._setting.ended_along.get(rank) == TOO_LATE for rank in self._failures):
+            ended = self._place.before  # it has changed nothing
         how = End.LEFT if of_sigterm else End.INTERRUPTED if self._interrupt else ended
         if stays:
             self._setting.narrator.say(

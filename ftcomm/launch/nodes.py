@@ -20,6 +20,7 @@ from ftcomm.launch.signals import Signals
 BEAT = 5.0  # seconds
 LOOK = 0.5  # seconds between two looks of a node whose workers can't go on by themselves
 GONE = 60.0  # without a beat
+SURE = 10.0  # since it was seen that this node's place is this ftrun's: less than another one waits before it takes it (SILENT)
 
 
 WHY = {
@@ -87,12 +88,17 @@ class Nodes:
     def store_is_gone(self) -> bool:
         return self._store_is_gone
 
+    @property
+    def others_have_succeeded(self) -> bool:
+        """As far as it is known; no other node is waited for, or waits."""
+        return all(self._ends.get(n) is End.SUCCEEDED for n in self._others)
+
     def is_sure(self) -> bool:
         """That this node's place was this ftrun's a moment ago, or that nobody can take it. If not, there will be news.
 
         After it was stopped it may not be, and must not start what would be in the way of another one's workers.
         """
-        if self._store_is_gone or time.monotonic() - self._sure_at < 2 * BEAT:
+        if self._store_is_gone or time.monotonic() - self._sure_at < SURE:
             return True
         self._is_asked = True
         self._wake.set()
@@ -170,7 +176,7 @@ class Nodes:
             self._ends[other] = end
         if end is not End.SUCCEEDED:
             self._news.put((other, end))
-            os.eventfd_write(self.fd, 1)
+        os.eventfd_write(self.fd, 1)
 
     def _going(self) -> list[int]:
         return [n for n in self._others if n not in self._ends]

@@ -56,6 +56,7 @@ class Place:
     tenant: str  # who that is
     incarnation: int = 0  # of its first workers
     is_first: bool = True  # there was no other tenant before
+    before: End = End.GONE  # how the one before has ended
     # Under replay: the generation that the job was in, and the ranks that this does without.
     generation: int = 0
     finished: tuple[int, ...] = ()
@@ -101,11 +102,12 @@ class Board:
             return None
         incarnation = int(self.read("incarnation", node) or "0") + 1
         generation, finished = json.loads(self.read("generation") or "[0, []]")
+        ended = self.end_of(node) or End.GONE
         self.write("incarnation", node, str(incarnation))
         self._store.delete_key(f"ftrun/knows/{node}")
         self.write("end", node, End.BACK.value)
         self.tell()
-        return Place(node, tenant, incarnation, False, generation, tuple(finished))
+        return Place(node, tenant, incarnation, False, ended, generation, tuple(finished))
 
 
 class Watch:

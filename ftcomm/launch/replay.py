@@ -19,7 +19,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from ftcomm.boot import boot_id
 from ftcomm.exit_code import STARTS_AGAIN
-from ftcomm.launch.agent import MISCONFIGURED, FtAgent
+from ftcomm.launch.agent import MISCONFIGURED, TOO_LATE, FtAgent
 from ftcomm.launch.folder import Event
 from ftcomm.launch.generations import Has
 from ftcomm.launch.goodbyes import Goodbyes
@@ -324,8 +324,7 @@ class ReplayAgent(FtAgent):
     def _end_orphan(self, slot: Slot) -> None:
         self._orphaned.add((slot.rank, slot.incarnation))
         if self._all_came_to_their_end():
-            why = "the others had finished before it came in"
-            self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
+            self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=TOO_LATE)
         self._kill_one(slot)
 
     def _next_generation(self, again: list[Slot], finished: list[int]) -> None:

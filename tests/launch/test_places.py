@@ -40,8 +40,8 @@ comm = ftcomm.init()
 mine = np.random.default_rng(comm.rank).standard_normal(500)
 arrived = np.empty_like(mine)
 for step in range(40):
-    if step == 20 and f"{comm.rank}.{comm.job.incarnation}" in os.environ["STOPS"].split():
-        os.write(1, f"half {os.getpid()}\\n".encode())
+    if step == 20 and (stop := f"{comm.rank}.{os.environ['FTCOMM_GENERATION']}") in os.environ["STOPS"].split():
+        os.write(1, f"half {stop} {os.getpid()}\\n".encode())
         signal.pause()
     ftcomm.ft_send(mine, 1 - comm.rank)
     ftcomm.ft_recv(arrived, 1 - comm.rank)
@@ -86,7 +86,7 @@ def kill(one: Ftrun) -> None:
 def all_well(*ftruns: Ftrun) -> list[str]:
     """What they have said."""
     ends = [one.finish() for one in ftruns]
-    assert [code for code, _, _ in ends] == [0] * len(ends), ends
+    assert [code for code, _, _ in ends] == [0] * len(ends), "\n".join(f"{code}\n{out}{err}" for code, out, err in ends)
     return [err for _, _, err in ends]
 
 
@@ -144,7 +144,7 @@ def test_a_spare(start: Start) -> None:
 def results(*ftruns: Ftrun) -> list[str]:
     """Of REPLAY."""
     ends = [one.finish() for one in ftruns]
-    assert [code for code, _, _ in ends] == [0] * len(ends), ends
+    assert [code for code, _, _ in ends] == [0] * len(ends), "\n".join(f"{code}\n{out}{err}" for code, out, err in ends)
     return sorted(line for _, out, _ in ends for line in out.splitlines() if line.startswith("rank"))
 
 
@@ -175,12 +175,12 @@ def test_under_replay_in_a_later_generation(start: Start, undisturbed: list[str]
     port = free_port()
     stops = {"STOPS": "0.0 1.0 1.1"}
     ftruns = [start(REPLAY, *static(port, node, 1, "--policy", "replay"), **stops) for node in range(2)]
-    pids = [int(one.read_lines(1)[0].split()[1]) for one in ftruns]
+    pids = [int(one.read_lines(1)[0].split()[2]) for one in ftruns]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     first, second = ftruns
-    second.hear("(generation 1)")
-    second.read_lines(1)
+    while not second.read_lines(1)[0].startswith("half 1.1"):
+        pass  # of a replacement that came before they knew that all were dead
     kill(second)
     again = start(REPLAY, *static(port, 1, 1, "--policy", "replay"), STOPS="")
     assert results(first, again) == of_an_undisturbed_run(start, undisturbed)
@@ -189,6 +189,7 @@ def test_under_replay_in_a_later_generation(start: Start, undisturbed: list[str]
 def test_one_that_was_stopped_ends(monkeypatch: pytest.MonkeyPatch, start: Start, tmp_path: Path) -> None:
     """It has been taken for dead: whoever was started in its place stays."""
     monkeypatch.setattr(places, "SILENT", 2.0)
+    monkeypatch.setattr(nodes, "SURE", 1.0)
     os.mkfifo(tmp_path / "fifo")
     port = free_port()
     first, second = (start(LOSSY, *static(port, node, 1, "--policy", "lossy"), STAYS="1") for node in range(2))
@@ -220,6 +221,43 @@ def test_one_that_lives_keeps_its_place(start: Start, policy: str) -> None:
     assert "node 1 is there already, and its ftrun lives: see --node-rank" in err
     second.send(signal.SIGINT)
     assert second.finish()[0] == 130
+
+
+SHORT = """
+import os
+import ftcomm
+if os.environ["FTCOMM_INCARNATION"] > "0": open(os.environ["WORK"] + "/late").read()
+comm = ftcomm.init()
+os.write(1, b"up\\n")
+open(f"{os.environ['WORK']}/fifo{comm.rank}").read()
+"""
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
+def test_one_that_comes_too_late_changes_nothing(start: Start, tmp_path: Path, sig: signal.Signals) -> None:
+    """The others end as without it: well, if the node was told to go."""
+    for name in ("late", "fifo0", "fifo1"):
+        os.mkfifo(tmp_path / name)
+    port = free_port()
+    first, second = (start(SHORT, *static(port, node, 1, "--policy", "lossy")) for node in range(2))
+    first.read_lines(1)
+    second.read_lines(1)
+    second.send(sig)
+    second.finish()
+    again = start(SHORT, *static(port, 1, 1, "--policy", "lossy"))
+    again.hear("takes the place")
+    for name in ("fifo0", "late"):
+        with open(tmp_path / name, "w"):
+            pass
+        if name == "fifo0":
+            first.hear("waiting for the other nodes")
+    code, _, err = again.finish()
+    assert code == 1
+    assert "the others had finished before it came in" in err
+    assert "replacement 2" not in err
+    code, _, err = first.finish()
+    assert code == (0 if sig is signal.SIGTERM else 1), err
+    assert sig is signal.SIGTERM or "node 1 is gone" in err
 
 
 def test_another_number_of_workers(start: Start) -> None:

@@ -264,6 +264,7 @@ class _Start:
                 "would be alone. Start with --policy lossy (and a join point) or --policy replay, or without restarts "
                 "(--max-restarts 0); or found a new job with the survivors: ftcomm.init(job=..., incarnation=0)."
             )
+        job.emit("joining")  # to ftrun: it needs the others
         self._end_unfinished_start()
         self._gather("ready", "finished the start of the job")  # its founders; an error of theirs is ours
         boot = self._read(f"{job.instance}/rdv/boot")

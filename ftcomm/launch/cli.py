@@ -22,7 +22,7 @@ from torch.distributed.launcher import api as launcher
 
 from ftcomm._lib import check, lib
 from ftcomm.errors import ConfigError
-from ftcomm.launch.agent import FtAgent, Setting, replaced
+from ftcomm.launch.agent import FtAgent
 from ftcomm.launch.background import BackgroundWriter
 from ftcomm.launch.folder import RunFolder
 from ftcomm.launch.narrator import Narrator
@@ -34,6 +34,7 @@ from ftcomm.launch.replay import ReplayAgent
 from ftcomm.launch.signals import Signals, parse_signals
 from ftcomm.launch.standbys import check_standbys
 from ftcomm.launch.summary import Ledger
+from ftcomm.launch.supervisor import Setting, replaced
 from ftcomm.launch.worker import describe_exit
 from ftcomm.options import Options
 
@@ -229,7 +230,10 @@ def _run(args: argparse.Namespace, setting: Setting, cut_short: Callable[[signal
     except RendezvousError as error:
         option = f"--master-addr {args.master_addr} --master-port {args.master_port}"
         where = f"--rdzv-endpoint {args.rdzv_endpoint}" if args.rdzv_endpoint else option
-        say(f"the nodes did not come together: {error or type(error).__name__} ({where})")
+        say(f"the nodes did not come together: {str(error) or type(error).__name__} ({where})")
+        return 1
+    if setting.place_is_lost:
+        say("another ftrun has taken this node's place meanwhile")
         return 1
     failed = {node: end for node, end in sorted(setting.other_nodes.items()) if end in FAILURES}
     for node, end in failed.items():

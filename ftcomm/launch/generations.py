@@ -82,6 +82,10 @@ class Generations:
 
     # -- the store's thread ----------------------------------------------------------------------------------------
 
+    def use(self, store: Store) -> None:
+        """Another connection to it."""
+        self._store = store
+
     def look(self, finished: Set[int], lost: Set[int]) -> None:
         """Of other nodes: whose workers have all succeeded, and which have ended otherwise."""
         with self._lock:

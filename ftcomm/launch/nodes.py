@@ -7,7 +7,6 @@ import os
 import queue
 import selectors
 import signal
-import socket
 import threading
 import time
 
@@ -16,6 +15,7 @@ from torch.distributed import Store
 from ftcomm.launch.generations import NEWS, Generations
 from ftcomm.launch.places import Board, End, Place
 from ftcomm.launch.signals import Signals
+from ftcomm.launch.store import is_gone, own_connection, serves_store
 
 BEAT = 5.0  # seconds
 LOOK = 0.5  # seconds between two looks of a node whose workers can't go on by themselves
@@ -41,22 +41,23 @@ class Nodes:
     """
 
     def __init__(self, store: Store, place: Place, nodes: int, replays: bool) -> None:
-        self._store, self._place, self._node = store, place, place.node
-        self._board = Board(store)
+        self._place, self._node = place, place.node
+        self._board = Board(own_connection(store))
         self._others = [n for n in range(nodes) if n != place.node]
-        self.generations = Generations(store, place.node, nodes, place.generation) if replays else None
+        self.generations = Generations(self._board.store, place.node, nodes, place.generation) if replays else None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when there is news for the agent
         self._news: queue.SimpleQueue[tuple[int, End]] = queue.SimpleQueue()
         self._ends: dict[int, End] = {}
-        self._tenants: dict[int, str | None] = {}  # of nodes that are back
+        self._numbers = {n: 1 if place.is_first else self._board.number(n) for n in self._others}  # of their tenants
         self._seen = 0  # how much there was in the store at the last look
         self._poked = False
         self._heard: dict[int, tuple[int, float]] = {}  # each node's last beat, and when it was new
         self._wake = threading.Event()
         self._stop = self._store_is_gone = self._lost_place = False
-        self._sure_at, self._is_asked = time.monotonic(), False
-        self._unwritten: dict[tuple[str, int | None], str] = {}  # for the board
+        self._sure_at, self._is_asked = _now(), False
+        self._unwritten: dict[str, str] = {}  # for the board
         self._beats = threading.Thread(target=self._beat, name="ftrun-beat", daemon=True)
+        self.write_incarnation(place.incarnation)
 
     def begin(self) -> None:
         self._beats.start()
@@ -66,10 +67,14 @@ class Nodes:
         self._poked = True
         self._wake.set()
 
-    def write(self, what: str, node: int | None, value: str) -> None:
-        """On the board, soon: the store may be slow to answer. For whoever takes this node's place."""
-        self._unwritten[what, node] = value
+    def write(self, key: str, value: str) -> None:
+        """On the board, soon: the store may be slow to answer."""
+        self._unwritten[key] = value
         self._wake.set()
+
+    def write_incarnation(self, highest: int) -> None:
+        """For whoever takes this node's place. The next one is taken for in use, too: all may die before it is told of."""
+        self.write(f"incarnation/{self._node}/{self._place.number}", str(highest + 1))
 
     def ended(self) -> list[tuple[int, End]]:
         """The nodes that have ended without success since it was last asked, or are back; none once this node has ended."""
@@ -98,7 +103,7 @@ class Nodes:
 
         After it was stopped it may not be, and must not start what would be in the way of another one's workers.
         """
-        if self._store_is_gone or time.monotonic() - self._sure_at < SURE:
+        if self._store_is_gone or _now() - self._sure_at < SURE:
             return True
         self._is_asked = True
         self._wake.set()
@@ -110,47 +115,62 @@ class Nodes:
         return self._lost_place
 
     def _beat(self) -> None:
-        try:
-            next_beat = 0.0
-            while not self._stop:
+        next_beat = 0.0
+        while not self._stop and not self._lost_place:
+            try:
                 if (now := time.monotonic()) >= next_beat:
-                    self._store.add(f"ftrun/beat/{self._node}", 1)
+                    self._board.beat(self._node)
                     next_beat = now + BEAT
-                began = time.monotonic()
-                if self._has_lost_place():
-                    return
-                self._sure_at = began
-                if self._is_asked:
-                    self._is_asked = False
+                self._look_and_write()
+            except RuntimeError:
+                if not self._connect_again():
+                    self._store_is_gone = True
                     os.eventfd_write(self.fd, 1)
-                self._write_all()
-                self._look()
-                waits = self.generations is not None and self.generations.lacks_members
-                self._wake.wait(LOOK if waits else BEAT)
-                self._wake.clear()
-        except RuntimeError:
-            self._store_is_gone = True
+                    return
+            waits = self.generations is not None and self.generations.lacks_members
+            self._wake.wait(LOOK if waits else BEAT)
+            self._wake.clear()
+
+    def _look_and_write(self) -> None:
+        began = _now()
+        if self._has_lost_place():
+            return
+        self._sure_at = began
+        if self._is_asked:
+            self._is_asked = False
             os.eventfd_write(self.fd, 1)
+        while self._unwritten:
+            key, value = self._unwritten.popitem()
+            self._board.write(key, value)
+        self._look()
+
+    def _connect_again(self) -> bool:
+        """A connection may break while the store lives, where this node's place can be taken. False: it does not."""
+        while not self._stop and not is_gone(self._board.store):
+            store = own_connection(self._board.store)
+            if store is not self._board.store:
+                self._board.store = store
+                if self.generations is not None:
+                    self.generations.use(store)
+                return True
+            self._wake.wait(BEAT)
+            self._wake.clear()
+        return False
 
     def _has_lost_place(self) -> bool:
-        if self._board.read("tenant", self._node) == self._place.tenant:
+        if not self._place.tenant or self._board.tenant(self._node) == self._place.tenant:
             return False
         self._lost_place = True
         os.eventfd_write(self.fd, 1)
         return True
 
-    def _write_all(self) -> None:
-        while self._unwritten:
-            key, value = self._unwritten.popitem()
-            self._board.write(*key, value)
-
     def _look(self) -> None:
         """At what all nodes write, when it is more than it was."""
         news, self._poked = self._poked, False
-        if (there := self._store.add(NEWS, 0)) != self._seen:
+        if (there := self._board.store.add(NEWS, 0)) != self._seen:
             self._seen, news = there, True
             for other in self._others:
-                self._look_at(other, self._board.read("end", other))
+                self._look_at(other)
         if self.generations is None:
             return
         if self.generations.lacks_members:
@@ -161,19 +181,17 @@ class Nodes:
             self.generations.look(finished, self._ends.keys() - finished)
             os.eventfd_write(self.fd, 1)
 
-    def _look_at(self, other: int, said: str | None) -> None:
-        end = None if said is None else End(said)
-        if end is End.BACK:
-            tenant = self._board.read("tenant", other)
-            if tenant == self._tenants.get(other):
-                return
-            self._tenants[other] = tenant
+    def _look_at(self, other: int) -> None:
+        if (number := self._board.number(other)) > self._numbers[other]:
+            self._numbers[other] = number
             self._ends.pop(other, None)
             self._heard.pop(other, None)
-        elif end is None or end is self._ends.get(other):
+            self._news.put((other, End.BACK))
+            os.eventfd_write(self.fd, 1)
+        end = self._board.end_of(other, number)
+        if end is None or end is self._ends.get(other):
             return
-        else:
-            self._ends[other] = end
+        self._ends[other] = end
         if end is not End.SUCCEEDED:
             self._news.put((other, end))
         os.eventfd_write(self.fd, 1)
@@ -199,10 +217,9 @@ class Nodes:
                 with contextlib.suppress(RuntimeError):
                     if self._has_lost_place():
                         return
-                    self._board.write("end", self._node, how.value)
-                    self._board.tell()
+                    self._board.write_end(self._place, how)
                     self._wait(ends, leave)
-                    self._store.set(f"ftrun/knows/{self._node}", "")
+                    self._board.write(f"knows/{self._node}/{self._place.number}", "")
                     if serves_store():
                         self._wait_for_knowing(ends, leave)
             finally:
@@ -224,31 +241,40 @@ class Nodes:
 
     def _wait(self, ends: dict[int, End], leave: threading.Event) -> None:
         begun = time.monotonic()
-        missing = list(self._others)
-        while missing and not leave.is_set():
-            for other in list(missing):
-                if (end := self._board.end_of(other)) is not None:
-                    ends[other] = end
-                    missing.remove(other)
-                elif self._is_silent(other):
-                    ends[other] = End.GONE
-                    missing.remove(other)
-            if missing:
-                _pause(begun, leave)
+        while not leave.is_set():
+            for other in self._others:  # also those that have ended: another ftrun may take their place meanwhile
+                ends[other] = self._end_now(other)
+            if End.UNKNOWN not in ends.values():
+                return
+            _pause(begun, leave)
+
+    def _end_now(self, other: int) -> End:
+        """UNKNOWN: it has not ended."""
+        if (number := self._board.number(other)) != self._numbers[other]:
+            self._numbers[other] = number
+            self._heard.pop(other, None)
+        return self._board.end_of(other, number) or (End.GONE if self._is_silent(other) else End.UNKNOWN)
 
     def _wait_for_knowing(self, ends: dict[int, End], leave: threading.Event) -> None:
         """Who serves the store goes last: others may have begun to look for who is gone just now."""
-        there = [f"ftrun/knows/{n}" for n, end in ends.items() if end not in (End.GONE, End.UNKNOWN)]
+        there = [n for n, end in ends.items() if end not in (End.GONE, End.UNKNOWN)]
         since = time.monotonic()
-        while not leave.is_set() and not self._store.check(there) and time.monotonic() - since < GONE + 2 * BEAT:
+        while not leave.is_set() and time.monotonic() - since < GONE + 2 * BEAT:
+            if all(self._board.read(f"knows/{n}/{self._numbers[n]}") is not None for n in there):
+                return
             _pause(since, leave)
 
     def _is_silent(self, other: int) -> bool:
         """Its beats are counted: clocks of other hosts say nothing."""
-        beat, now = self._store.add(f"ftrun/beat/{other}", 0), time.monotonic()
+        beat, now = self._board.beats(other), time.monotonic()
         if other not in self._heard or self._heard[other][0] != beat:
             self._heard[other] = (beat, now)
         return now - self._heard[other][1] > GONE
+
+
+def _now() -> float:
+    """Seconds, also those for which the machine was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _pause(since: float, leave: threading.Event) -> None:
@@ -257,33 +283,3 @@ def _pause(since: float, leave: threading.Event) -> None:
     A store has a wait, which keeps others from it for as long, and prints warnings when its time is over.
     """
     leave.wait(min(1.0, 0.02 + (time.monotonic() - since) / 10))
-
-
-def nobody_listens(address: str, port: int) -> bool:
-    """Any more: whoever did has ended. Of a host that does not answer nothing is known."""
-    try:
-        with socket.create_connection((address, port), 1.0):
-            return False
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-
-
-def serves_store() -> bool:
-    """Whether a store lives in this process: the rendezvous', or that of the job. Nothing else in ftrun listens."""
-    return any(_listens(int(name)) for name in os.listdir("/proc/self/fd"))
-
-
-def _listens(number: int) -> bool:
-    try:
-        fd = os.dup(number)
-    except OSError:
-        return False
-    try:
-        one = socket.socket(fileno=fd)
-    except OSError:  # no socket
-        os.close(fd)
-        return False
-    with one:
-        return bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

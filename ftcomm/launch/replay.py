@@ -15,18 +15,17 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import WorkerGroup
 from torch.distributed.elastic.multiprocessing import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from ftcomm.boot import boot_id
 from ftcomm.exit_code import STARTS_AGAIN
-from ftcomm.launch.agent import MISCONFIGURED, TOO_LATE, FtAgent
+from ftcomm.launch.agent import MISCONFIGURED, FtAgent
 from ftcomm.launch.folder import Event
 from ftcomm.launch.generations import Has
 from ftcomm.launch.goodbyes import Goodbyes
 from ftcomm.launch.nodes import FAILURES, WHY, Nodes
 from ftcomm.launch.places import End
+from ftcomm.launch.supervisor import TOO_LATE
 from ftcomm.launch.workers import Exit, Slot, SlotState
-from ftcomm.rendezvous import names_of
 
 ENDS_BY_ITSELF = ("left", "gave-up")  # the second says in its output why
 SUSPICIONS = ("heartbeat", "reset")  # may be wrong: the process may well live
@@ -53,8 +52,6 @@ class ReplayAgent(FtAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._generation, self._finished = self._place.generation, list(self._place.finished)
-        if done := [worker.global_rank for worker in worker_group.workers if worker.global_rank in self._finished]:
-            raise RendezvousClosedError(f"the place can't be taken: {names_of(done)} had finished there")
         self._announce()
         return super()._start_workers(worker_group)
 
@@ -174,6 +171,11 @@ class ReplayAgent(FtAgent):
             self._ended_early.discard(ended.slot.rank)
         super()._on_exit(ended)
         slot = ended.slot
+        if ended.failure is None and self._nodes is not None:
+            done = [one.rank for one in self._context.slots.values() if one.state is SlotState.SUCCEEDED]
+            self._nodes.write(
+                f"finished/{self._place.node}", ", ".join(map(str, done))
+            )  # nobody takes the place any more
         if ended.failure is not None and self._hopeless and not self._failures:
             # For another node's sake. A replacement that was not let in has not failed: what it came for did.
             came_for = None if self._holds_state(slot) else self._replaced.get(slot.rank)
@@ -334,7 +336,7 @@ class ReplayAgent(FtAgent):
         self._finished = finished
         self._announce()
         if self._nodes is not None:
-            self._nodes.write("generation", None, json.dumps([self._generation, finished]))
+            self._nodes.write("generation", json.dumps([self._generation, finished]))
         if not again:
             return  # other nodes' workers start
         self._log("generation", generation=self._generation, ranks=ranks, finished=self._finished)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch.running import Ftrun, Start, start_nodes, wait_gone
 from ports import free_port
 
-from ftcomm.launch import nodes, places
+from ftcomm.launch import entrance, nodes, places
 
 # Until a worker of each rank of node 1 has come in that is not the first one.
 LOSSY = """
@@ -55,7 +56,7 @@ comm.leave()
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nodes, "BEAT", 0.1)
-    monkeypatch.setattr(places, "LOOK", 0.1)
+    monkeypatch.setattr(entrance, "LOOK", 0.1)
 
 
 def static(port: int, node: int, each: int, *flags: str) -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def test_it_is_started_again_there(start: Start, sig: signal.Signals) -> None:
     second.send(sig)
     second.finish()
     again = start(LOSSY, *static(port, 1, 2, "--policy", "lossy"))
-    assert sorted(again.read_lines(2)) == ["up 2 1", "up 3 1"]
+    assert sorted(again.read_lines(2)) == ["up 2 2", "up 3 2"]
     said = all_well(first, again)
     assert "another ftrun has taken the place of node 1" in said[0]
     assert "this node takes the place of node 1, which is gone: its workers are replacements" in said[1]
@@ -109,35 +110,35 @@ def test_again_and_again(start: Start) -> None:
     """Who comes later has a higher incarnation than all who were there, and as many restarts as anybody."""
     port = free_port()
     more = ("--policy", "lossy", "--max-restarts", "1")
-    first, second = (start(LOSSY, *static(port, node, 2, *more), COMES_LATER="4") for node in range(2))
+    first, second = (start(LOSSY, *static(port, node, 2, *more), COMES_LATER="6") for node in range(2))
     first.read_lines(2)
     second.read_lines(2)
     kill(second)
-    third = start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="4")
-    assert sorted(third.read_lines(2)) == ["up 2 1", "up 3 1"]
-    pid = int(third.hear("slot 2: replacement 1")[-1].split("pid ")[1].rstrip(")\n"))
+    third = start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="6")
+    assert sorted(third.read_lines(2)) == ["up 2 2", "up 3 2"]
+    pid = int(third.hear("slot 2: replacement 2")[-1].split("pid ")[1].rstrip(")\n"))
     os.kill(pid, signal.SIGKILL)
-    assert third.read_lines(1) == ["up 2 2"]
+    assert third.read_lines(1) == ["up 2 3"]
     kill(third)
-    fourth = start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="4")
-    assert sorted(fourth.read_lines(2)) == ["up 2 3", "up 3 3"]
+    fourth = start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="6")
+    assert sorted(fourth.read_lines(2)) == ["up 2 5", "up 3 5"]
     kill(fourth)
-    all_well(first, start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="4"))
+    all_well(first, start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="6"))
 
 
 def test_a_spare(start: Start) -> None:
     port = free_port()
-    first, second = (start(LOSSY, *c10d(port, node == 0), COMES_LATER="2") for node in range(2))
+    first, second = (start(LOSSY, *c10d(port, node == 0), COMES_LATER="3") for node in range(2))
     assert sorted(first.read_lines(2)) == ["up 0 0", "up 1 0"]
     assert sorted(second.read_lines(2)) == ["up 2 0", "up 3 0"]
-    spare = start(LOSSY, *c10d(port, False), COMES_LATER="2")
+    spare = start(LOSSY, *c10d(port, False), COMES_LATER="3")
     spare.hear("this one waits")
     kill(second)
-    assert sorted(spare.read_lines(2)) == ["up 2 1", "up 3 1"]
-    another = start(LOSSY, *c10d(port, False), COMES_LATER="2")
+    assert sorted(spare.read_lines(2)) == ["up 2 2", "up 3 2"]
+    another = start(LOSSY, *c10d(port, False), COMES_LATER="3")
     another.hear("this one waits")
     kill(spare)
-    assert sorted(another.read_lines(2)) == ["up 2 2", "up 3 2"]
+    assert sorted(another.read_lines(2)) == ["up 2 4", "up 3 4"]
     all_well(first, another)
 
 
@@ -197,7 +198,7 @@ def test_one_that_was_stopped_ends(monkeypatch: pytest.MonkeyPatch, start: Start
     worker = os.pidfd_open(int(second.read_lines(1)[0].split()[3]))
     second.send(signal.SIGSTOP)
     again = start(LOSSY, *static(port, 1, 1, "--policy", "lossy"))
-    assert again.read_lines(1) == ["up 1 1"]
+    assert again.read_lines(1)[0].startswith("up 1 2")
     wait_gone([worker])  # it has been voted out
     second.send(signal.SIGCONT)
     code, _, err = second.finish()
@@ -254,7 +255,7 @@ def test_one_that_comes_too_late_changes_nothing(start: Start, tmp_path: Path, s
     code, _, err = again.finish()
     assert code == 1
     assert "the others had finished before it came in" in err
-    assert "replacement 2" not in err
+    assert "replacement 3" not in err
     code, _, err = first.finish()
     assert code == (0 if sig is signal.SIGTERM else 1), err
     assert sig is signal.SIGTERM or "node 1 is gone" in err
@@ -271,3 +272,149 @@ def test_another_number_of_workers(start: Start) -> None:
     assert "node 1 had 1 workers, and whoever takes its place has to have as many: --nproc-per-node 1" in err
     again = start(LOSSY, *static(port, 1, 1, "--policy", "lossy"))
     all_well(first, again)
+
+
+PLAIN = """
+import os
+if os.environ["FTCOMM_INCARNATION"] == "0" and os.environ["RANK"] == "1":
+    open(os.environ["WORK"] + "/fifo").read()
+    raise SystemExit(1)
+"""
+
+
+def test_workers_that_are_independent_of_each_other_are_restarted(start: Start, tmp_path: Path) -> None:
+    """They use no ftcomm: that the others have succeeded says nothing."""
+    os.mkfifo(tmp_path / "fifo")
+    port = free_port()
+    first, second = (start(PLAIN, *static(port, node, 1)) for node in range(2))
+    first.hear("waiting for the other nodes")
+    with open(tmp_path / "fifo", "w"):
+        pass
+    assert "slot 1: replacement 1 started" in all_well(first, second)[1]
+
+
+def test_the_policy_raise_takes_none(start: Start) -> None:
+    waits = "import os, signal, ftcomm\nftcomm.init()\nos.write(1, b'up\\n')\nsignal.pause()\n"
+    port = free_port()
+    first, second = (start(waits, *static(port, node, 1, "--policy", "raise")) for node in range(2))
+    first.read_lines(1)
+    second.read_lines(1)
+    kill(second)
+    again = start(waits, *static(port, 1, 1, "--policy", "raise"))
+    again.hear("the policy raise takes no replacements")
+    first.send(signal.SIGINT)
+    first.finish()
+    assert again.finish()[0] == 1
+
+
+def test_one_that_waits_for_others_at_the_start_keeps_its_place(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
+    monkeypatch.setattr(places, "SILENT", 1.0)
+    port = free_port()
+    three = [("--nnodes", "3", *static(port, node, 1)[2:]) for node in range(3)]
+    early = [start("", *three[node]) for node in range(2)]
+    code, _, err = start("", *three[1]).finish()
+    assert code == 1
+    assert "node 1 is there already" in err
+    all_well(*early, start("", *three[2]))
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ftrun says what it has written on the board, and when it meets the others in torch's rendezvous."""
+    write, begin = places.Board.write, entrance.Entrance._begin_meeting
+
+    def tell(board: places.Board, key: str, value: str) -> None:
+        write(board, key, value)
+        os.write(2, f"wrote {key}\n".encode())
+
+    def meet(self: entrance.Entrance, met: Any) -> Any:
+        os.write(2, b"meets\n")
+        return begin(self, met)
+
+    monkeypatch.setattr(places.Board, "write", tell)
+    monkeypatch.setattr(entrance.Entrance, "_begin_meeting", meet)
+
+
+@pytest.mark.usefixtures("told")
+def test_a_spare_waits_for_as_long_as_it_takes(start: Start) -> None:
+    """Torch gives it join_timeout once a node is lost, and closes the rendezvous for all when somebody ends."""
+    port = free_port()
+    flags = {
+        has_store: tuple(
+            f"{flag},join_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=2"
+            if flag.startswith("is_host")
+            else flag
+            for flag in c10d(port, has_store)
+        )
+        for has_store in (True, False)
+    }
+    first, second = (start(LOSSY, *flags[node == 0], COMES_LATER="3") for node in range(2))
+    first.read_lines(2)
+    second.read_lines(2)
+    taker = start(LOSSY, *flags[False], COMES_LATER="3")
+    taker.hear("this one waits")
+    kill(second)
+    taker.read_lines(2)
+    other = start(LOSSY, *flags[False], "--nproc-per-node", "3", COMES_LATER="3")
+    for _ in range(2):  # torch's time is over, and it waits again
+        other.hear("meets")
+    kill(taker)
+    other.hear("node 1 had 2 workers, and whoever takes its place has to have as many")
+    spare = start(LOSSY, *flags[False], COMES_LATER="3")
+    assert sorted(spare.read_lines(2)) == ["up 2 4", "up 3 4"]
+    all_well(first, spare)
+    assert other.finish()[0] == 1
+
+
+@pytest.mark.usefixtures("told")
+def test_ranks_that_have_finished_are_not_started_again(start: Start) -> None:
+    ends = """
+import os, signal
+import ftcomm
+comm = ftcomm.init()
+os.write(1, b"up\\n")
+comm.leave()
+if comm.rank != 2: signal.pause()  # it works on, for itself
+"""
+    port = free_port()
+    first, second = (start(ends, *static(port, node, 2, "--policy", "replay")) for node in range(2))
+    first.read_lines(2)
+    second.read_lines(2)
+    second.hear("wrote finished/1")
+    kill(second)
+    code, _, err = start(ends, *static(port, 1, 2, "--policy", "replay")).finish()
+    assert code == 1
+    assert "the place of node 1 can't be taken: ranks 2 had finished there" in err
+
+
+def test_a_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch, start: Start, tmp_path: Path) -> None:
+    """Else who has lost it would not be seen to live, and would not see that somebody has its place."""
+    beat = places.Board.beat
+
+    def broken(board: places.Board, node: int) -> None:
+        if (tmp_path / "cut").exists() and node == 1 and not hasattr(board, "was_cut"):
+            board.was_cut = True  # type: ignore[attr-defined]
+            raise RuntimeError("Broken pipe")
+        beat(board, node)
+
+    monkeypatch.setattr(places.Board, "beat", broken)
+    monkeypatch.setattr(places, "SILENT", 2.0)
+    port = free_port()
+    waits = "import os, signal\nos.write(1, b'up\\n')\nsignal.pause()\n"
+    first, second = (start(waits, *static(port, node, 1, "--policy", "lossy")) for node in range(2))
+    first.read_lines(1)
+    second.read_lines(1)
+    (tmp_path / "cut").touch()
+    code, _, err = start(waits, *static(port, 1, 1, "--policy", "lossy")).finish()
+    assert code == 1
+    assert "node 1 is there already, and its ftrun lives" in err
+
+
+def test_a_store_that_cannot_compare_and_set() -> None:
+    """Such as torch's for etcd: nodes meet there, and nobody takes a place."""
+
+    class Plain:
+        compare_set = property()
+
+    place = places.Board(Plain()).found(1, 2)
+    assert place == places.Place(1, "")

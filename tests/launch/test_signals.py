@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launch.running import Start, clean_environment, wait_gone
 
-from ftcomm.launch import agent, preempt, worker, workers
+from ftcomm.launch import preempt, supervisor, worker, workers
 
 NOTICED = """
 import os, signal
@@ -95,7 +95,7 @@ def test_ctrl_c_ends_everything(start: Start) -> None:
 
 
 def test_a_second_signal_ends_at_once(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agent, "ONCE", 0.0)
+    monkeypatch.setattr(supervisor, "ONCE", 0.0)
     run = start(STUBBORN, "--nproc-per-node", "2", "--shutdown-timeout", "3000000")
     workers = [os.pidfd_open(int(line)) for line in run.read_lines(2)]
     run.send(signal.SIGTERM)
@@ -110,7 +110,7 @@ def test_a_signal_that_comes_twice_in_a_moment_is_one(
     start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`timeout` sends it to its child and to the whole group, for one."""
-    monkeypatch.setattr(agent, "ONCE", 3600.0)
+    monkeypatch.setattr(supervisor, "ONCE", 3600.0)
     for rank in range(2):
         os.mkfifo(tmp_path / f"go{rank}")
     run = start(NOTICED + WHEN_TOLD, "--nproc-per-node", "2")

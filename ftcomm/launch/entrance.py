@@ -16,8 +16,6 @@ from collections.abc import Callable
 from torch.distributed import DistError, PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
-    RendezvousError,
-    RendezvousGracefulExitError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousTimeoutError,
@@ -60,17 +58,23 @@ class Entrance:
         return bool(self._close()) if self.run_is_over else True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        if self._nodes == 1 or self._handler.get_backend() == "static" or self._store_of_round() is None:
+        is_dynamic = hasattr(self._handler, "_state_holder") and hasattr(self._handler, "_store")
+        if self._nodes == 1 or not is_dynamic:
             return self._founded(self._meet())
         return self._meet_or_take()
 
-    def _store_of_round(self) -> Store | None:
-        """What those who have met use. Torch's dynamic handler gives it to nobody else."""
-        try:
-            number = self._handler._state_holder.state.round
-            return PrefixStore(f"torch.rendezvous.{self._handler.get_run_id()}.{number}", self._handler._store)
-        except AttributeError:
-            return None
+    def _round(self) -> int:
+        return int(self._handler._state_holder.state.round)
+
+    def _run_before(self, end: int) -> Board | None:
+        """What the nodes of the run use, if it has begun in one of the rounds before that. Torch gives it to nobody else, and
+        begins another round when it has not heard of those who are left for a while, though they go on.
+        """
+        for number in reversed(range(end)):
+            store = PrefixStore(f"torch.rendezvous.{self._handler.get_run_id()}.{number}", self._handler._store)
+            if (board := Board(store)).read("job") is not None:
+                return board
+        return None
 
     def _founded(self, met: RendezvousInfo) -> RendezvousInfo:
         if met.world_size > 1:
@@ -94,35 +98,43 @@ class Entrance:
             time.sleep(LOOK)
 
     def _meet_or_take(self) -> RendezvousInfo:
-        """Torch lets nobody in who comes later, but has it wait for another round, which never comes."""
+        """Torch lets nobody in who comes later, but has it wait for another round."""
         met: queue.SimpleQueue[RendezvousInfo | BaseException] = queue.SimpleQueue()
         meeting = self._begin_meeting(met)
         watch = Watch(self._workers)
+        another: RendezvousInfo | None = None  # a round that is not the run's first
         while True:
-            store = self._store_of_round()
-            assert store is not None
-            board = Board(store)
-            with contextlib.suppress(queue.Empty):
-                found = met.get(timeout=LOOK)
-                if isinstance(found, RendezvousInfo):
-                    return self._founded(found)
-                if not isinstance(found, RendezvousTimeoutError) or not self._goes_on(board):
-                    self._stay_behind(board, found)
-                    raise found
+            found = _take_from(met, LOOK)
+            run = self._run(another is not None)
+            if isinstance(found, RendezvousInfo):
+                another, run = found, self._run(True)
+            elif isinstance(found, RendezvousTimeoutError) and run is not None:
                 meeting = self._begin_meeting(met)  # a spare waits for as long as it takes
-            with contextlib.suppress(DistError):  # of a store that is gone: the other thread says so
-                if board.read("job") is None:
-                    continue
-                if (place := self._take_any(board, watch)) is not None:
-                    self._end_meeting(meeting)
-                    nodes = int(board.read("nodes") or "0")
-                    self._enter(store, place, nodes)
-                    info = RendezvousStoreInfo.build(place.node, store, None)
-                    return RendezvousInfo(store, place.node, nodes, info)
-                why = "the rendezvous store is here, and has to stay" if serves_store() else "Ctrl-C: do not wait"
-                self._say_once(
-                    f"the run has all its nodes: this one waits, and takes the place of the first one that is lost ({why})"
-                )
+            elif found is not None:
+                self._stay_behind(run)
+                raise found
+            if another is not None and (run is None or self._is_over(run, watch)):
+                return self._founded(another)
+            if run is not None and (place := self._take_any(run, watch)) is not None:
+                return self._taken(run, place, meeting)
+
+    @staticmethod
+    def _is_over(run: Board, watch: Watch) -> bool:
+        """Without a word. RendezvousClosedError: it is well over, and does not begin again."""
+        if run.end_of(0, run.number(0)) is not None:
+            raise RendezvousClosedError("the run has had all its nodes without this one (--nnodes), and is over")
+        return watch.is_silent(run, 0)
+
+    def _run(self, before_this_round: bool) -> Board | None:
+        with contextlib.suppress(DistError):
+            return self._run_before(self._round() + (not before_this_round))
+        return None
+
+    def _taken(self, run: Board, place: Place, meeting: threading.Thread) -> RendezvousInfo:
+        self._end_meeting(meeting)
+        nodes = int(run.read("nodes") or "0")
+        self._enter(run.store, place, nodes)
+        return RendezvousInfo(run.store, place.node, nodes, RendezvousStoreInfo.build(place.node, run.store, None))
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
@@ -153,20 +165,18 @@ class Entrance:
         meeting.join(5.0)
         holder.sync = before
 
-    @staticmethod
-    def _goes_on(board: Board) -> bool:
-        with contextlib.suppress(DistError):
-            return board.read("job") is not None
-        return False
-
     def _take_any(self, board: Board, watch: Watch) -> Place | None:
+        with contextlib.suppress(DistError):  # of a store that is gone: the other thread says so
+            return self._find(board, watch)
+        return None
+
+    def _find(self, board: Board, watch: Watch) -> Place | None:
         nodes = range(int(board.read("nodes") or "0"))
         ends = [board.end_of(node, board.number(node)) for node in nodes]
         over = (End.FAILED, End.INTERRUPTED) if self._replays else ()
         # Of a run that was killed everything is still there, if its store outlives it.
-        if not watch.lives(board, 0) or ends[0] is not None or any(end in over for end in ends):
-            return None
-        for node in nodes[1:]:
+        goes_on = watch.lives(board, 0) and ends[0] is None and not any(end in over for end in ends)
+        for node in nodes[1:] if goes_on else ():
             if ends[node] is End.SUCCEEDED:
                 continue
             try:
@@ -175,16 +185,27 @@ class Entrance:
                     return place
             except RendezvousClosedError as error:
                 self._say_once(str(error))
+        why = "the rendezvous store is here, and has to stay" if serves_store() else "Ctrl-C: do not wait"
+        self._say_once(
+            f"the run has all its nodes: this one waits, and takes the place of the first one that is lost ({why})"
+        )
         return None
 
-    def _stay_behind(self, board: Board, why: BaseException) -> None:
+    def _stay_behind(self, run: Board | None) -> None:
         """The store may live here: who else is about to end needs it."""
-        if not isinstance(why, (RendezvousGracefulExitError, RendezvousClosedError)) or not serves_store():
-            return
         until = time.monotonic() + STAYS
-        with contextlib.suppress(DistError, RendezvousError):
-            nodes = range(int(board.read("nodes") or "0"))
-            while time.monotonic() < until:
-                if all(board.read(f"knows/{node}/{board.number(node)}") is not None for node in nodes):
+        with contextlib.suppress(DistError):
+            while run is not None and serves_store() and time.monotonic() < until:
+                nodes = range(int(run.read("nodes") or "0"))
+                if all(run.read(f"knows/{node}/{run.number(node)}") is not None for node in nodes):
                     return
                 time.sleep(0.2)
+
+
+def _take_from(
+    met: queue.SimpleQueue[RendezvousInfo | BaseException], seconds: float
+) -> RendezvousInfo | BaseException | None:
+    try:
+        return met.get(timeout=seconds)
+    except queue.Empty:
+        return None

@@ -157,6 +157,10 @@ class Watch:
         """Whether its tenant has shown itself since this was first asked, and still does."""
         return self.look(board, node) is not None and node in self._has_changed and self._seen[node][2] < SILENT
 
+    def is_silent(self, board: Board, node: int) -> bool:
+        """Whether its tenant has shown nothing for a while."""
+        return self.look(board, node) is None or self._seen[node][2] >= SILENT
+
     def is_free(self, board: Board, node: int) -> str | None:
         """The tenant that it had, if there is none any more. RendezvousClosedError: nobody with so many workers can take it."""
         if (tenant := self.look(board, node)) is None:

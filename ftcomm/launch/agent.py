@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
-from ftcomm.launch.retries import TRIES, Begin
+from ftcomm.launch.retries import HELD, TRIES, Begin
 from ftcomm.launch.store import nobody_listens
 from ftcomm.launch.supervisor import TOO_LATE, Supervisor
 from ftcomm.launch.workers import Exit, Slot, SlotState
@@ -42,7 +42,7 @@ class FtAgent(Supervisor):
         elif self._is_misconfigured(ended):
             self._give_up(ended, MISCONFIGURED)
         elif self._nobody_to_join():
-            self._give_up(ended, self._why_nobody())
+            self._give_up(ended, self._why_nobody(slot))
         elif slot.replacements >= restarts:
             self._give_up(
                 ended, f"it was replaced {restarts} times (--max-restarts)" if restarts else "--max-restarts is 0"
@@ -59,7 +59,9 @@ class FtAgent(Supervisor):
     def _start(self, slot: Slot, begin: Begin, **facts: Any) -> None:
         """The slot's next worker. Where the kernel refuses one it is tried again: the others wait or go on meanwhile."""
         if self._nodes is not None and not self._nodes.is_sure():
-            self._retries.hold(slot, begin, facts)
+            if self._retries.hold(slot, begin, facts):
+                what = {"rank": slot.rank, "incarnation": slot.incarnation + 1}
+                self._log("not-started", **what, error="the rendezvous store does not answer", again_in=HELD)
             return
         try:
             begin(slot)
@@ -88,7 +90,7 @@ class FtAgent(Supervisor):
 
     def _nobody_waits(self, ended: Exit) -> None:
         """For a worker that could not be started while there was somebody."""
-        self._give_up(ended, self._why_nobody())
+        self._give_up(ended, self._why_nobody(ended.slot))
 
     def _spawned(self, slot: Slot, **more: Any) -> None:
         worker = self._context.worker(slot)
@@ -105,10 +107,12 @@ class FtAgent(Supervisor):
         rank = ended.slot.rank
         # A replacement that was refused, or that we ended, did not fail: what it came for is the slot's failure.
         failed = (rank, ended.incarnation) not in self._orphaned | self._members.refused
-        came_for = None if failed and not self._others_have_finished() else self._replaced.get(rank)
+        in_vain = not failed or (self._others_have_finished() and not self._holds_state(ended.slot))
+        came_for = self._replaced.get(rank) if in_vain else None
         self._failures[rank] = came_for or ended.failure
-        if self._others_have_finished() and not self._place.is_first and came_for is None:
-            self._setting.ended_along[rank] = TOO_LATE
+        if in_vain and came_for is None and not self._place.is_first:
+            self._setting.ended_along[rank] = why
+            self._in_vain.add(rank)
         running = self._context.running()
         if self._nobody_to_join():
             running = [slot for slot in running if self._holds_state(slot)]
@@ -135,7 +139,7 @@ class FtAgent(Supervisor):
 
     def _others_have_finished(self) -> bool:
         """With nobody left here who holds the state, either. Without ftcomm workers may well be independent of each other."""
-        if not self._speaks_ftcomm or self._nodes is None or not self._nodes.others_have_succeeded:
+        if not self._speaks_ftcomm or self._nodes is None or not self._nodes.others_have_ended:
             return False
         return not any(self._holds_state(slot) for slot in self._context.running())
 
@@ -145,10 +149,10 @@ class FtAgent(Supervisor):
         if self._nodes is not None and group.group_rank > 0 and group.spec.rdzv_handler.use_agent_store:
             self._store_is_gone = self._store_is_gone or nobody_listens(group.master_addr, group.master_port)
 
-    def _why_nobody(self) -> str:
+    def _why_nobody(self, slot: Slot) -> str:
         if self._store_is_gone:
             return "the store in another node's ftrun, through which it would come in, is gone. Start the job again"
-        if self._others_have_finished():
+        if self._others_have_finished() and not self._holds_state(slot):
             return TOO_LATE
         return "no worker is left that it could join"
 
@@ -164,6 +168,6 @@ class FtAgent(Supervisor):
             self._orphaned.add((slot.rank, slot.incarnation))
             finished = any(other.state is SlotState.SUCCEEDED for other in self._context.slots.values())
             finished = finished and not self._store_is_gone
-            why = TOO_LATE if finished else self._why_nobody()
+            why = TOO_LATE if finished else self._why_nobody(slot)
             self._log("orphaned", rank=slot.rank, incarnation=slot.incarnation, why=why)
             self._context.worker(slot).kill()

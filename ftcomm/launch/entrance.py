@@ -55,7 +55,13 @@ class Entrance:
 
     def shutdown(self) -> bool:
         """Torch closes the rendezvous for all, for ever, when one ends; here the run goes on, and spares wait for it."""
+        self.end_heartbeats()
         return bool(self._close()) if self.run_is_over else True
+
+    def end_heartbeats(self) -> None:
+        """Of torch's timer, whose thread would be in the store when the interpreter ends."""
+        if hasattr(self._handler, "_stop_heartbeats"):
+            self._handler._stop_heartbeats()
 
     def next_rendezvous(self) -> RendezvousInfo:
         is_dynamic = hasattr(self._handler, "_state_holder") and hasattr(self._handler, "_store")
@@ -77,7 +83,9 @@ class Entrance:
         return None
 
     def _founded(self, met: RendezvousInfo) -> RendezvousInfo:
-        if met.world_size > 1:
+        if met.world_size == 1:
+            self.run_is_over = True  # when this ftrun ends
+        else:
             board = Board(met.store)
             place = board.found(met.rank, self._workers) or self._take_over(board, met.rank)
             self._enter(met.store, place, met.world_size)
@@ -118,12 +126,13 @@ class Entrance:
             if run is not None and (place := self._take_any(run, watch)) is not None:
                 return self._taken(run, place, meeting)
 
-    @staticmethod
-    def _is_over(run: Board, watch: Watch) -> bool:
-        """Without a word. RendezvousClosedError: it is well over, and does not begin again."""
-        if run.end_of(0, run.number(0)) is not None:
+    def _is_over(self, run: Board, watch: Watch) -> bool:
+        """And may begin again, as after Ctrl-C. RendezvousClosedError: it has succeeded."""
+        end = run.end_of(0, run.number(0))
+        if end is End.SUCCEEDED:
+            self._stay_behind(run)
             raise RendezvousClosedError("the run has had all its nodes without this one (--nnodes), and is over")
-        return watch.is_silent(run, 0)
+        return end is not None or watch.is_silent(run, 0)
 
     def _run(self, before_this_round: bool) -> Board | None:
         with contextlib.suppress(DistError):

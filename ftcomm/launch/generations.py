@@ -83,8 +83,9 @@ class Generations:
     # -- the store's thread ----------------------------------------------------------------------------------------
 
     def use(self, store: Store) -> None:
-        """Another connection to it."""
+        """Another connection to it; what the one before was given may not have come."""
         self._store = store
+        self._written.clear()
 
     def look(self, finished: Set[int], lost: Set[int]) -> None:
         """Of other nodes: whose workers have all succeeded, and which have ended otherwise."""

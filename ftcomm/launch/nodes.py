@@ -55,6 +55,7 @@ class Nodes:
         self._wake = threading.Event()
         self._stop = self._store_is_gone = self._lost_place = False
         self._sure_at, self._is_asked = _now(), False
+        self._asked_at, self._unsure = _now(), 0.0  # for how long it has not been sure
         self._unwritten: dict[str, str] = {}  # for the board
         self._beats = threading.Thread(target=self._beat, name="ftrun-beat", daemon=True)
         self.write_incarnation(place.incarnation)
@@ -94,16 +95,24 @@ class Nodes:
         return self._store_is_gone
 
     @property
-    def others_have_succeeded(self) -> bool:
-        """As far as it is known; no other node is waited for, or waits."""
-        return all(self._ends.get(n) is End.SUCCEEDED for n in self._others)
+    def others_have_ended(self) -> bool:
+        """As far as it is known: nobody is there who would let anybody in."""
+        return all(n in self._ends for n in self._others)
 
     def is_sure(self) -> bool:
         """That this node's place was this ftrun's a moment ago, or that nobody can take it. If not, there will be news.
 
         After it was stopped it may not be, and must not start what would be in the way of another one's workers.
         """
-        if self._store_is_gone or _now() - self._sure_at < SURE:
+        now = _now()
+        if now - self._sure_at < SURE:
+            self._unsure = 0.0
+            return True
+        # Whatever the thread still hopes for. But this ftrun may have been stopped in between.
+        self._unsure += min(now - self._asked_at, BEAT)
+        self._asked_at = now
+        self._store_is_gone = self._store_is_gone or self._unsure > GONE
+        if self._store_is_gone:
             return True
         self._is_asked = True
         self._wake.set()
@@ -116,7 +125,7 @@ class Nodes:
 
     def _beat(self) -> None:
         next_beat = 0.0
-        while not self._stop and not self._lost_place:
+        while not self._stop and not self._lost_place and not self._store_is_gone:
             try:
                 if (now := time.monotonic()) >= next_beat:
                     self._board.beat(self._node)
@@ -124,9 +133,7 @@ class Nodes:
                 self._look_and_write()
             except RuntimeError:
                 if not self._connect_again():
-                    self._store_is_gone = True
-                    os.eventfd_write(self.fd, 1)
-                    return
+                    self._lose_store()
             waits = self.generations is not None and self.generations.lacks_members
             self._wake.wait(LOOK if waits else BEAT)
             self._wake.clear()
@@ -140,26 +147,43 @@ class Nodes:
             self._is_asked = False
             os.eventfd_write(self.fd, 1)
         while self._unwritten:
-            key, value = self._unwritten.popitem()
+            key, value = next(iter(self._unwritten.items()))
             self._board.write(key, value)
+            if self._unwritten[key] == value:  # and no newer one
+                del self._unwritten[key]
         self._look()
+
+    def _lose_store(self) -> None:
+        self._store_is_gone = True
+        os.eventfd_write(self.fd, 1)
 
     def _connect_again(self) -> bool:
         """A connection may break while the store lives, where this node's place can be taken. False: it does not."""
-        while not self._stop and not is_gone(self._board.store):
-            store = own_connection(self._board.store)
-            if store is not self._board.store:
-                self._board.store = store
-                if self.generations is not None:
-                    self.generations.use(store)
+        while not self._stop and not self._store_is_gone and not is_gone(self._board.store):
+            if self._connect():
                 return True
             self._wake.wait(BEAT)
             self._wake.clear()
         return False
 
-    def _has_lost_place(self) -> bool:
-        if not self._place.tenant or self._board.tenant(self._node) == self._place.tenant:
+    def _connect(self) -> bool:
+        """All is looked at again: what the broken connection was asked for may not have come."""
+        store = own_connection(self._board.store)
+        if store is self._board.store:
             return False
+        self._board.store = store
+        self._seen, self._poked = -1, True
+        if self.generations is not None:
+            self.generations.use(store)
+        return True
+
+    def _has_lost_place(self) -> bool:
+        tenant = self._board.tenant(self._node) if self._place.tenant else ""
+        if tenant == self._place.tenant:
+            return False
+        if tenant is None:  # another store, in place of the one that is gone
+            self._lose_store()
+            return True
         self._lost_place = True
         os.eventfd_write(self.fd, 1)
         return True
@@ -215,13 +239,8 @@ class Nodes:
         def wait() -> None:
             try:
                 with contextlib.suppress(RuntimeError):
-                    if self._has_lost_place():
-                        return
-                    self._board.write_end(self._place, how)
-                    self._wait(ends, leave)
-                    self._board.write(f"knows/{self._node}/{self._place.number}", "")
-                    if serves_store():
-                        self._wait_for_knowing(ends, leave)
+                    while not self._say_and_wait(how, ends, leave) and self._connect():
+                        pass
             finally:
                 os.write(write_fd, b".")
 
@@ -238,6 +257,20 @@ class Nodes:
                         leave.set()
                     got = got or one  # SIGTERM as when it comes before: the others need the store
         return ends, got
+
+    def _say_and_wait(self, how: End, ends: dict[int, End], leave: threading.Event) -> bool:
+        """False: the connection broke, and the store may live."""
+        try:
+            if self._has_lost_place():
+                return True
+            self._board.write_end(self._place, how)
+            self._wait(ends, leave)
+            self._board.write(f"knows/{self._node}/{self._place.number}", "")
+            if serves_store():
+                self._wait_for_knowing(ends, leave)
+        except RuntimeError:
+            return leave.is_set() or is_gone(self._board.store)
+        return True
 
     def _wait(self, ends: dict[int, End], leave: threading.Event) -> None:
         begun = time.monotonic()

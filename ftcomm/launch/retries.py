@@ -4,7 +4,6 @@ not known whether they still are this ftrun's to start.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 from ftcomm.launch.workers import Slot
 
 FIRST, LONGEST = 0.5, 30.0  # seconds until the next try; twice as long after each
+HELD = 5.0  # seconds
 TRIES = 20  # in a row, of one slot: some eight minutes
 
 Begin = Callable[[Slot], None]
@@ -34,6 +34,7 @@ class Retries:
 
     _refused: dict[int, Refused] = field(default_factory=dict)  # by rank
     _tries: dict[int, int] = field(default_factory=dict)
+    _held: set[int] = field(default_factory=set)  # since they were last started
 
     def __bool__(self) -> bool:
         return bool(self._refused)
@@ -47,17 +48,20 @@ class Retries:
         self._refused[slot.rank] = Refused(slot, begin, facts, time.monotonic() + delay)
         return delay
 
-    def hold(self, slot: Slot, begin: Begin, facts: dict[str, Any]) -> None:
-        """Until :meth:`release`."""
-        self._refused[slot.rank] = Refused(slot, begin, facts, math.inf)
+    def hold(self, slot: Slot, begin: Begin, facts: dict[str, Any]) -> bool:
+        """Until :meth:`release`, or for a while. Whether it was held before."""
+        again = slot.rank in self._held
+        self._held.add(slot.rank)
+        self._refused[slot.rank] = Refused(slot, begin, facts, time.monotonic() + HELD)
+        return again
 
     def release(self) -> None:
         """Those that are held are due."""
-        for one in self._refused.values():
-            if one.at == math.inf:
-                one.at = time.monotonic()
+        for rank in self._held & self._refused.keys():
+            self._refused[rank].at = time.monotonic()
 
     def succeeded(self, slot: Slot) -> None:
+        self._held.discard(slot.rank)
         self._tries.pop(slot.rank, None)
 
     def take_due(self) -> list[Refused]:

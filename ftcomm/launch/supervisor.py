@@ -84,6 +84,7 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._nodes: Nodes | None = None  # if there are several
         self._place = Place(0, "")
         self._entrance: Entrance | None = None
+        self._in_vain: set[int] = set()  # ranks of a place that was taken, of which nobody here ever was in
         self._interrupt: signal.Signals | None = None
         self._interrupted_at = 0.0
         self._kill_at: float | None = None
@@ -203,6 +204,8 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if self._nodes is not None and not self._setting.place_is_lost:
             self._end_beside_others(self._nodes)
         if self._interrupt is not None:
+            if self._entrance is not None:
+                self._entrance.end_heartbeats()
             raise SignalException(f"ftrun got {self._interrupt.name}", sigval=self._interrupt)
         ranks = [slot.rank for slot in self._context.slots.values()]
         return RunResult(
@@ -294,12 +297,12 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._context.kill_all()
             for slot in self._context.slots.values():
                 if slot.state is SlotState.FAILED and slot.rank not in self._failures:  # it was to start again
-                    self._ends_with_place(self._ends[slot.rank])
+                    self._ends_with_place(self._ends.get(slot.rank))
 
-    def _ends_with_place(self, ended: Exit) -> None:
-        assert ended.failure is not None
-        self._failures[ended.slot.rank] = ended.failure
-        self._setting.ended_along[ended.slot.rank] = "another ftrun has taken this node's place"
+    def _ends_with_place(self, ended: Exit | None) -> None:
+        if ended is not None and ended.failure is not None:  # else it does not die
+            self._failures[ended.slot.rank] = ended.failure
+            self._setting.ended_along[ended.slot.rank] = "another ftrun has taken this node's place"
 
     @property
     def _ending(self) -> bool:
@@ -364,7 +367,7 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         of_sigterm = self._interrupt is signal.SIGTERM
         stays = self._interrupt is None or (of_sigterm and serves_store())
         ended = End.FAILED if self._failures else End.SUCCEEDED
-        if self._failures and all(self._setting.ended_along.get(rank) == TOO_LATE for rank in self._failures):
+        if self._failures and self._in_vain.issuperset(self._failures):
             ended = self._place.before  # it has changed nothing
         how = End.LEFT if of_sigterm else End.INTERRUPTED if self._interrupt else ended
         if stays:
@@ -376,7 +379,7 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
             self._setting.place_is_lost = True
             return
         assert self._entrance is not None
-        self._entrance.run_is_over = got is None and self._interrupt is None
+        self._entrance.run_is_over = got is None and self._interrupt is None and End.UNKNOWN not in others.values()
         self._setting.other_nodes.update(others)
         self._interrupt = self._interrupt or got
 

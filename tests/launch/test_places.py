@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from launch.running import Ftrun, Start, start_nodes, wait_gone
 from ports import free_port
+from torch.distributed import HashStore
 
 from ftcomm.launch import entrance, nodes, places
 
@@ -262,6 +263,46 @@ def test_one_that_comes_too_late_changes_nothing(start: Start, tmp_path: Path, s
     assert sig is signal.SIGTERM or "node 1 is gone" in err
 
 
+LATE = """
+import os
+import ftcomm
+comm = ftcomm.init()
+if comm.job.incarnation > 0:
+    comm.job.join_wait().wait()
+    os.write(1, b"in\\n")
+    open(os.environ["WORK"] + "/late").read()
+    raise SystemExit(7)
+os.write(1, b"up\\n")
+while not comm.job.waiting():
+    if comm.rank == 1: open(os.environ["WORK"] + "/never").read()
+comm.job.admit().wait()
+"""
+
+
+def test_one_that_was_in_and_fails_has_failed(start: Start, tmp_path: Path) -> None:
+    """Also when the others have finished, and whatever its node's last ftrun has said."""
+    for name in ("late", "never"):
+        os.mkfifo(tmp_path / name)
+    port = free_port()
+    more = ("--policy", "lossy", "--max-restarts", "0")
+    first, second = (start(LATE, *static(port, node, 1, *more)) for node in range(2))
+    first.read_lines(1)
+    second.read_lines(1)
+    second.send(signal.SIGTERM)
+    second.finish()
+    again = start(LATE, *static(port, 1, 1, *more))
+    assert again.read_lines(1) == ["in"]
+    first.hear("waiting for the other nodes")
+    with open(tmp_path / "late", "w"):
+        pass
+    code, _, err = again.finish()
+    assert code == 1
+    assert "rank 1 failed for good: exit code 7" in err
+    code, _, err = first.finish()
+    assert code == 1
+    assert "a worker of node 1 failed for good" in err
+
+
 def test_another_number_of_workers(start: Start) -> None:
     port = free_port()
     first, second = (start(LOSSY, *static(port, node, 1, "--policy", "lossy")) for node in range(2))
@@ -295,17 +336,20 @@ def test_workers_that_are_independent_of_each_other_are_restarted(start: Start, 
 
 
 def test_the_policy_raise_takes_none(start: Start) -> None:
-    waits = "import os, signal, ftcomm\nftcomm.init()\nos.write(1, b'up\\n')\nsignal.pause()\n"
+    """Whoever has tried it changes nothing: the node was told to go, and the others succeed."""
+    waits = "import os, signal, ftcomm\nftcomm.init()\nsignal.signal(signal.SIGUSR1, lambda *_: os._exit(0))\n"
+    waits += "os.write(1, f'up {os.getpid()}\\n'.encode())\nsignal.pause()\n"
     port = free_port()
     first, second = (start(waits, *static(port, node, 1, "--policy", "raise")) for node in range(2))
-    first.read_lines(1)
+    pid = int(first.read_lines(1)[0].split()[1])
     second.read_lines(1)
-    kill(second)
+    second.send(signal.SIGTERM)
+    second.finish()
     again = start(waits, *static(port, 1, 1, "--policy", "raise"))
     again.hear("the policy raise takes no replacements")
-    first.send(signal.SIGINT)
-    first.finish()
+    os.kill(pid, signal.SIGUSR1)
     assert again.finish()[0] == 1
+    all_well(first)
 
 
 def test_one_that_waits_for_others_at_the_start_keeps_its_place(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
@@ -426,3 +470,28 @@ def test_a_store_that_cannot_compare_and_set() -> None:
 
     place = places.Board(Plain()).found(1, 2)
     assert place == places.Place(1, "")
+
+
+def test_a_store_that_never_answers_is_gone_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that is lost says nothing at all: what waits for its word is started a minute later. A stop is no such minute."""
+    now = [0.0]
+    monkeypatch.setattr(nodes, "_now", lambda: now[0])
+    monkeypatch.setattr(nodes, "BEAT", 5.0)
+    one = nodes.Nodes(HashStore(), places.Place(1, "1 1 token"), 2, False)
+    assert one.is_sure()
+    now[0] = 1000.0  # it was stopped
+    assert not one.is_sure()
+    asks = 0
+    while not one.is_sure():
+        now[0] += 5.0
+        asks += 1
+    assert asks == 12
+    assert one.store_is_gone
+
+
+def test_another_store_in_place_of_the_first_is_none() -> None:
+    """The first node's ftrun was started again: nobody has taken the place of this one."""
+    one = nodes.Nodes(HashStore(), places.Place(1, "1 1 token"), 2, False)
+    assert one._has_lost_place()
+    assert one.store_is_gone
+    assert not one.lost_place

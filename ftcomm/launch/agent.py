@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from ftcomm.launch.retries import HELD, TRIES, Begin
-from ftcomm.launch.store import nobody_listens
+from ftcomm.launch.store import somebody_listens
 from ftcomm.launch.supervisor import TOO_LATE, Supervisor
 from ftcomm.launch.workers import Exit, Slot, SlotState
 
@@ -147,7 +147,7 @@ class FtAgent(Supervisor):
         """The job's, not the rendezvous': the ftrun with the workers of rank 0 has it, whoever has the other."""
         group = self._worker_group
         if self._nodes is not None and group.group_rank > 0 and group.spec.rdzv_handler.use_agent_store:
-            self._store_is_gone = self._store_is_gone or nobody_listens(group.master_addr, group.master_port)
+            self._store_is_gone = self._store_is_gone or somebody_listens(group.master_addr, group.master_port) is False
 
     def _why_nobody(self, slot: Slot) -> str:
         if self._store_is_gone:

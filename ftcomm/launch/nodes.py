@@ -15,7 +15,7 @@ from torch.distributed import Store
 from ftcomm.launch.generations import NEWS, Generations
 from ftcomm.launch.places import Board, End, Place
 from ftcomm.launch.signals import Signals
-from ftcomm.launch.store import is_gone, own_connection, serves_store
+from ftcomm.launch.store import is_served, own_connection, serves_store
 
 BEAT = 5.0  # seconds
 LOOK = 0.5  # seconds between two looks of a node whose workers can't go on by themselves
@@ -159,8 +159,11 @@ class Nodes:
 
     def _connect_again(self) -> bool:
         """A connection may break while the store lives, where this node's place can be taken. False: it does not."""
-        while not self._stop and not self._store_is_gone and not is_gone(self._board.store):
-            if self._connect():
+        while not self._stop and not self._store_is_gone:
+            served = is_served(self._board.store)
+            if served is False:
+                return False
+            if served and self._connect():
                 return True
             self._wake.wait(BEAT)
             self._wake.clear()
@@ -259,7 +262,7 @@ class Nodes:
         return ends, got
 
     def _say_and_wait(self, how: End, ends: dict[int, End], leave: threading.Event) -> bool:
-        """False: the connection broke, and the store may live."""
+        """False: the connection broke, and the store lives."""
         try:
             if self._has_lost_place():
                 return True
@@ -269,7 +272,7 @@ class Nodes:
             if serves_store():
                 self._wait_for_knowing(ends, leave)
         except RuntimeError:
-            return leave.is_set() or is_gone(self._board.store)
+            return leave.is_set() or not is_served(self._board.store)
         return True
 
     def _wait(self, ends: dict[int, End], leave: threading.Event) -> None:

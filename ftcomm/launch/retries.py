@@ -34,7 +34,7 @@ class Retries:
 
     _refused: dict[int, Refused] = field(default_factory=dict)  # by rank
     _tries: dict[int, int] = field(default_factory=dict)
-    _held: set[int] = field(default_factory=set)  # since they were last started
+    _held: dict[int, int] = field(default_factory=dict)  # how often since it was last started
 
     def __bool__(self) -> bool:
         return bool(self._refused)
@@ -49,19 +49,18 @@ class Retries:
         return delay
 
     def hold(self, slot: Slot, begin: Begin, facts: dict[str, Any]) -> bool:
-        """Until :meth:`release`, or for a while. Whether it was held before."""
-        again = slot.rank in self._held
-        self._held.add(slot.rank)
+        """Until :meth:`release`, or for a while. True the second time in a row, as most need only one."""
+        self._held[slot.rank] = self._held.get(slot.rank, 0) + 1
         self._refused[slot.rank] = Refused(slot, begin, facts, time.monotonic() + HELD)
-        return again
+        return self._held[slot.rank] == 2
 
     def release(self) -> None:
         """Those that are held are due."""
-        for rank in self._held & self._refused.keys():
+        for rank in self._held.keys() & self._refused.keys():
             self._refused[rank].at = time.monotonic()
 
     def succeeded(self, slot: Slot) -> None:
-        self._held.discard(slot.rank)
+        self._held.pop(slot.rank, None)
         self._tries.pop(slot.rank, None)
 
     def take_due(self) -> list[Refused]:

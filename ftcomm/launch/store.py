@@ -8,24 +8,24 @@ import socket
 from torch.distributed import Store
 
 
-def nobody_listens(address: str, port: int) -> bool:
-    """Any more: whoever did has ended. Of a host that does not answer nothing is known."""
+def somebody_listens(address: str, port: int) -> bool | None:
+    """None: of a host that does not answer nothing is known. (Torch's own attempts print a page each.)"""
     try:
         with socket.create_connection((address, port), 1.0):
-            return False
+            return True
     except ConnectionRefusedError:
-        return True
+        return False  # any more: whoever did has ended
     except OSError:
-        return False
+        return None
 
 
-def is_gone(store: Store) -> bool:
-    """Whether nobody serves it any more, as far as that can be seen."""
+def is_served(store: Store) -> bool | None:
+    """The same of a store's other end; False where it has none that can be asked."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     if not hasattr(store, "host") or not hasattr(store, "port"):
-        return True
-    return nobody_listens(store.host, store.port)
+        return False
+    return somebody_listens(store.host, store.port)
 
 
 def own_connection(store: Store) -> Store:

@@ -12,6 +12,7 @@ import pytest
 from launch.running import Ftrun, Start, start_nodes, wait_gone
 from ports import free_port
 from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from ftcomm.launch import entrance, nodes, places
 
@@ -128,20 +129,29 @@ def test_again_and_again(start: Start) -> None:
     all_well(first, start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="6"))
 
 
-def test_a_spare(start: Start) -> None:
+def test_a_spare(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
+    """Another one, when the first has taken a place and the one that lost it has ended: that closes no rendezvous."""
+    shutdown = DynamicRendezvousHandler.shutdown
+    monkeypatch.setattr(DynamicRendezvousHandler, "shutdown", lambda self: os.write(2, b"closes\n") and shutdown(self))
+    monkeypatch.setattr(places, "SILENT", 2.0)
+    monkeypatch.setattr(nodes, "SURE", 1.0)
     port = free_port()
     first, second = (start(LOSSY, *c10d(port, node == 0), COMES_LATER="3") for node in range(2))
     assert sorted(first.read_lines(2)) == ["up 0 0", "up 1 0"]
     assert sorted(second.read_lines(2)) == ["up 2 0", "up 3 0"]
     spare = start(LOSSY, *c10d(port, False), COMES_LATER="3")
     spare.hear("this one waits")
-    kill(second)
+    second.send(signal.SIGSTOP)
     assert sorted(spare.read_lines(2)) == ["up 2 2", "up 3 2"]
+    second.send(signal.SIGCONT)
+    code, _, err = second.finish()
+    assert code == 1
+    assert "closes" not in err
     another = start(LOSSY, *c10d(port, False), COMES_LATER="3")
     another.hear("this one waits")
     kill(spare)
     assert sorted(another.read_lines(2)) == ["up 2 4", "up 3 4"]
-    all_well(first, another)
+    assert all("closes" in said for said in all_well(first, another))
 
 
 def results(*ftruns: Ftrun) -> list[str]:

@@ -9,10 +9,11 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from ftcomm.launch.retries import HELD, TRIES, Begin
 from ftcomm.launch.store import somebody_listens
-from ftcomm.launch.supervisor import TOO_LATE, Supervisor
+from ftcomm.launch.supervisor import Supervisor
 from ftcomm.launch.workers import Exit, Slot, SlotState
 
 MISCONFIGURED = "its job can't be made with these options (its output says why), and another try would end the same way"
+TOO_LATE = "the others had finished before it came in"
 
 
 class FtAgent(Supervisor):
@@ -60,8 +61,7 @@ class FtAgent(Supervisor):
         """The slot's next worker. Where the kernel refuses one it is tried again: the others wait or go on meanwhile."""
         if self._nodes is not None and not self._nodes.is_sure():
             if self._retries.hold(slot, begin, facts):
-                what = {"rank": slot.rank, "incarnation": slot.incarnation + 1}
-                self._log("not-started", **what, error="the rendezvous store does not answer", again_in=HELD)
+                self._not_started(slot, "the rendezvous store does not answer", HELD)
             return
         try:
             begin(slot)
@@ -70,11 +70,13 @@ class FtAgent(Supervisor):
             if delay is None:
                 self._cannot_start(self._ends[slot.rank], f"no process could be started {TRIES + 1} times ({error})")
                 return
-            what = {"rank": slot.rank, "incarnation": slot.incarnation + 1}
-            self._log("not-started", **what, error=str(error), again_in=delay)
+            self._not_started(slot, str(error), delay)
         else:
             self._retries.succeeded(slot)
             self._spawned(slot, **facts)
+
+    def _not_started(self, slot: Slot, error: str, again_in: float) -> None:
+        self._log("not-started", rank=slot.rank, incarnation=slot.incarnation + 1, error=error, again_in=again_in)
 
     def _try_again(self) -> None:
         if self._retries and self._nodes is not None and self._nodes.is_sure():
@@ -125,7 +127,7 @@ class FtAgent(Supervisor):
 
     def _nobody_to_join(self) -> bool:
         """True when no running worker holds the training state. Known only where all workers are this node's, or other nodes'
-        have all succeeded, or where the store is gone, without which nobody of any node can let one in.
+        have all ended, or where the store is gone, without which nobody of any node can let one in.
 
         A script that does not use ftcomm can't join anybody either, but its workers may be independent of each other: they
         are restarted as long as one that was there from the start runs or has succeeded (a single one: always).

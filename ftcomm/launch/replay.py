@@ -18,13 +18,12 @@ from torch.distributed.elastic.multiprocessing import ProcessFailure
 
 from ftcomm.boot import boot_id
 from ftcomm.exit_code import STARTS_AGAIN
-from ftcomm.launch.agent import MISCONFIGURED, FtAgent
+from ftcomm.launch.agent import MISCONFIGURED, TOO_LATE, FtAgent
 from ftcomm.launch.folder import Event
 from ftcomm.launch.generations import Has
 from ftcomm.launch.goodbyes import Goodbyes
 from ftcomm.launch.nodes import FAILURES, WHY, Nodes
 from ftcomm.launch.places import End
-from ftcomm.launch.supervisor import TOO_LATE
 from ftcomm.launch.workers import Exit, Slot, SlotState
 
 ENDS_BY_ITSELF = ("left", "gave-up")  # the second says in its output why

@@ -38,7 +38,6 @@ from ftcomm.launch.workers import Exit, SlotState, WorkerContext, start_workers
 from ftcomm.rendezvous import as_job_name
 
 KILLS = 3  # of a worker, before ftrun ends without it
-TOO_LATE = "the others had finished before it came in"
 LOOK = 86400.0  # seconds, for which it waits at most at a time: the kernel takes milliseconds in 31 bits
 ONCE = 0.3  # seconds, in which the same news may come twice: whoever signals all processes of a job may pass a signal on, too
 
@@ -83,7 +82,12 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         self._speaks_ftcomm = False  # some worker has written an event
         self._nodes: Nodes | None = None  # if there are several
         self._place = Place(0, "")
-        self._entrance: Entrance | None = None
+        spec = self._worker_group.spec
+        replays = setting.pair_log is not None
+        self._entrance = Entrance(
+            spec.rdzv_handler, setting.nodes, spec.local_world_size, replays, setting.narrator.say, self._enter
+        )
+        spec.rdzv_handler.shutdown = self._entrance.shutdown
         self._in_vain: set[int] = set()  # ranks of a place that was taken, of which nobody here ever was in
         self._interrupt: signal.Signals | None = None
         self._interrupted_at = 0.0
@@ -124,19 +128,13 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
     # -- start ---------------------------------------------------------------------------------------------------
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        spec, setting = worker_group.spec, self._setting
-        replays = setting.pair_log is not None
-
-        def enter(store: Store, place: Place, nodes: int) -> None:
-            self._place = place
-            self._nodes = Nodes(store, place, nodes, replays)
-            self._nodes.begin()  # before it waits for those who are late: others watch whether it lives
-
-        say = setting.narrator.say
-        self._entrance = Entrance(spec.rdzv_handler, setting.nodes, spec.local_world_size, replays, say, enter)
-        spec.rdzv_handler.shutdown = self._entrance.shutdown
-        with replaced(spec.rdzv_handler, "next_rendezvous", self._entrance.next_rendezvous):
+        with replaced(worker_group.spec.rdzv_handler, "next_rendezvous", self._entrance.next_rendezvous):
             super()._rendezvous(worker_group)
+
+    def _enter(self, store: Store, place: Place, nodes: int) -> None:
+        self._place = place
+        self._nodes = Nodes(store, place, nodes, self._setting.pair_log is not None)
+        self._nodes.begin()  # before it waits for those who are late: others watch whether it lives
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._name_job(worker_group)
@@ -204,8 +202,7 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if self._nodes is not None and not self._setting.place_is_lost:
             self._end_beside_others(self._nodes)
         if self._interrupt is not None:
-            if self._entrance is not None:
-                self._entrance.end_heartbeats()
+            self._entrance.end_heartbeats()
             raise SignalException(f"ftrun got {self._interrupt.name}", sigval=self._interrupt)
         ranks = [slot.rank for slot in self._context.slots.values()]
         return RunResult(
@@ -378,7 +375,6 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         if nodes.lost_place:
             self._setting.place_is_lost = True
             return
-        assert self._entrance is not None
         self._entrance.run_is_over = got is None and self._interrupt is None and End.UNKNOWN not in others.values()
         self._setting.other_nodes.update(others)
         self._interrupt = self._interrupt or got

@@ -87,19 +87,29 @@ def kill(one: Ftrun) -> None:
     one.finish()
 
 
-def all_well(*ftruns: Ftrun) -> list[str]:
-    """What they have said."""
+def end_well(*ftruns: Ftrun) -> list[tuple[str, str]]:
+    """What their workers and they have said."""
     ends = [one.finish() for one in ftruns]
     assert [code for code, _, _ in ends] == [0] * len(ends), "\n".join(f"{code}\n{out}{err}" for code, out, err in ends)
-    return [err for _, _, err in ends]
+    return [(out, err) for _, out, err in ends]
+
+
+def all_well(*ftruns: Ftrun) -> list[str]:
+    return [err for _, err in end_well(*ftruns)]
+
+
+def two_up(start: Start, script: str, each: int, *flags: str, **env: str) -> tuple[int, Ftrun, Ftrun]:
+    """The port, and two nodes whose workers have all said that they are up."""
+    port = free_port()
+    first, second = (start(script, *static(port, node, each, *flags), **env) for node in range(2))
+    first.read_lines(each)
+    second.read_lines(each)
+    return port, first, second
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
 def test_it_is_started_again_there(start: Start, sig: signal.Signals) -> None:
-    port = free_port()
-    first, second = (start(LOSSY, *static(port, node, 2, "--policy", "lossy")) for node in range(2))
-    first.read_lines(2)
-    second.read_lines(2)
+    port, first, second = two_up(start, LOSSY, 2, "--policy", "lossy")
     second.send(sig)
     second.finish()
     again = start(LOSSY, *static(port, 1, 2, "--policy", "lossy"))
@@ -111,11 +121,8 @@ def test_it_is_started_again_there(start: Start, sig: signal.Signals) -> None:
 
 def test_again_and_again(start: Start) -> None:
     """Who comes later has a higher incarnation than all who were there, and as many restarts as anybody."""
-    port = free_port()
     more = ("--policy", "lossy", "--max-restarts", "1")
-    first, second = (start(LOSSY, *static(port, node, 2, *more), COMES_LATER="6") for node in range(2))
-    first.read_lines(2)
-    second.read_lines(2)
+    port, first, second = two_up(start, LOSSY, 2, *more, COMES_LATER="6")
     kill(second)
     third = start(LOSSY, *static(port, 1, 2, *more), COMES_LATER="6")
     assert sorted(third.read_lines(2)) == ["up 2 2", "up 3 2"]
@@ -156,9 +163,7 @@ def test_a_spare(monkeypatch: pytest.MonkeyPatch, start: Start) -> None:
 
 def results(*ftruns: Ftrun) -> list[str]:
     """Of REPLAY."""
-    ends = [one.finish() for one in ftruns]
-    assert [code for code, _, _ in ends] == [0] * len(ends), "\n".join(f"{code}\n{out}{err}" for code, out, err in ends)
-    return sorted(line for _, out, _ in ends for line in out.splitlines() if line.startswith("rank"))
+    return sorted(line for out, _ in end_well(*ftruns) for line in out.splitlines() if line.startswith("rank"))
 
 
 @pytest.fixture(scope="module")
@@ -251,10 +256,7 @@ def test_one_that_comes_too_late_changes_nothing(start: Start, tmp_path: Path, s
     """The others end as without it: well, if the node was told to go."""
     for name in ("late", "fifo0", "fifo1"):
         os.mkfifo(tmp_path / name)
-    port = free_port()
-    first, second = (start(SHORT, *static(port, node, 1, "--policy", "lossy")) for node in range(2))
-    first.read_lines(1)
-    second.read_lines(1)
+    port, first, second = two_up(start, SHORT, 1, "--policy", "lossy")
     second.send(sig)
     second.finish()
     again = start(SHORT, *static(port, 1, 1, "--policy", "lossy"))
@@ -293,11 +295,8 @@ def test_one_that_was_in_and_fails_has_failed(start: Start, tmp_path: Path) -> N
     """Also when the others have finished, and whatever its node's last ftrun has said."""
     for name in ("late", "never"):
         os.mkfifo(tmp_path / name)
-    port = free_port()
     more = ("--policy", "lossy", "--max-restarts", "0")
-    first, second = (start(LATE, *static(port, node, 1, *more)) for node in range(2))
-    first.read_lines(1)
-    second.read_lines(1)
+    port, first, second = two_up(start, LATE, 1, *more)
     second.send(signal.SIGTERM)
     second.finish()
     again = start(LATE, *static(port, 1, 1, *more))
@@ -314,10 +313,7 @@ def test_one_that_was_in_and_fails_has_failed(start: Start, tmp_path: Path) -> N
 
 
 def test_another_number_of_workers(start: Start) -> None:
-    port = free_port()
-    first, second = (start(LOSSY, *static(port, node, 1, "--policy", "lossy")) for node in range(2))
-    first.read_lines(1)
-    second.read_lines(1)
+    port, first, second = two_up(start, LOSSY, 1, "--policy", "lossy")
     kill(second)
     code, _, err = start(LOSSY, *static(port, 1, 2, "--policy", "lossy")).finish()
     assert code == 1
@@ -438,10 +434,7 @@ os.write(1, b"up\\n")
 comm.leave()
 if comm.rank != 2: signal.pause()  # it works on, for itself
 """
-    port = free_port()
-    first, second = (start(ends, *static(port, node, 2, "--policy", "replay")) for node in range(2))
-    first.read_lines(2)
-    second.read_lines(2)
+    port, _, second = two_up(start, ends, 2, "--policy", "replay")
     second.hear("wrote finished/1")
     kill(second)
     code, _, err = start(ends, *static(port, 1, 2, "--policy", "replay")).finish()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ftcomm import __version__
 from ftcomm._lib import lib, library_path, native_path
-from ftcomm.errors import Error
+from ftcomm.errors import ConfigError, Error
 
 __all__ = ["main"]
 
@@ -49,6 +49,8 @@ def _run(arguments: list[str]) -> int:
         return _reported(_timeline, arguments[1:])
     if arguments[:1] == ["tune"]:
         return _reported(_tune, arguments[1:])
+    if arguments[:1] == ["store"]:
+        return _reported(_store, arguments[1:])
     parser = argparse.ArgumentParser(prog="ftcomm", description="Looks at ftcomm: what it is built for, and its tools.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (_, text) in _COMMANDS.items():
@@ -68,6 +70,10 @@ def _run(arguments: list[str]) -> int:
     commands.add_parser(
         "tune",
         help="find the fastest all-reduce for each size on this machine: ftcomm tune --ranks 4 --output tuned.sh",
+    )
+    commands.add_parser(
+        "store",
+        help="keep the stores of jobs on several nodes, on a host that stays, so that no node has to: ftcomm store --port 29400",
     )
     chosen = parser.parse_args(arguments)
     return _reported(_COMMANDS[chosen.command][0], chosen)
@@ -144,6 +150,14 @@ def _tune(arguments: Sequence[str]) -> int:
     from ftcomm.tune import main as tune
 
     return int(tune(arguments))
+
+
+def _store(arguments: Sequence[str]) -> int:
+    try:
+        from ftcomm.launch.keeper import main as keep
+    except ImportError:
+        raise ConfigError("ftcomm store serves torch's rendezvous, and torch is not installed here.") from None
+    return int(keep(arguments))
 
 
 def _clean(chosen: argparse.Namespace) -> None:

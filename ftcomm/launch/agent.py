@@ -28,7 +28,7 @@ class FtAgent(Supervisor):
         # By rank, of each slot's last worker that held the training state: what replacements came for.
         self._replaced: dict[int, ProcessFailure] = {}
         self._orphaned: set[tuple[int, int]] = set()  # (rank, incarnation) of replacements that had nobody to join
-        self._store_is_gone = False  # the job's, which another node's ftrun had
+        self._store_is_gone = False  # the job's, which another node's ftrun had, or a keeper
 
     def _may_replace(self) -> bool:
         return any(slot.replacements < self._worker_group.spec.max_restarts for slot in self._context.running())
@@ -146,14 +146,14 @@ class FtAgent(Supervisor):
         return not any(self._holds_state(slot) for slot in self._context.running())
 
     def _look_for_store(self) -> None:
-        """The job's, not the rendezvous': the ftrun with the workers of rank 0 has it, whoever has the other."""
+        """The job's, not the rendezvous': the first node's ftrun has it or a keeper, whoever has the other."""
         group = self._worker_group
-        if self._nodes is not None and group.group_rank > 0 and group.spec.rdzv_handler.use_agent_store:
+        if self._nodes is not None and group.spec.rdzv_handler.use_agent_store:
             self._store_is_gone = self._store_is_gone or somebody_listens(group.master_addr, group.master_port) is False
 
     def _why_nobody(self, slot: Slot) -> str:
         if self._store_is_gone:
-            return "the store in another node's ftrun, through which it would come in, is gone. Start the job again"
+            return "the job's store, through which it would come in, is gone. Start the job again"
         if self._others_have_finished() and not self._holds_state(slot):
             return TOO_LATE
         return "no worker is left that it could join"

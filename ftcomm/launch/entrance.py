@@ -2,12 +2,13 @@
 
 Under a static rendezvous a place is that of ``--node-rank``. Under torch's dynamic ones (c10d) who comes when all nodes are there
 waits as a spare, and takes the first place that gets free. Never that of the first node, which has the store in which membership
-is decided.
+is decided, but where a keeper has it (:mod:`ftcomm.launch.keeper`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import queue
 import threading
 import time
@@ -22,7 +23,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
-from ftcomm.launch.places import SILENT, Board, End, Place, Watch
+from ftcomm.launch.keeper import ask_for_store, close_store, is_kept
+from ftcomm.launch.places import SILENT, End, Place, Places, Watch
 from ftcomm.launch.store import serves_store
 
 LOOK = 2.0  # seconds between two looks of who waits for a place
@@ -51,12 +53,22 @@ class Entrance:
         self._say, self._enter = say, enter
         self._meet, self._close = handler.next_rendezvous, handler.shutdown
         self._said: set[str] = set()
+        self._kept_at: int | None = None  # the port of the run's store, if a keeper has it
         self.run_is_over = nodes == 1
 
     def shutdown(self) -> bool:
         """Torch closes the rendezvous for all, for ever, when one ends; here the run goes on, and spares wait for it."""
         self.end_heartbeats()
-        return bool(self._close()) if self.run_is_over else True
+        if not self.run_is_over:
+            return True
+        try:
+            if not (self._is_dynamic and is_kept(self._handler._store)):
+                return bool(self._close())
+            if self._kept_at is not None:  # the rendezvous stays open for another run of the name
+                close_store(self._handler._store, self._handler.get_run_id(), self._kept_at)
+        except DistError:
+            return False
+        return True
 
     def end_heartbeats(self) -> None:
         """Of torch's timer, whose thread would be in the store when the interpreter ends."""
@@ -64,21 +76,24 @@ class Entrance:
             self._handler._stop_heartbeats()
 
     def next_rendezvous(self) -> RendezvousInfo:
-        is_dynamic = hasattr(self._handler, "_state_holder") and hasattr(self._handler, "_store")
-        if self._nodes == 1 or not is_dynamic:
+        if self._nodes == 1 or not self._is_dynamic:
             return self._founded(self._meet())
         return self._meet_or_take()
+
+    @property
+    def _is_dynamic(self) -> bool:
+        return hasattr(self._handler, "_state_holder") and hasattr(self._handler, "_store")
 
     def _round(self) -> int:
         return int(self._handler._state_holder.state.round)
 
-    def _run_before(self, end: int) -> Board | None:
+    def _run_before(self, end: int) -> Places | None:
         """What the nodes of the run use, if it has begun in one of the rounds before that. Torch gives it to nobody else, and
         begins another round when it has not heard of those who are left for a while, though they go on.
         """
         for number in reversed(range(end)):
             store = PrefixStore(f"torch.rendezvous.{self._handler.get_run_id()}.{number}", self._handler._store)
-            if (board := Board(store)).read("job") is not None:
+            if (board := Places(store)).read("job") is not None:
                 return board
         return None
 
@@ -86,22 +101,43 @@ class Entrance:
         if met.world_size == 1:
             self.run_is_over = True  # when this ftrun ends
         else:
-            board = Board(met.store)
+            board = Places(met.store)
             place = board.found(met.rank, self._workers) or self._take_over(board, met.rank)
+            if self._is_dynamic:
+                met = self._with_store_of_run(met, board)
             self._enter(met.store, place, met.world_size)
         return met
 
-    def _take_over(self, board: Board, node: int) -> Place:
+    def _with_store_of_run(self, met: RendezvousInfo, board: Places) -> RendezvousInfo:
+        """The first node says whether a keeper has it. Torch has begun one in that node's ftrun meanwhile."""
+        if met.rank == 0:
+            rendezvous = self._handler._store
+            kept = None
+            if self._handler.use_agent_store and is_kept(rendezvous):
+                kept = ask_for_store(rendezvous, self._handler.get_run_id())
+                self._handler._shared_tcp_store_server = None
+            board.write("store", json.dumps(kept))
+        return RendezvousInfo(met.store, met.rank, met.world_size, self._store_of_run(board))
+
+    def _store_of_run(self, run: Places) -> RendezvousStoreInfo:
+        kept = json.loads(run.wait_for("store"))
+        if kept is None:
+            return RendezvousStoreInfo.build(-1, run.store, None)
+        host, self._kept_at = kept
+        return RendezvousStoreInfo(host, self._kept_at)
+
+    def _take_over(self, board: Places, node: int) -> Place:
         """It is told whose place it takes."""
         self._say(
             f"node {node} was here before: its place is taken if its ftrun is gone (looking for up to {SILENT:.0f} s)"
         )
         watch = Watch(self._workers)
         while True:
-            before = watch.is_free(board, node)
+            watch.look(board, node)
+            before = watch.free(node)
             if before is not None and (place := board.take(node, before, self._workers)) is not None:
                 return place
-            if watch.lives(board, node):
+            if watch.lives(node):
                 raise RendezvousClosedError(f"node {node} is there already, and its ftrun lives: see --node-rank")
             time.sleep(LOOK)
 
@@ -113,37 +149,56 @@ class Entrance:
         another: RendezvousInfo | None = None  # a round that is not the run's first
         while True:
             found = _take_from(met, LOOK)
-            run = self._run(another is not None)
             if isinstance(found, RendezvousInfo):
-                another, run = found, self._run(True)
-            elif isinstance(found, RendezvousTimeoutError) and run is not None:
+                another = found
+            run = self._run(another is not None)
+            over = run is None or self._is_over(run, watch)
+            if isinstance(found, RendezvousTimeoutError) and not over:
                 meeting = self._begin_meeting(met)  # a spare waits for as long as it takes
-            elif found is not None:
+            elif isinstance(found, BaseException):
                 self._stay_behind(run)
                 raise found
-            if another is not None and (run is None or self._is_over(run, watch)):
+            if another is not None and over:
                 return self._founded(another)
-            if run is not None and (place := self._take_any(run, watch)) is not None:
+            if run is not None and not over and (place := self._take_any(run, watch)) is not None:
                 return self._taken(run, place, meeting)
 
-    def _is_over(self, run: Board, watch: Watch) -> bool:
-        """And may begin again, as after Ctrl-C. RendezvousClosedError: it has succeeded."""
-        end = run.end_of(0, run.number(0))
-        if end is End.SUCCEEDED:
-            self._stay_behind(run)
-            raise RendezvousClosedError("the run has had all its nodes without this one (--nnodes), and is over")
-        return end is not None or watch.is_silent(run, 0)
+    def _is_over(self, run: Places, watch: Watch) -> bool:
+        """And may begin again, as after Ctrl-C. RendezvousClosedError: this one was to be a spare of it, and it does not."""
+        with contextlib.suppress(DistError):  # of a store that is gone: the thread in torch's rendezvous says so
+            nodes, is_kept = self._look(run, watch), self._outlives_nodes(run)
+            held = nodes if is_kept else nodes[:1]  # without the store nobody goes on
+            if not all(watch.is_over(node) for node in held):
+                return False
+            is_done = any(watch.end(node) in (End.SUCCEEDED, End.FAILED) for node in held)
+            if not is_done or (is_kept and not any(watch.has_lived(node) for node in nodes)):
+                return True
+            if all(watch.is_over(node) for node in nodes):
+                self._stay_behind(run)
+                raise RendezvousClosedError("the run has had all its nodes without this one (--nnodes), and is over")
+        return False
 
-    def _run(self, before_this_round: bool) -> Board | None:
+    def _look(self, run: Places, watch: Watch) -> range:
+        nodes = range(int(run.read("nodes") or "0"))
+        for node in nodes:
+            watch.look(run, node)
+        return nodes
+
+    @staticmethod
+    def _outlives_nodes(run: Places) -> bool:
+        """Whether its store outlives all its nodes."""
+        return json.loads(run.read("store") or "null") is not None
+
+    def _run(self, before_this_round: bool) -> Places | None:
         with contextlib.suppress(DistError):
             return self._run_before(self._round() + (not before_this_round))
         return None
 
-    def _taken(self, run: Board, place: Place, meeting: threading.Thread) -> RendezvousInfo:
+    def _taken(self, run: Places, place: Place, meeting: threading.Thread) -> RendezvousInfo:
         self._end_meeting(meeting)
         nodes = int(run.read("nodes") or "0")
         self._enter(run.store, place, nodes)
-        return RendezvousInfo(run.store, place.node, nodes, RendezvousStoreInfo.build(place.node, run.store, None))
+        return RendezvousInfo(run.store, place.node, nodes, self._store_of_run(run))
 
     def _say_once(self, text: str) -> None:
         if text not in self._said:
@@ -174,23 +229,24 @@ class Entrance:
         meeting.join(5.0)
         holder.sync = before
 
-    def _take_any(self, board: Board, watch: Watch) -> Place | None:
-        with contextlib.suppress(DistError):  # of a store that is gone: the other thread says so
-            return self._find(board, watch)
+    def _take_any(self, run: Places, watch: Watch) -> Place | None:
+        with contextlib.suppress(DistError):
+            return self._find(run, watch)
         return None
 
-    def _find(self, board: Board, watch: Watch) -> Place | None:
-        nodes = range(int(board.read("nodes") or "0"))
-        ends = [board.end_of(node, board.number(node)) for node in nodes]
+    def _find(self, run: Places, watch: Watch) -> Place | None:
+        nodes = self._look(run, watch)
+        is_kept = self._outlives_nodes(run)
         over = (End.FAILED, End.INTERRUPTED) if self._replays else ()
         # Of a run that was killed everything is still there, if its store outlives it.
-        goes_on = watch.lives(board, 0) and ends[0] is None and not any(end in over for end in ends)
-        for node in nodes[1:] if goes_on else ():
-            if ends[node] is End.SUCCEEDED:
+        goes_on = any(watch.lives(node) for node in (nodes if is_kept else nodes[:1]))
+        goes_on = goes_on and not any(watch.end(node) in over for node in nodes)
+        for node in nodes[not is_kept :] if goes_on else ():
+            if watch.end(node) is End.SUCCEEDED:
                 continue
             try:
-                before = watch.is_free(board, node)
-                if before is not None and (place := board.take(node, before, self._workers)) is not None:
+                before = watch.free(node)
+                if before is not None and (place := run.take(node, before, self._workers)) is not None:
                     return place
             except RendezvousClosedError as error:
                 self._say_once(str(error))
@@ -200,7 +256,7 @@ class Entrance:
         )
         return None
 
-    def _stay_behind(self, run: Board | None) -> None:
+    def _stay_behind(self, run: Places | None) -> None:
         """The store may live here: who else is about to end needs it."""
         until = time.monotonic() + STAYS
         with contextlib.suppress(DistError):

@@ -15,9 +15,7 @@ import threading
 from collections.abc import Set
 from enum import Enum
 
-from torch.distributed import Store
-
-NEWS = "ftrun/news"  # in the store: how often anything was written there that other nodes have to look at
+from ftcomm.launch.board import Board
 
 
 class Has(Enum):
@@ -31,8 +29,8 @@ class Has(Enum):
 class Generations:
     """Of one node. The agent's thread tells and asks; :meth:`look` is called by the thread that talks to the store."""
 
-    def __init__(self, store: Store, node: int, nodes: int, generation: int = 0) -> None:
-        self._store, self._node = store, node
+    def __init__(self, board: Board, node: int, nodes: int, generation: int = 0) -> None:
+        self._board, self._node = board, node
         self._others = [n for n in range(nodes) if n != node]
         self._lock = threading.Lock()
         self._begin(generation)
@@ -82,9 +80,8 @@ class Generations:
 
     # -- the store's thread ----------------------------------------------------------------------------------------
 
-    def use(self, store: Store) -> None:
-        """Another connection to it; what the one before was given may not have come."""
-        self._store = store
+    def write_again(self) -> None:
+        """The board has another connection to its store; what the one before was given may not have come."""
         self._written.clear()
 
     def look(self, finished: Set[int], lost: Set[int]) -> None:
@@ -95,14 +92,14 @@ class Generations:
         if again is not None:
             self._write(generation, "again", json.dumps(again))
         # A node that has said it, and then finished with the next generation, has said it before it finished.
-        said = {n for n in self._others if self._store.check([self._key(generation, "again", n)])}
-        over = (said - lost) | finished
+        saying = {n: self._board.read(f"{generation}/again/{n}") for n in self._others}
+        said = {n: value for n, value in saying.items() if value is not None}
+        over = (said.keys() - lost) | finished
         ended = over | lost
         alone = all(n in ended or not self._has_members(generation, n) for n in self._others)
         everybody = None
         if again is not None and over.issuperset(self._others):
-            values = [self._store.get(self._key(generation, "again", n)).decode() for n in said - lost]
-            everybody = sorted(again + [rank for value in values for rank in json.loads(value)])
+            everybody = sorted(again + [rank for n in said.keys() - lost for rank in json.loads(said[n])])
         with self._lock:
             if generation == self._generation:
                 # Not if a replacement has come in while the store was being read: that is told at the next look.
@@ -113,13 +110,8 @@ class Generations:
     def _write(self, generation: int, what: str, value: str) -> None:
         if self._written.get(what) != (generation, value):
             self._written[what] = (generation, value)
-            self._store.set(self._key(generation, what, self._node), value)
-            self._store.add(NEWS, 1)
+            self._board.write(f"{generation}/{what}/{self._node}", value)
+            self._board.tell()
 
     def _has_members(self, generation: int, node: int) -> bool:
-        key = self._key(generation, "has", node)
-        return not self._store.check([key]) or self._store.get(key).decode() == Has.MEMBERS.value
-
-    @staticmethod
-    def _key(generation: int, what: str, node: int) -> str:
-        return f"ftrun/{generation}/{what}/{node}"
+        return self._board.read(f"{generation}/has/{node}") in (None, Has.MEMBERS.value)

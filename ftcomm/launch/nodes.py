@@ -12,8 +12,8 @@ import time
 
 from torch.distributed import Store
 
-from ftcomm.launch.generations import NEWS, Generations
-from ftcomm.launch.places import Board, End, Place
+from ftcomm.launch.generations import Generations
+from ftcomm.launch.places import End, Place, Places, Silence
 from ftcomm.launch.signals import Signals
 from ftcomm.launch.store import is_served, own_connection, serves_store
 
@@ -42,16 +42,16 @@ class Nodes:
 
     def __init__(self, store: Store, place: Place, nodes: int, replays: bool) -> None:
         self._place, self._node = place, place.node
-        self._board = Board(own_connection(store))
+        self._board = Places(own_connection(store))
         self._others = [n for n in range(nodes) if n != place.node]
-        self.generations = Generations(self._board.store, place.node, nodes, place.generation) if replays else None
+        self.generations = Generations(self._board, place.node, nodes, place.generation) if replays else None
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)  # readable when there is news for the agent
         self._news: queue.SimpleQueue[tuple[int, End]] = queue.SimpleQueue()
         self._ends: dict[int, End] = {}
         self._numbers = {n: 1 if place.is_first else self._board.number(n) for n in self._others}  # of their tenants
         self._seen = 0  # how much there was in the store at the last look
         self._poked = False
-        self._heard: dict[int, tuple[int, float]] = {}  # each node's last beat, and when it was new
+        self._heard: dict[int, Silence] = {}
         self._wake = threading.Event()
         self._stop = self._store_is_gone = self._lost_place = False
         self._sure_at, self._is_asked = _now(), False
@@ -147,10 +147,12 @@ class Nodes:
             self._is_asked = False
             os.eventfd_write(self.fd, 1)
         while self._unwritten:
-            key, value = next(iter(self._unwritten.items()))
-            self._board.write(key, value)
-            if self._unwritten[key] == value:  # and no newer one
-                del self._unwritten[key]
+            key, value = self._unwritten.popitem()
+            try:
+                self._board.write(key, value)
+            except BaseException:
+                self._unwritten.setdefault(key, value)  # the agent may have given a newer one meanwhile
+                raise
         self._look()
 
     def _lose_store(self) -> None:
@@ -177,7 +179,7 @@ class Nodes:
         self._board.store = store
         self._seen, self._poked = -1, True
         if self.generations is not None:
-            self.generations.use(store)
+            self.generations.write_again()
         return True
 
     def _has_lost_place(self) -> bool:
@@ -193,8 +195,10 @@ class Nodes:
 
     def _look(self) -> None:
         """At what all nodes write, when it is more than it was."""
-        news, self._poked = self._poked, False
-        if (there := self._board.store.add(NEWS, 0)) != self._seen:
+        news = False
+        if self._poked:  # first not any more, then looked at: the agent may poke it again at any moment
+            self._poked, news = False, True
+        if (there := self._board.news()) != self._seen:
             self._seen, news = there, True
             for other in self._others:
                 self._look_at(other)
@@ -209,19 +213,23 @@ class Nodes:
             os.eventfd_write(self.fd, 1)
 
     def _look_at(self, other: int) -> None:
-        if (number := self._board.number(other)) > self._numbers[other]:
-            self._numbers[other] = number
-            self._ends.pop(other, None)
-            self._heard.pop(other, None)
-            self._news.put((other, End.BACK))
-            os.eventfd_write(self.fd, 1)
-        end = self._board.end_of(other, number)
+        end = self._end_of(other)
         if end is None or end is self._ends.get(other):
             return
         self._ends[other] = end
         if end is not End.SUCCEEDED:
             self._news.put((other, end))
         os.eventfd_write(self.fd, 1)
+
+    def _end_of(self, other: int) -> End | None:
+        """Of its present tenant, which may be another one than at the last look."""
+        if (number := self._board.number(other)) > self._numbers[other]:
+            self._numbers[other] = number
+            self._ends.pop(other, None)
+            self._heard.pop(other, None)
+            self._news.put((other, End.BACK))
+            os.eventfd_write(self.fd, 1)
+        return self._board.end_of(other, number)
 
     def _going(self) -> list[int]:
         return [n for n in self._others if n not in self._ends]
@@ -279,17 +287,10 @@ class Nodes:
         begun = time.monotonic()
         while not leave.is_set():
             for other in self._others:  # also those that have ended: another ftrun may take their place meanwhile
-                ends[other] = self._end_now(other)
+                ends[other] = self._end_of(other) or (End.GONE if self._is_silent(other) else End.UNKNOWN)
             if End.UNKNOWN not in ends.values():
                 return
             _pause(begun, leave)
-
-    def _end_now(self, other: int) -> End:
-        """UNKNOWN: it has not ended."""
-        if (number := self._board.number(other)) != self._numbers[other]:
-            self._numbers[other] = number
-            self._heard.pop(other, None)
-        return self._board.end_of(other, number) or (End.GONE if self._is_silent(other) else End.UNKNOWN)
 
     def _wait_for_knowing(self, ends: dict[int, End], leave: threading.Event) -> None:
         """Who serves the store goes last: others may have begun to look for who is gone just now."""
@@ -302,10 +303,9 @@ class Nodes:
 
     def _is_silent(self, other: int) -> bool:
         """Its beats are counted: clocks of other hosts say nothing."""
-        beat, now = self._board.beats(other), time.monotonic()
-        if other not in self._heard or self._heard[other][0] != beat:
-            self._heard[other] = (beat, now)
-        return now - self._heard[other][1] > GONE
+        silence, began = self._heard.setdefault(other, Silence()), time.monotonic()
+        silence.look(began, self._board.beats(other))
+        return silence.seconds > GONE
 
 
 def _now() -> float:

@@ -19,11 +19,10 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from torch.distributed import Store
 from torch.distributed.elastic.rendezvous import RendezvousClosedError
 
 from ftcomm.boot import boot_id
-from ftcomm.launch.generations import NEWS
+from ftcomm.launch.board import Board
 from ftcomm.launch.pair_log import start_time
 
 SILENT = 16.0  # seconds without a beat, when three were due
@@ -60,28 +59,14 @@ class Place:
         return self.number == 1
 
 
-class Board:
-    """What the store says of places."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-
-    def read(self, key: str) -> str | None:
-        key = f"ftrun/{key}"
-        return self.store.get(key).decode() if self.store.check([key]) else None
-
-    def write(self, key: str, value: str) -> None:
-        self.store.set(f"ftrun/{key}", value)
-
-    def tell(self) -> None:
-        """The others are to look."""
-        self.store.add(NEWS, 1)
+class Places(Board):
+    """With what it says of them."""
 
     def beat(self, node: int) -> None:
-        self.store.add(f"ftrun/beat/{node}", 1)
+        self.count(f"beat/{node}")
 
     def beats(self, node: int) -> int:
-        return int(self.store.add(f"ftrun/beat/{node}", 0))
+        return self.count(f"beat/{node}", 0)
 
     def tenant(self, node: int) -> str | None:
         return self.read(f"tenant/{node}")
@@ -104,7 +89,7 @@ class Board:
         """The place of a node that nobody has had yet."""
         tenant = _tenant(1, workers)
         try:
-            held = self.store.compare_set(f"ftrun/tenant/{node}", "", tenant).decode()
+            held = self.replace(f"tenant/{node}", "", tenant)
         except (RuntimeError, AttributeError):  # etcd's
             return Place(node, "")
         return Place(node, tenant) if held == tenant else None
@@ -116,7 +101,7 @@ class Board:
         number = _number_of(before) + 1
         tenant = _tenant(number, workers)
         ended = self.end_of(node, number - 1) or End.GONE
-        if self.store.compare_set(f"ftrun/tenant/{node}", before, tenant).decode() != tenant:
+        if self.replace(f"tenant/{node}", before, tenant) != tenant:
             return None
         generation, finished_ranks = json.loads(self.read("generation") or "[0, []]")
         self.tell()
@@ -130,51 +115,82 @@ class Board:
         return max((int(one) for one in used if one is not None), default=0) + 1
 
 
+class Silence:
+    """For how long something that is counted up has stayed the same, in looks."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.has_changed = False
+        self._value: object = None
+        self._at: float | None = None
+
+    def look(self, began: float, value: object) -> None:
+        """``began``: when the store was asked for it, which may take its time."""
+        if self._at is not None:
+            is_same = value == self._value
+            self.seconds = self.seconds + min(began - self._at, MOST) if is_same else 0.0
+            self.has_changed = self.has_changed or not is_same
+        self._value, self._at = value, time.monotonic()
+
+
+@dataclass
+class _Look:
+    """What was there when a place was last looked at."""
+
+    tenant: str
+    end: End | None
+    silence: Silence  # of whatever tenant
+
+    @property
+    def is_gone(self) -> bool:
+        return _is_dead(self.tenant) or self.silence.seconds >= SILENT
+
+
 class Watch:
-    """Of places that may get free."""
+    """Of places that may get free. What it says is of the last look."""
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._seen: dict[
-            int, tuple[tuple[str, int], float, float]
-        ] = {}  # tenant and beats; when looked, for how long the same
-        self._has_changed: set[int] = set()  # while it was watched
+        self._seen: dict[int, _Look] = {}
 
-    def look(self, board: Board, node: int) -> str | None:
-        """Its tenant, whose beats are counted."""
-        began, tenant = time.monotonic(), board.tenant(node)
+    def look(self, places: Places, node: int) -> None:
+        began, tenant = time.monotonic(), places.tenant(node)
+        before = self._seen.pop(node, None)
         if tenant is None:
-            return None
-        found = (tenant, board.beats(node))
-        before, at, silent = self._seen.get(node, (None, began, 0.0))
-        if before is not None and before != found:
-            self._has_changed.add(node)
-        silent = silent + min(began - at, MOST) if before == found else 0.0
-        self._seen[node] = (found, time.monotonic(), silent)
-        return tenant
+            return
+        silence = Silence() if before is None else before.silence
+        silence.look(began, (tenant, places.beats(node)))
+        self._seen[node] = _Look(tenant, places.end_of(node, _number_of(tenant)), silence)
 
-    def lives(self, board: Board, node: int) -> bool:
-        """Whether its tenant has shown itself since this was first asked, and still does."""
-        return self.look(board, node) is not None and node in self._has_changed and self._seen[node][2] < SILENT
+    def end(self, node: int) -> End | None:
+        """How its tenant's workers have ended, if it has said so."""
+        return self._seen[node].end if node in self._seen else None
 
-    def is_silent(self, board: Board, node: int) -> bool:
-        """Whether its tenant has shown nothing for a while."""
-        return self.look(board, node) is None or self._seen[node][2] >= SILENT
+    def has_lived(self, node: int) -> bool:
+        """Whether a tenant has shown itself since the first look."""
+        return node in self._seen and self._seen[node].silence.has_changed
 
-    def is_free(self, board: Board, node: int) -> str | None:
+    def lives(self, node: int) -> bool:
+        """And still does, its workers, too."""
+        return self.has_lived(node) and not self.is_over(node)
+
+    def is_over(self, node: int) -> bool:
+        """Its workers have ended, or its tenant is gone."""
+        return node not in self._seen or self._seen[node].end is not None or self._seen[node].is_gone
+
+    def free(self, node: int) -> str | None:
         """The tenant that it had, if there is none any more. RendezvousClosedError: nobody with so many workers can take it."""
-        if (tenant := self.look(board, node)) is None:
+        if (seen := self._seen.get(node)) is None:
             return None
-        end = board.end_of(node, _number_of(tenant))
-        if end is End.SUCCEEDED:
+        if seen.end is End.SUCCEEDED:
             raise RendezvousClosedError(f"the workers of node {node} have succeeded")
-        if end is None and not _is_dead(tenant) and self._seen[node][2] < SILENT:
+        if seen.end is None and not seen.is_gone:
             return None
-        if (had := int(tenant.split()[1])) != self._workers:
+        if (had := int(seen.tenant.split()[1])) != self._workers:
             raise RendezvousClosedError(
                 f"node {node} had {had} workers, and whoever takes its place has to have as many: --nproc-per-node {had}"
             )
-        return tenant
+        return seen.tenant
 
 
 def _tenant(number: int, workers: int) -> str:

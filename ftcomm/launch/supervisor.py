@@ -23,13 +23,14 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousGracefulExitError,
 )
 
+from ftcomm.launch.board import Board
 from ftcomm.launch.entrance import Entrance
 from ftcomm.launch.folder import MALFORMED, Event, RunFolder
 from ftcomm.launch.members import Members
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.nodes import WHY, Nodes
 from ftcomm.launch.pair_log import PairLog
-from ftcomm.launch.places import Board, End, Place
+from ftcomm.launch.places import End, Place
 from ftcomm.launch.retries import Retries
 from ftcomm.launch.signals import Signals
 from ftcomm.launch.store import serves_store
@@ -162,15 +163,15 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         job = f"{as_job_name(run_id)}-{secrets.token_hex(4)}"
         secret = os.environ.get("FTCOMM_SECRET") or secrets.token_hex(32)
         if worker_group.group_world_size > 1:
-            store = worker_group.store
-            if worker_group.group_rank == 0:
-                Board(store).write("nodes", str(worker_group.group_world_size))  # before the job's name: see Entrance
-                store.set("ftrun/job", job)
-                # Who can reach the rendezvous store can read it there; a secret given to all nodes beforehand is not sent.
-                store.set("ftrun/secret", "" if os.environ.get("FTCOMM_SECRET") else secret)
-            job = store.get("ftrun/job").decode()
+            board = Board(worker_group.store)
             given = os.environ.get("FTCOMM_SECRET")
-            sent = store.get("ftrun/secret").decode()
+            if worker_group.group_rank == 0 and self._place.is_first:
+                board.write("nodes", str(worker_group.group_world_size))  # before the job's name: see Entrance
+                board.write("job", job)
+                # Who can reach the rendezvous store can read it there; a secret given to all nodes beforehand is not sent.
+                board.write("secret", "" if given else secret)
+            job = board.wait_for("job")
+            sent = board.wait_for("secret")
             if bool(given) != (sent == ""):
                 raise RuntimeError(
                     "FTCOMM_SECRET is set on some nodes only: set the same one on all of them, or on none."

@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from launch.running import Ftrun, Start, clean_environment
+from launch.running import Ftrun, Kept, Start, clean_environment
 from launch.speaking import WORKER, Replay
 
 from ftcomm.launch import retries, worker
@@ -68,3 +68,11 @@ def no_processes(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(retries, "FIRST", 0.05)
 
     return refuse
+
+
+@pytest.fixture
+def kept() -> Iterator[Kept]:
+    one = Kept()
+    yield one
+    one.process.kill()
+    one.process.communicate()

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import IO
 
 from launch import forked
 from ports import free_port
 
+from ftcomm.launch.parent import die_with_launcher
+
 PATIENCE = 120.0  # only a hang takes that long
+STORE = [sys.executable, "-m", "ftcomm.cli", "store", "--port"]
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -72,6 +78,33 @@ class Ftrun:
 
 
 Start = Callable[..., Ftrun]
+
+
+class Kept:
+    """A running ``ftcomm store``."""
+
+    def __init__(self) -> None:
+        dies = die_with_launcher()
+        self.process = subprocess.Popen([*STORE, "0"], stderr=subprocess.PIPE, text=True, preexec_fn=dies)  # noqa: PLW1509
+        found = re.search(r"HOST:(\d+)", self.next_line())
+        assert found
+        self.port = int(found[1])
+
+    def next_line(self) -> str:
+        assert self.process.stderr is not None
+        return self.process.stderr.readline()
+
+    def flags(self, *more: str, run: str = "run", each: int = 1, conf: str = "") -> tuple[str, ...]:
+        place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", run)
+        return ("--nnodes", "2", "--nproc-per-node", str(each), *place, "--rdzv-conf", f"is_host=0{conf}", *more)
+
+    def listening(self) -> int:
+        """At how many ports."""
+        inodes = {os.readlink(f"/proc/{self.process.pid}/fd/{n}") for n in os.listdir(f"/proc/{self.process.pid}/fd")}
+        lines = [
+            line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()
+        ]
+        return len({fields[1] for fields in lines if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes})
 
 
 def start_nodes(

@@ -14,6 +14,7 @@ from launch.speaking import WORKER
 from torch.distributed import HashStore
 
 from ftcomm.launch import nodes
+from ftcomm.launch.board import Board
 from ftcomm.launch.generations import Generations, Has
 
 RING = Path(__file__).parents[2] / "examples" / "ring_replay.py"
@@ -23,7 +24,7 @@ NOBODY: frozenset[int] = frozenset()
 
 def some(count: int) -> list[Generations]:
     store = HashStore()
-    return [Generations(store, node, count) for node in range(count)]
+    return [Generations(Board(store), node, count) for node in range(count)]
 
 
 def look(all_of_them: list[Generations], finished: frozenset[int] = NOBODY, lost: frozenset[int] = NOBODY) -> None:
@@ -55,7 +56,7 @@ def test_nobody_stops_if_a_replacement_comes_in_during_the_look() -> None:
             return bool(super().check(keys))
 
     store = Slow()
-    a, b = Generations(store, 0, 2), Generations(store, 1, 2)
+    a, b = Generations(Board(store), 0, 2), Generations(Board(store), 1, 2)
     b.tell(Has.DONE)
     b.look(NOBODY, NOBODY)
     a.tell(Has.NONE)

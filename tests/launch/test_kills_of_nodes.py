@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 import time
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from launch.running import Start, start_nodes
+from launch.running import Kept, Start, start_nodes
 
 from ftcomm.launch.folder import read_events
 
 pytestmark = [pytest.mark.forks_workers, pytest.mark.table]
 
 WORK = """
-import hashlib, os
+import hashlib, os, time
 import numpy as np
 import ftcomm
 os.write(1, b"here\\n")
@@ -41,6 +42,7 @@ for step in range(first, int(os.environ["STEPS"])):
     if step % 5 == 4:
         comm.barrier()
     mine *= 0.7
+    time.sleep(float(os.environ.get("PAUSE", "0")))
     if saves and step % saves == saves - 1:
         np.save(path(step + 1), mine)
         comm.commit_checkpoint(step + 1)
@@ -59,6 +61,12 @@ class How(NamedTuple):
     saves: int = 0  # steps between checkpoints; 0: none
     standbys: int = 0
     mode: str = "sync"
+
+
+def ranks_of(ends: list[tuple[int, str, str]]) -> list[str]:
+    """What the ranks have said, each thing once: one that is killed after it has said it says it again."""
+    assert not any(code for code, _, _ in ends), ends
+    return sorted({line for _, out, _ in ends for line in out.splitlines() if line.startswith("rank")})
 
 
 class Job:
@@ -90,11 +98,8 @@ class Job:
         return pids
 
     def finish(self) -> list[str]:
-        """What the ranks have said, each thing once: one that is killed after it has said it says it again."""
-        ends = [one.finish() for one in self.ftruns]
-        assert [code for code, _, _ in ends] == [0] * self.nodes, ends
-        lines = sorted({line for _, out, _ in ends for line in out.splitlines() if line.startswith("rank")})
-        assert len(lines) == self.nodes * self.each, (lines, ends)
+        lines = ranks_of([one.finish() for one in self.ftruns])
+        assert len(lines) == self.nodes * self.each, lines
         return lines
 
 
@@ -134,3 +139,40 @@ def test_random_kills(start: Start, tmp_path: Path, layout: str, seed: int) -> N
         time.sleep(rng.choice(DELAYS) * rng.random())  # wherever the ranks are then: the result is the same
         strike(job, rng)
     assert job.finish() == _undisturbed[layout, steps]
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_nodes_are_lost_and_spares_take_their_places(
+    start: Start, kept: Kept, tmp_path: Path, nodes: int, seed: int
+) -> None:
+    """With their logs, any of them, one and then another one as soon as the rank is back."""
+    rng = random.Random(seed)
+    how = How(rng.choice((0, 5, 70)), 0, rng.choice(("sync", "async")))
+    place = kept.flags("--nnodes", str(nodes), "--policy", "replay", "--max-restarts", "9")
+    env = {"STEPS": "400", "LEAVES": str(seed % 2), "FTCOMM_TIMEOUT": "100", "FTCOMM_LOG_MODE": how.mode}
+    env |= {"SAVES": str(how.saves), "STATE": str(tmp_path)}
+    if ("lost", nodes) not in _undisturbed:
+        known = [start(WORK, *place, **{**env, "SAVES": "0"}) for _ in range(nodes)]
+        _undisturbed["lost", nodes] = ranks_of([one.finish() for one in known])
+    spares = [start(WORK, *place, PAUSE="0.02", **env) for _ in range(nodes + 2)]
+    there = []
+    while len(there) < nodes:
+        ready, _, _ = select.select([one.process.stdout for one in spares], [], [])
+        there += [one for one in spares if one.process.stdout in ready]
+        spares = [one for one in spares if one not in there]
+    for one in there:
+        one.read_lines(1)
+    for one in spares:
+        one.hear("this one waits")
+    for _ in range(2):
+        time.sleep(rng.choice(DELAYS) * rng.random())
+        lost = there.pop(rng.randrange(nodes))
+        lost.send(signal.SIGKILL)
+        lost.finish()
+        ready, _, _ = select.select([one.process.stdout for one in spares], [], [])
+        spare = next(one for one in spares if one.process.stdout in ready)
+        spare.hear("has caught up")
+        spares.remove(spare)
+        there.append(spare)
+    assert ranks_of([one.finish() for one in there]) == _undisturbed["lost", nodes]

@@ -166,7 +166,7 @@ def test_without_the_store_no_replacement_waits_to_be_let_in(
     assert code == 1, err
     assert "rank 1 failed for good: killed by SIGUSR1" in err
     if policy == "lossy":
-        assert "the store in another node's ftrun, through which it would come in, is gone. Start the job again" in err
+        assert "the job's store, through which it would come in, is gone. Start the job again" in err
     else:
         assert "the rendezvous store is gone. Nobody can go on without it" in err
 

@@ -379,9 +379,9 @@ def test_one_that_waits_for_others_at_the_start_keeps_its_place(monkeypatch: pyt
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     """ftrun says what it has written on the board, and when it meets the others in torch's rendezvous."""
-    write, begin = places.Board.write, entrance.Entrance._begin_meeting
+    write, begin = places.Places.write, entrance.Entrance._begin_meeting
 
-    def tell(board: places.Board, key: str, value: str) -> None:
+    def tell(board: places.Places, key: str, value: str) -> None:
         write(board, key, value)
         os.write(2, f"wrote {key}\n".encode())
 
@@ -389,7 +389,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
         os.write(2, b"meets\n")
         return begin(self, met)
 
-    monkeypatch.setattr(places.Board, "write", tell)
+    monkeypatch.setattr(places.Places, "write", tell)
     monkeypatch.setattr(entrance.Entrance, "_begin_meeting", meet)
 
 
@@ -444,15 +444,15 @@ if comm.rank != 2: signal.pause()  # it works on, for itself
 
 def test_a_connection_that_breaks_is_made_again(monkeypatch: pytest.MonkeyPatch, start: Start, tmp_path: Path) -> None:
     """Else who has lost it would not be seen to live, and would not see that somebody has its place."""
-    beat = places.Board.beat
+    beat = places.Places.beat
 
-    def broken(board: places.Board, node: int) -> None:
+    def broken(board: places.Places, node: int) -> None:
         if (tmp_path / "cut").exists() and node == 1 and not hasattr(board, "was_cut"):
             board.was_cut = True  # type: ignore[attr-defined]
             raise RuntimeError("Broken pipe")
         beat(board, node)
 
-    monkeypatch.setattr(places.Board, "beat", broken)
+    monkeypatch.setattr(places.Places, "beat", broken)
     monkeypatch.setattr(places, "SILENT", 2.0)
     port = free_port()
     waits = "import os, signal\nos.write(1, b'up\\n')\nsignal.pause()\n"
@@ -471,7 +471,7 @@ def test_a_store_that_cannot_compare_and_set() -> None:
     class Plain:
         compare_set = property()
 
-    place = places.Board(Plain()).found(1, 2)
+    place = places.Places(Plain()).found(1, 2)
     assert place == places.Place(1, "")
 
 

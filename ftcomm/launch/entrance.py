@@ -17,6 +17,7 @@ from collections.abc import Callable
 from torch.distributed import DistError, PrefixStore, Store
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
+    RendezvousConnectionError,
     RendezvousHandler,
     RendezvousInfo,
     RendezvousTimeoutError,
@@ -25,7 +26,8 @@ from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from ftcomm.launch.keeper import ask_for_store, close_store, is_kept
 from ftcomm.launch.places import SILENT, End, Place, Places, Watch
-from ftcomm.launch.store import serves_store
+from ftcomm.launch.secret import check_secret
+from ftcomm.launch.store import is_served, serves_store
 
 LOOK = 2.0  # seconds between two looks of who waits for a place
 STAYS = 70.0  # seconds for which a spare that has the store stays behind: longer than a node waits for one that is gone
@@ -54,6 +56,7 @@ class Entrance:
         self._meet, self._close = handler.next_rendezvous, handler.shutdown
         self._said: set[str] = set()
         self._kept_at: int | None = None  # the port of the run's store, if a keeper has it
+        self._refuses_late = False  # of a run of one node, though there might have been more, nobody can be a spare
         self.run_is_over = nodes == 1
 
     def shutdown(self) -> bool:
@@ -62,7 +65,7 @@ class Entrance:
         if not self.run_is_over:
             return True
         try:
-            if not (self._is_dynamic and is_kept(self._handler._store)):
+            if not self._rendezvous_is_kept or self._refuses_late:
                 return bool(self._close())
             if self._kept_at is not None:  # the rendezvous stays open for another run of the name
                 close_store(self._handler._store, self._handler.get_run_id(), self._kept_at)
@@ -84,6 +87,10 @@ class Entrance:
     def _is_dynamic(self) -> bool:
         return hasattr(self._handler, "_state_holder") and hasattr(self._handler, "_store")
 
+    @property
+    def _rendezvous_is_kept(self) -> bool:
+        return self._is_dynamic and is_kept(self._handler._store)
+
     def _round(self) -> int:
         return int(self._handler._state_holder.state.round)
 
@@ -92,14 +99,19 @@ class Entrance:
         begins another round when it has not heard of those who are left for a while, though they go on.
         """
         for number in reversed(range(end)):
-            store = PrefixStore(f"torch.rendezvous.{self._handler.get_run_id()}.{number}", self._handler._store)
+            store = PrefixStore(self._prefix(number), self._handler._store)
             if (board := Places(store)).read("job") is not None:
                 return board
         return None
 
+    def _prefix(self, number: int) -> str:
+        """Torch's, of all that nodes write in a round."""
+        return f"torch.rendezvous.{self._handler.get_run_id()}.{number}"
+
     def _founded(self, met: RendezvousInfo) -> RendezvousInfo:
         if met.world_size == 1:
             self.run_is_over = True  # when this ftrun ends
+            self._refuses_late = self._nodes > 1
         else:
             board = Places(met.store)
             place = board.found(met.rank, self._workers) or self._take_over(board, met.rank)
@@ -109,22 +121,24 @@ class Entrance:
         return met
 
     def _with_store_of_run(self, met: RendezvousInfo, board: Places) -> RendezvousInfo:
-        """The first node says whether a keeper has it. Torch has begun one in that node's ftrun meanwhile."""
+        """The first node says whether a keeper has it."""
         if met.rank == 0:
-            rendezvous = self._handler._store
-            kept = None
-            if self._handler.use_agent_store and is_kept(rendezvous):
-                kept = ask_for_store(rendezvous, self._handler.get_run_id())
-                self._handler._shared_tcp_store_server = None
-            board.write("store", json.dumps(kept))
+            port: int | str | None = None
+            if self._handler.use_agent_store and self._rendezvous_is_kept:
+                run = self._handler.get_run_id()
+                port = ask_for_store(self._handler._store, run, self._prefix(self._round()), met.world_size)
+            board.write("store", json.dumps(port))
         return RendezvousInfo(met.store, met.rank, met.world_size, self._store_of_run(board))
 
     def _store_of_run(self, run: Places) -> RendezvousStoreInfo:
-        kept = json.loads(run.wait_for("store"))
-        if kept is None:
+        """At the keeper's address as this node knows it."""
+        port = json.loads(run.wait_for("store"))
+        if port is None:
             return RendezvousStoreInfo.build(-1, run.store, None)
-        host, self._kept_at = kept
-        return RendezvousStoreInfo(host, self._kept_at)
+        if isinstance(port, str):
+            raise RendezvousConnectionError(f"ftcomm store can't open a store for the run: {port}")
+        self._kept_at = port
+        return RendezvousStoreInfo(self._handler._store.host, port)
 
     def _take_over(self, board: Places, node: int) -> Place:
         """It is told whose place it takes."""
@@ -151,27 +165,42 @@ class Entrance:
             found = _take_from(met, LOOK)
             if isinstance(found, RendezvousInfo):
                 another = found
+                if self._rendezvous_is_kept:
+                    self._handler._shared_tcp_store_server = None  # which torch has begun, and nobody needs
             run = self._run(another is not None)
             over = run is None or self._is_over(run, watch)
-            if isinstance(found, RendezvousTimeoutError) and not over:
-                meeting = self._begin_meeting(met)  # a spare waits for as long as it takes
+            waits_on = isinstance(found, RendezvousTimeoutError) and not over  # a spare, for as long as it takes
+            # Whom torch has as the first node of the round may have gone before it has written what the others wait for.
+            if waits_on or (isinstance(found, DistError) and is_served(self._handler._store)):
+                meeting = self._begin_meeting(met)
             elif isinstance(found, BaseException):
                 self._stay_behind(run)
                 raise found
-            if another is not None and over:
-                return self._founded(another)
+            if another is not None and over and (run is None or self._begins_anew(run, watch)):
+                try:
+                    return self._founded(another)
+                except DistError:  # who should have founded it with this one has gone; or the store, and torch says so
+                    another, meeting = None, self._begin_meeting(met)
             if run is not None and not over and (place := self._take_any(run, watch)) is not None:
                 return self._taken(run, place, meeting)
+
+    def _begins_anew(self, run: Places, watch: Watch) -> bool:
+        """Nobody goes on with that run. What was silent for long may live after all, and must not beside the next one."""
+        with contextlib.suppress(DistError):
+            for node in self._look(run, watch):
+                watch.close(run, node)
+            return all(watch.is_over(node) for node in self._look(run, watch))
+        return False
 
     def _is_over(self, run: Places, watch: Watch) -> bool:
         """And may begin again, as after Ctrl-C. RendezvousClosedError: this one was to be a spare of it, and it does not."""
         with contextlib.suppress(DistError):  # of a store that is gone: the thread in torch's rendezvous says so
-            nodes, is_kept = self._look(run, watch), self._outlives_nodes(run)
-            held = nodes if is_kept else nodes[:1]  # without the store nobody goes on
+            nodes = self._look(run, watch)
+            held = nodes if self._outlives_nodes(run) else nodes[:1]  # without the store nobody goes on
             if not all(watch.is_over(node) for node in held):
                 return False
             is_done = any(watch.end(node) in (End.SUCCEEDED, End.FAILED) for node in held)
-            if not is_done or (is_kept and not any(watch.has_lived(node) for node in nodes)):
+            if not is_done or (self._rendezvous_is_kept and not any(watch.has_lived(node) for node in nodes)):
                 return True
             if all(watch.is_over(node) for node in nodes):
                 self._stay_behind(run)
@@ -241,6 +270,8 @@ class Entrance:
         # Of a run that was killed everything is still there, if its store outlives it.
         goes_on = any(watch.lives(node) for node in (nodes if is_kept else nodes[:1]))
         goes_on = goes_on and not any(watch.end(node) in over for node in nodes)
+        if goes_on:
+            check_secret(run)
         for node in nodes[not is_kept :] if goes_on else ():
             if watch.end(node) is End.SUCCEEDED:
                 continue

@@ -109,6 +109,13 @@ class Places(Board):
             node, tenant, number, self._next_incarnation(node, number), ended, generation, tuple(finished_ranks)
         )
 
+    def close(self, node: int, before: str) -> None:
+        """Nobody has it any more: its tenant, should it live after all, ends as one whose place was taken. (All who do this do
+        the same.)
+        """
+        number, workers = before.split()[:2]
+        self.replace(f"tenant/{node}", before, f"{int(number) + 1} {workers} - {_NOWHERE} 0 0")
+
     def _next_incarnation(self, node: int, number: int) -> int:
         """Above those of all tenants before; one that has written none has started nobody."""
         used = [self.read(f"incarnation/{node}/{one}") for one in range(1, number)]
@@ -118,7 +125,8 @@ class Places(Board):
 class Silence:
     """For how long something that is counted up has stayed the same, in looks."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: float = MOST) -> None:
+        self._most = most
         self.seconds = 0.0
         self.has_changed = False
         self._value: object = None
@@ -128,7 +136,7 @@ class Silence:
         """``began``: when the store was asked for it, which may take its time."""
         if self._at is not None:
             is_same = value == self._value
-            self.seconds = self.seconds + min(began - self._at, MOST) if is_same else 0.0
+            self.seconds = self.seconds + min(began - self._at, self._most) if is_same else 0.0
             self.has_changed = self.has_changed or not is_same
         self._value, self._at = value, time.monotonic()
 
@@ -159,12 +167,18 @@ class Watch:
         if tenant is None:
             return
         silence = Silence() if before is None else before.silence
-        silence.look(began, (tenant, places.beats(node)))
-        self._seen[node] = _Look(tenant, places.end_of(node, _number_of(tenant)), silence)
+        beats, end = places.beats(node), places.end_of(node, _number_of(tenant))
+        silence.look(began, (tenant, beats, end))  # that it ends is a sign of life, too
+        self._seen[node] = _Look(tenant, end, silence)
 
     def end(self, node: int) -> End | None:
         """How its tenant's workers have ended, if it has said so."""
         return self._seen[node].end if node in self._seen else None
+
+    def close(self, places: Places, node: int) -> None:
+        """A place whose run begins anew: see Places."""
+        if (seen := self._seen.get(node)) is not None and seen.end is None:
+            places.close(node, seen.tenant)
 
     def has_lived(self, node: int) -> bool:
         """Whether a tenant has shown itself since the first look."""
@@ -193,6 +207,9 @@ class Watch:
         return seen.tenant
 
 
+_NOWHERE = "nowhere"
+
+
 def _tenant(number: int, workers: int) -> str:
     pid = os.getpid()
     return f"{number} {workers} {secrets.token_hex(8)} {_here()} {pid} {start_time(pid)}"
@@ -210,4 +227,4 @@ def _here() -> str:
 def _is_dead(tenant: str) -> bool:
     """For certain: of a process that has had a number here."""
     _, _, _, where, pid, start = tenant.split()
-    return where == _here() and str(start_time(int(pid))) != start
+    return where == _NOWHERE or (where == _here() and str(start_time(int(pid))) != start)

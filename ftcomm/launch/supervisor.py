@@ -32,6 +32,7 @@ from ftcomm.launch.nodes import WHY, Nodes
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.places import End, Place
 from ftcomm.launch.retries import Retries
+from ftcomm.launch.secret import check_secret, write_secret
 from ftcomm.launch.signals import Signals
 from ftcomm.launch.store import serves_store
 from ftcomm.launch.worker import describe_exit, describe_state
@@ -164,19 +165,12 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         secret = os.environ.get("FTCOMM_SECRET") or secrets.token_hex(32)
         if worker_group.group_world_size > 1:
             board = Board(worker_group.store)
-            given = os.environ.get("FTCOMM_SECRET")
             if worker_group.group_rank == 0 and self._place.is_first:
-                board.write("nodes", str(worker_group.group_world_size))  # before the job's name: see Entrance
-                board.write("job", job)
-                # Who can reach the rendezvous store can read it there; a secret given to all nodes beforehand is not sent.
-                board.write("secret", "" if given else secret)
+                board.write("nodes", str(worker_group.group_world_size))
+                write_secret(board)
+                board.write("job", job)  # last: it says that there is a run, to spares, too
             job = board.wait_for("job")
-            sent = board.wait_for("secret")
-            if bool(given) != (sent == ""):
-                raise RuntimeError(
-                    "FTCOMM_SECRET is set on some nodes only: set the same one on all of them, or on none."
-                )
-            secret = given or sent
+            secret = check_secret(board)
         os.environ["FTCOMM_JOB"] = job
         os.environ["FTCOMM_SECRET"] = secret
         os.environ["FTCOMM_EVENTS"] = str(self._setting.folder.path)

@@ -13,10 +13,12 @@ import pytest
 from launch.running import STORE, Ftrun, Kept, Start, start_nodes
 from launch.test_places import LOSSY, REPLAY, all_well, kill, results
 from ports import free_port
-from torch.distributed import TCPStore
+from torch.distributed import PrefixStore, TCPStore
 
-from ftcomm.launch import entrance, keeper, nodes
+from ftcomm.launch import entrance, keeper, nodes, places
+from ftcomm.launch.parent import die_with_launcher
 
+pytestmark = pytest.mark.forks_workers
 QUICK = ",keep_alive_interval=1,keep_alive_max_attempt=2"  # torch's own time to see that a node is gone
 
 
@@ -68,10 +70,9 @@ def test_runs_do_not_find_each_other(start: Start, kept: Kept) -> None:
     for _ in range(2):
         runs = [kept.flags(run=name, conf=QUICK) for name in ("one", "one", "other", "other")]
         all_well(*(start(LOSSY, *flags, COMES_LATER="0") for flags in runs))
-    said = [kept.next_line() for _ in range(8)]
+    said = [kept.next_line() for _ in range(4 * 3)]  # each node says of its run that it is over
     assert sum("begins" in line for line in said) == 4, said
-    while kept.listening() > 1:
-        kept.next_line()
+    assert kept.listening() == 1
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGINT])
@@ -157,24 +158,182 @@ def test_a_wrong_port() -> None:
     assert "--port 70000 must be between 0 and 65535" in done.stderr
 
 
-def test_letters() -> None:
-    """What is no letter is passed over, a store that another run of the name has meanwhile is not closed."""
+def test_a_stopped_node_of_a_run_that_has_begun_anew(start: Start, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends, and its worker with it, else there were two runs at once."""
+    monkeypatch.setattr(places, "SILENT", 2.0)
+    monkeypatch.setattr(nodes, "SURE", 1.0)
+    flags = kept.flags("--policy", "lossy", conf=QUICK)
+    first, second = in_order(*(start(LOSSY, *flags) for _ in range(2)))
+    second.send(signal.SIGSTOP)
+    first.send(signal.SIGINT)
+    assert first.finish()[0] == 130
+    two = in_order(*(start(LOSSY, *flags, COMES_LATER="2") for _ in range(2)))
+    second.send(signal.SIGCONT)
+    code, _, err = second.finish()
+    assert code == 1
+    assert "another ftrun has taken" in err
+    third = start(LOSSY, *flags, COMES_LATER="2")
+    third.hear("this one waits")
+    kill(two[0])
+    all_well(two[1], third)
+
+
+def test_a_spare_that_came_just_before_the_end(
+    start: Start, kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """No beat has come since: it would take the run for one of long ago, and do the job again."""
+    monkeypatch.setattr(nodes, "BEAT", 60.0)
+    test_a_spare_that_was_not_needed(start, kept, tmp_path)
+
+
+def test_two_spares_have_met_and_one_is_gone(start: Start, kept: Kept) -> None:
+    """Torch has them as the nodes of the next round; the one that is left begins it with another one."""
+    flags = kept.flags("--policy", "lossy", conf=f"{QUICK},read_timeout=5")
+    two = in_order(*(start(LOSSY, *flags, COMES_LATER="9") for _ in range(2)))
+    taker = start(LOSSY, *flags, COMES_LATER="9")
+    taker.hear("this one waits")
+    kill(two[0])
+    taker.read_lines(1)  # torch has none of the round's nodes any more but the second, which goes next
+    other = start(LOSSY, *flags, COMES_LATER="9")
+    other.hear("this one waits")
+    kill(two[1])
+    other.read_lines(1)
+    spares = [start(LOSSY, *flags, COMES_LATER="0") for _ in range(2)]
+    for spare in spares:
+        spare.hear("this one waits")
+    kill(spares[0])
+    for one in (spares[1], taker, other):
+        one.send(signal.SIGSTOP if one is spares[1] else signal.SIGINT)
+    assert {one.finish()[0] for one in (taker, other)} == {130}
+    spares[1].send(signal.SIGCONT)
+    all_well(spares[1], start(LOSSY, *flags, COMES_LATER="0"))
+
+
+def test_each_node_has_its_own_name_for_the_keeper(start: Start, kept: Kept) -> None:
+    script = "import os, ftcomm\nos.write(1, (os.environ['MASTER_ADDR'] + '\\n').encode())\nftcomm.init()\n"
+    flags = kept.flags()
+    one = start(script, *flags)
+    other = start(script, *(flag.replace("127.0.0.1", "localhost") for flag in flags))
+    assert one.read_lines(1) == ["127.0.0.1"]
+    assert other.read_lines(1) == ["localhost"]
+    all_well(one, other)
+
+
+def test_the_job_has_its_own_store(start: Start, kept: Kept) -> None:
+    """As torch has it where its stores are not shared; a second run of the name is one, too."""
+    for _ in range(2):
+        env = {"COMES_LATER": "0", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        all_well(*(start(LOSSY, *kept.flags(conf=QUICK), **env) for _ in range(2)))
+
+
+def test_a_spare_without_the_secret(start: Start, kept: Kept) -> None:
+    """It takes no place."""
+    flags = kept.flags("--policy", "lossy")
+    first, second = in_order(*(start(LOSSY, *flags, FTCOMM_SECRET="of sixteen chars") for _ in range(2)))
+    stranger = start(LOSSY, *flags)
+    code, _, err = stranger.finish()
+    assert code == 2, err
+    assert "FTCOMM_SECRET is set on some nodes only" in err
+    spare = start(LOSSY, *flags, FTCOMM_SECRET="of sixteen chars")
+    spare.hear("this one waits")
+    kill(second)
+    all_well(first, spare)
+
+
+def test_nobody_reads_what_it_says(start: Start) -> None:
+    with open("/dev/full", "w") as full:
+        process = subprocess.Popen([*STORE, str(port := free_port())], stderr=full, preexec_fn=die_with_launcher())  # noqa: PLW1509
+    try:
+        place = (
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "1",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"127.0.0.1:{port}",
+        )
+        for name in ("a", "b"):
+            flags = (*place, "--rdzv-conf", "is_host=0", "--rdzv-id", name)
+            all_well(*(start(LOSSY, *flags, COMES_LATER="0") for _ in range(2)))
+        assert process.poll() is None
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> tuple[keeper.Keeper, TCPStore]:
+    """A keeper in this process, and a connection to it."""
+    monkeypatch.setattr(keeper, "LOOK", 0.05)
     one = keeper.Keeper(free_port())
-    store = TCPStore("127.0.0.1", one.port)
+    return one, TCPStore("127.0.0.1", one.port)
+
+
+Own = tuple[keeper.Keeper, TCPStore]
+
+
+def opened(own: Own, run: str) -> int:
+    """The port of a store for a run of a node."""
+    one, store = own
+    number = keeper._post(store, opens=run, prefix=run, nodes=1)
+    one.read_next()
+    return int(store.get(f"ftcomm/store/port/{number}"))
+
+
+def is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def test_letters(own: Own) -> None:
+    """What is no letter is passed over, a store that another run of the name has meanwhile is not closed."""
+    one, store = own
     store.set("ftcomm/store/letter/1", "[]")
-    assert "no letter" in one.read_next()
-    number = keeper._post(store, opens="a")
-    one.read_next()
-    port = int(store.get(f"ftcomm/store/port/{number}"))
+    assert "no letter" in one.read_next()[0]
+    port = opened(own, "a")
     TCPStore("127.0.0.1", port).set("key", "1")
-    number = keeper._post(store, opens="a")
-    one.read_next()
-    later = int(store.get(f"ftcomm/store/port/{number}"))
+    later = opened(own, "a")
     assert not TCPStore("127.0.0.1", later).check(["key"])
     keeper.close_store(store, "a", port)
     one.read_next()
-    TCPStore("127.0.0.1", later).set("key", "1")
+    assert is_open(later)
     keeper.close_store(store, "a", later)
     one.read_next()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", later))
+    assert not is_open(later)
+
+
+def test_one_store_more_cannot_be_opened(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That run does not begin; those that are there have theirs."""
+    port = opened(own, "a")
+    serve = keeper._serve
+
+    def refuse(port: int) -> TCPStore:
+        raise RuntimeError("Failed to init uv loop\nand so on")
+
+    monkeypatch.setattr(keeper, "_serve", refuse)
+    one, store = own
+    number = keeper._post(store, opens="b", prefix="b", nodes=1)
+    assert "can't begin" in one.read_next()[0]
+    assert store.get(f"ftcomm/store/port/{number}") == b'"Failed to init uv loop"'
+    monkeypatch.setattr(keeper, "_serve", serve)
+    assert is_open(port)
+    assert is_open(opened(own, "c"))
+
+
+def test_the_store_of_a_run_of_which_all_nodes_are_gone(own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "GONE", 1.0)
+    one, store = own
+    lives, gone = opened(own, "lives"), opened(own, "gone")
+    board = places.Places(PrefixStore("lives", store))
+    said: list[str] = []
+    while not said:
+        board.beat(0)
+        said = one.read_next()
+    assert said == ["run 'gone' has shown nothing for long: its store is closed"]
+    assert is_open(lives)
+    assert not is_open(gone)

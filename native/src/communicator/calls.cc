@@ -46,7 +46,8 @@ std::uint64_t crowded_flat_limit_of(OpKind kind, std::size_t ranks, bool staged,
 // Nothing of an all-to-all is passed on: what windows save are messages and system calls, for a second copy. So of some ranks, and not of much
 // (but where links are as dear as windows, and few share the caches).
 constexpr std::size_t kLeastExchanged = 4, kFewOnHost = 4;
-constexpr std::uint64_t kMostExchanged = 1u << 20;  // bytes of a rank's input
+constexpr std::uint64_t kMostExchanged = 1u << 20,
+                        kMostExchangedPast = 4u << 20;  // bytes of a rank's input; where links go past the caches
 
 }  // namespace
 
@@ -106,7 +107,8 @@ bool Calls::may_exchange_in_windows(const OpDesc& d) const {
     const auto n = spec_.members.size();
     if (d.kind != OpKind::AllToAll || d.layout != nullptr || d.count == 0 || !core_.view.crowded || replays()) return false;
     const auto bytes = d.count * size_of(d.dtype) * n;
-    return n >= kLeastExchanged && n <= kMostStaged && (bytes <= kMostExchanged || streams_decide()) &&
+    return n >= kLeastExchanged && n <= kMostStaged &&
+           (bytes <= (core_.config.streams() ? kMostExchangedPast : kMostExchanged) || streams_decide()) &&
            bytes >= core_.config.stage_limit;
 }
 

@@ -254,8 +254,18 @@ open(f"{os.environ['WORK']}/fifo{comm.rank}").read()
 
 
 @pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM])
-def test_one_that_comes_too_late_changes_nothing(start: Start, tmp_path: Path, sig: signal.Signals) -> None:
+def test_one_that_comes_too_late_changes_nothing(
+    start: Start, tmp_path: Path, sig: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The others end as without it: well, if the node was told to go."""
+    look_at = nodes.Nodes._look_at
+
+    def tell(self: nodes.Nodes, other: int) -> None:
+        look_at(self, other)
+        if other in self._ends:
+            os.write(2, b"knows the other's end\n")
+
+    monkeypatch.setattr(nodes.Nodes, "_look_at", tell)
     for name in ("late", "fifo0", "fifo1"):
         os.mkfifo(tmp_path / name)
     port, first, second = two_up(start, SHORT, 1, "--policy", "lossy")
@@ -267,7 +277,7 @@ def test_one_that_comes_too_late_changes_nothing(start: Start, tmp_path: Path, s
         with open(tmp_path / name, "w"):
             pass
         if name == "fifo0":
-            first.hear("waiting for the other nodes")
+            again.hear("knows the other's end")
     code, _, err = again.finish()
     assert code == 1
     assert "the others had finished before it came in" in err

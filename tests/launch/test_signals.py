@@ -196,6 +196,7 @@ def test_a_kill_that_is_not_heard_is_not_the_last(start: Start, monkeypatch: pyt
     monkeypatch.setattr(worker.Worker, "_strike", strike)  # ftrun is forked from here
     for module in (worker, workers):
         monkeypatch.setattr(module, "AGAIN", 0.2)
+    monkeypatch.setattr(supervisor, "ONCE", 0.0)  # the second signal is another one, however soon it comes
     run = start(STUBBORN, "--nproc-per-node", "2")
     pids = [int(line) for line in run.read_lines(2)]
     pidfds = [os.pidfd_open(pid) for pid in pids]

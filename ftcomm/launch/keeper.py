@@ -116,7 +116,6 @@ class Keeper:
     def _do(self, letter: dict[str, str | int]) -> str:
         if "opens" in letter:
             run, prefix, nodes = str(letter["opens"]), str(letter["prefix"]), int(letter["nodes"])
-            self._runs.pop(run, None)
             try:
                 store = _serve(0)
             except (RuntimeError, OSError) as error:  # too many files

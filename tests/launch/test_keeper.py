@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launch.running import STORE, Ftrun, Kept, Start, start_nodes
 from launch.test_places import LOSSY, REPLAY, all_well, kill, results
 from ports import free_port
 from torch.distributed import PrefixStore, TCPStore
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from ftcomm.launch import entrance, keeper, nodes, places
 from ftcomm.launch.parent import die_with_launcher
@@ -186,26 +188,42 @@ def test_a_spare_that_came_just_before_the_end(
     test_a_spare_that_was_not_needed(start, kept, tmp_path)
 
 
-def test_two_spares_have_met_and_one_is_gone(start: Start, kept: Kept) -> None:
-    """Torch has them as the nodes of the next round; the one that is left begins it with another one."""
+@pytest.mark.parametrize("when", ["while they meet", "when they have met"])
+def test_the_other_spare_is_gone(start: Start, kept: Kept, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """Torch has the two as the nodes of the next round; the one that is left begins it with another one."""
+    meet, serve = DynamicRendezvousHandler.next_rendezvous, DynamicRendezvousHandler._create_tcp_store_server
+
+    def tell(self: DynamicRendezvousHandler) -> Any:
+        met = meet(self)
+        os.write(2, b"has met\n")
+        return met
+
+    def die(self: DynamicRendezvousHandler, *args: Any) -> Any:  # the first node does this, and then says where it is
+        if os.environ.get("DIES"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return serve(self, *args)
+
+    monkeypatch.setattr(DynamicRendezvousHandler, "next_rendezvous", tell)
+    monkeypatch.setattr(DynamicRendezvousHandler, "_create_tcp_store_server", die)
     flags = kept.flags("--policy", "lossy", conf=f"{QUICK},read_timeout=5")
     two = in_order(*(start(LOSSY, *flags, COMES_LATER="9") for _ in range(2)))
-    taker = start(LOSSY, *flags, COMES_LATER="9")
-    taker.hear("this one waits")
-    kill(two[0])
-    taker.read_lines(1)  # torch has none of the round's nodes any more but the second, which goes next
-    other = start(LOSSY, *flags, COMES_LATER="9")
-    other.hear("this one waits")
-    kill(two[1])
-    other.read_lines(1)
-    spares = [start(LOSSY, *flags, COMES_LATER="0") for _ in range(2)]
-    for spare in spares:
-        spare.hear("this one waits")
-    kill(spares[0])
-    for one in (spares[1], taker, other):
-        one.send(signal.SIGSTOP if one is spares[1] else signal.SIGINT)
-    assert {one.finish()[0] for one in (taker, other)} == {130}
-    spares[1].send(signal.SIGCONT)
+    takers = []
+    for lost in two:
+        takers.append(start(LOSSY, *flags, COMES_LATER="9"))
+        takers[-1].hear("this one waits")
+        kill(lost)
+        takers[-1].read_lines(1)
+    dies = when == "while they meet"
+    spares = [start(LOSSY, *flags, COMES_LATER="0", DIES="1" if dies and n == 0 else "") for n in range(2)]
+    if dies:  # it has the lower number, and is the first node for that
+        assert spares[0].finish()[0] == -signal.SIGKILL
+    else:
+        for spare in spares:
+            spare.hear("has met")
+        kill(spares[0])
+    for one in takers:
+        one.send(signal.SIGINT)
+    assert {one.finish()[0] for one in takers} == {130}
     all_well(spares[1], start(LOSSY, *flags, COMES_LATER="0"))
 
 

@@ -53,7 +53,7 @@ for step in range(40):
     ftcomm.ft_recv(arrived, 1 - comm.rank)
     mine = 0.6 * mine + 0.3 * arrived
     ftcomm.ft_all_reduce(mine, "avg")
-print("rank", comm.rank, hashlib.sha256(mine.tobytes()).hexdigest()[:16], flush=True)
+os.write(1, f"rank {comm.rank} {hashlib.sha256(mine.tobytes()).hexdigest()[:16]}\\n".encode())
 comm.leave()
 """
 

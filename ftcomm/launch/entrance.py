@@ -193,7 +193,10 @@ class Entrance:
         return False
 
     def _is_over(self, run: Places, watch: Watch) -> bool:
-        """And may begin again, as after Ctrl-C. RendezvousClosedError: this one was to be a spare of it, and it does not."""
+        """Looks at all places. A run that is over may begin again, as after Ctrl-C.
+
+        RendezvousClosedError: this one was to be a spare of it, and it does not.
+        """
         with contextlib.suppress(DistError):  # of a store that is gone: the thread in torch's rendezvous says so
             nodes = self._look(run, watch)
             held = nodes if self._outlives_nodes(run) else nodes[:1]  # without the store nobody goes on
@@ -207,8 +210,12 @@ class Entrance:
                 raise RendezvousClosedError("the run has had all its nodes without this one (--nnodes), and is over")
         return False
 
+    @staticmethod
+    def _nodes_of(run: Places) -> range:
+        return range(int(run.read("nodes") or "0"))
+
     def _look(self, run: Places, watch: Watch) -> range:
-        nodes = range(int(run.read("nodes") or "0"))
+        nodes = self._nodes_of(run)
         for node in nodes:
             watch.look(run, node)
         return nodes
@@ -225,7 +232,7 @@ class Entrance:
 
     def _taken(self, run: Places, place: Place, meeting: threading.Thread) -> RendezvousInfo:
         self._end_meeting(meeting)
-        nodes = int(run.read("nodes") or "0")
+        nodes = len(self._nodes_of(run))
         self._enter(run.store, place, nodes)
         return RendezvousInfo(run.store, place.node, nodes, self._store_of_run(run))
 
@@ -264,7 +271,8 @@ class Entrance:
         return None
 
     def _find(self, run: Places, watch: Watch) -> Place | None:
-        nodes = self._look(run, watch)
+        """By what was seen just now."""
+        nodes = self._nodes_of(run)
         is_kept = self._outlives_nodes(run)
         over = (End.FAILED, End.INTERRUPTED) if self._replays else ()
         # Of a run that was killed everything is still there, if its store outlives it.
@@ -292,8 +300,7 @@ class Entrance:
         until = time.monotonic() + STAYS
         with contextlib.suppress(DistError):
             while run is not None and serves_store() and time.monotonic() < until:
-                nodes = range(int(run.read("nodes") or "0"))
-                if all(run.read(f"knows/{node}/{run.number(node)}") is not None for node in nodes):
+                if all(run.read(f"knows/{node}/{run.number(node)}") is not None for node in self._nodes_of(run)):
                     return
                 time.sleep(0.2)
 

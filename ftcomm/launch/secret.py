@@ -9,9 +9,14 @@ from ftcomm.errors import ConfigError
 from ftcomm.launch.board import Board
 
 
+def make_secret() -> str:
+    """Or the one that was given."""
+    return _given() or secrets.token_hex(32)
+
+
 def write_secret(board: Board) -> None:
-    """Makes one. Who can reach the board can read it there; one that all nodes were given beforehand is not sent."""
-    board.write("secret", "" if _given() else secrets.token_hex(32))
+    """Who can reach the board can read it there; one that all nodes were given beforehand is not sent."""
+    board.write("secret", "" if _given() else make_secret())
 
 
 def check_secret(board: Board) -> str:

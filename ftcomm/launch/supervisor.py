@@ -32,7 +32,7 @@ from ftcomm.launch.nodes import WHY, Nodes
 from ftcomm.launch.pair_log import PairLog
 from ftcomm.launch.places import End, Place
 from ftcomm.launch.retries import Retries
-from ftcomm.launch.secret import check_secret, write_secret
+from ftcomm.launch.secret import check_secret, make_secret, write_secret
 from ftcomm.launch.signals import Signals
 from ftcomm.launch.store import serves_store
 from ftcomm.launch.worker import describe_exit, describe_state
@@ -162,7 +162,6 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
         """Job name and secret: new for each run, the same on all nodes."""
         run_id = str(worker_group.spec.rdzv_handler.get_run_id())
         job = f"{as_job_name(run_id)}-{secrets.token_hex(4)}"
-        secret = os.environ.get("FTCOMM_SECRET") or secrets.token_hex(32)
         if worker_group.group_world_size > 1:
             board = Board(worker_group.store)
             if worker_group.group_rank == 0 and self._place.is_first:
@@ -171,6 +170,8 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 board.write("job", job)  # last: it says that there is a run, to spares, too
             job = board.wait_for("job")
             secret = check_secret(board)
+        else:
+            secret = make_secret()
         os.environ["FTCOMM_JOB"] = job
         os.environ["FTCOMM_SECRET"] = secret
         os.environ["FTCOMM_EVENTS"] = str(self._setting.folder.path)

@@ -80,6 +80,12 @@ class Ftrun:
 Start = Callable[..., Ftrun]
 
 
+def dynamic(port: int, *more: str, run: str, each: int, conf: str) -> tuple[str, ...]:
+    """The flags of one of two nodes that meet in torch's dynamic rendezvous."""
+    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", run)
+    return ("--nnodes", "2", "--nproc-per-node", str(each), *place, "--rdzv-conf", conf, *more)
+
+
 class Kept:
     """A running ``ftcomm store``."""
 
@@ -95,8 +101,7 @@ class Kept:
         return self.process.stderr.readline()
 
     def flags(self, *more: str, run: str = "run", each: int = 1, conf: str = "") -> tuple[str, ...]:
-        place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self.port}", "--rdzv-id", run)
-        return ("--nnodes", "2", "--nproc-per-node", str(each), *place, "--rdzv-conf", f"is_host=0{conf}", *more)
+        return dynamic(self.port, *more, run=run, each=each, conf=f"is_host=0{conf}")
 
     def listening(self) -> int:
         """At how many ports."""

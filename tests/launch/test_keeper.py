@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch.running import STORE, Ftrun, Kept, Start, start_nodes
+from launch.running import STORE, Ftrun, Kept, Start, dynamic, start_nodes
 from launch.test_places import LOSSY, REPLAY, all_well, kill, results
 from ports import free_port
 from torch.distributed import PrefixStore, TCPStore
@@ -262,18 +262,8 @@ def test_nobody_reads_what_it_says(start: Start) -> None:
     with open("/dev/full", "w") as full:
         process = subprocess.Popen([*STORE, str(port := free_port())], stderr=full, preexec_fn=die_with_launcher())  # noqa: PLW1509
     try:
-        place = (
-            "--nnodes",
-            "2",
-            "--nproc-per-node",
-            "1",
-            "--rdzv-backend",
-            "c10d",
-            "--rdzv-endpoint",
-            f"127.0.0.1:{port}",
-        )
         for name in ("a", "b"):
-            flags = (*place, "--rdzv-conf", "is_host=0", "--rdzv-id", name)
+            flags = dynamic(port, run=name, each=1, conf="is_host=0")
             all_well(*(start(LOSSY, *flags, COMES_LATER="0") for _ in range(2)))
         assert process.poll() is None
     finally:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch.running import Ftrun, Start, start_nodes, wait_gone
+from launch.running import Ftrun, Start, dynamic, start_nodes, wait_gone
 from ports import free_port
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
@@ -70,18 +70,7 @@ def static(port: int, node: int, each: int, *flags: str) -> tuple[str, ...]:
 
 
 def c10d(port: int, has_store: bool) -> tuple[str, ...]:
-    place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "spares")
-    return (
-        "--nnodes",
-        "2",
-        "--nproc-per-node",
-        "2",
-        *place,
-        "--rdzv-conf",
-        f"is_host={int(has_store)}",
-        "--policy",
-        "lossy",
-    )
+    return dynamic(port, "--policy", "lossy", run="spares", each=2, conf=f"is_host={int(has_store)}")
 
 
 def kill(one: Ftrun) -> None:

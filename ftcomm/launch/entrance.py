@@ -276,7 +276,7 @@ class Entrance:
         is_kept = self._outlives_nodes(run)
         over = (End.FAILED, End.INTERRUPTED) if self._replays else ()
         # Of a run that was killed everything is still there, if its store outlives it.
-        goes_on = any(watch.lives(node) for node in (nodes if is_kept else nodes[:1]))
+        goes_on = any(watch.is_well(node) for node in (nodes if is_kept else nodes[:1]))
         goes_on = goes_on and not any(watch.end(node) in over for node in nodes)
         if goes_on:
             check_secret(run)

@@ -188,6 +188,10 @@ class Watch:
         """And still does, its workers, too."""
         return self.has_lived(node) and not self.is_over(node)
 
+    def is_well(self, node: int) -> bool:
+        """And is not on its way to be taken for gone: all may have been lost at once, of which one looks so first."""
+        return self.lives(node) and self._seen[node].silence.seconds < SILENT / 2
+
     def is_over(self, node: int) -> bool:
         """Its workers have ended, or its tenant is gone."""
         return node not in self._seen or self._seen[node].end is not None or self._seen[node].is_gone

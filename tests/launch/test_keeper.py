@@ -7,6 +7,7 @@ import select
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,22 @@ def test_a_spare_of_a_run_that_begins_again(start: Start, kept: Kept, sig: signa
     all_well(spare, another)
 
 
+@pytest.mark.table
+def test_all_nodes_are_lost_and_the_spare_sees_it_of_one_first(
+    start: Start, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not take the place of that one, where nobody would let it in."""
+    monkeypatch.setattr(places, "SILENT", 3.0)
+    flags = kept.flags("--policy", "lossy", conf=QUICK)
+    two = in_order(*(start(LOSSY, *flags) for _ in range(2)))
+    spare = start(LOSSY, *flags, COMES_LATER="0")
+    spare.hear("this one waits")
+    for one in two:  # no process ends, which would be known here
+        one.send(signal.SIGSTOP)
+        time.sleep(1.0)
+    all_well(spare, start(LOSSY, *flags, COMES_LATER="0"))
+
+
 def test_a_spare_that_was_not_needed(start: Start, kept: Kept, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     waits = "import os, ftcomm\ncomm = ftcomm.init()\nos.write(1, f'up {comm.rank}\\n'.encode())\n"
@@ -167,8 +184,7 @@ def test_a_stopped_node_of_a_run_that_has_begun_anew(start: Start, kept: Kept, m
     flags = kept.flags("--policy", "lossy", conf=QUICK)
     first, second = in_order(*(start(LOSSY, *flags) for _ in range(2)))
     second.send(signal.SIGSTOP)
-    first.send(signal.SIGINT)
-    assert first.finish()[0] == 130
+    kill(first)  # with Ctrl-C the second one's worker might fail before it is ended
     two = in_order(*(start(LOSSY, *flags, COMES_LATER="2") for _ in range(2)))
     second.send(signal.SIGCONT)
     code, _, err = second.finish()
@@ -189,9 +205,19 @@ def test_a_spare_that_came_just_before_the_end(
 
 
 @pytest.mark.parametrize("when", ["while they meet", "when they have met"])
-def test_the_other_spare_is_gone(start: Start, kept: Kept, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+def test_the_other_spare_is_gone(
+    start: Start, kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str
+) -> None:
     """Torch has the two as the nodes of the next round; the one that is left begins it with another one."""
     meet, serve = DynamicRendezvousHandler.next_rendezvous, DynamicRendezvousHandler._create_tcp_store_server
+    look = entrance._take_from
+
+    def hold(*args: Any) -> Any:
+        if (tmp_path / "hold").exists():
+            os.write(2, b"is held\n")
+        while (tmp_path / "hold").exists():
+            time.sleep(0.01)
+        return look(*args)
 
     def tell(self: DynamicRendezvousHandler) -> Any:
         met = meet(self)
@@ -203,6 +229,7 @@ def test_the_other_spare_is_gone(start: Start, kept: Kept, monkeypatch: pytest.M
             os.kill(os.getpid(), signal.SIGKILL)
         return serve(self, *args)
 
+    monkeypatch.setattr(entrance, "_take_from", hold)
     monkeypatch.setattr(DynamicRendezvousHandler, "next_rendezvous", tell)
     monkeypatch.setattr(DynamicRendezvousHandler, "_create_tcp_store_server", die)
     flags = kept.flags("--policy", "lossy", conf=f"{QUICK},read_timeout=5")
@@ -221,9 +248,13 @@ def test_the_other_spare_is_gone(start: Start, kept: Kept, monkeypatch: pytest.M
         for spare in spares:
             spare.hear("has met")
         kill(spares[0])
+    # Else it may see that one has ended, when the other one has not yet, and takes its place.
+    (tmp_path / "hold").touch()
+    spares[1].hear("is held")
     for one in takers:
         one.send(signal.SIGINT)
     assert {one.finish()[0] for one in takers} == {130}
+    (tmp_path / "hold").unlink()
     all_well(spares[1], start(LOSSY, *flags, COMES_LATER="0"))
 
 

@@ -186,7 +186,7 @@ class _Start:
             self._link(addresses, int.from_bytes(boot, "little"), joining=False)
         except Error:
             # Maybe only because another rank had failed before and was gone: then it has said why.
-            _raise_if_error(self._said_by_others())
+            self._raise_if_failed(self._said_by_others())
             raise
         _failpoint("rendezvous.ready")
         self._claim(self._key("ready", 0, self.job.rank), _GOOD)
@@ -232,14 +232,14 @@ class _Start:
         mine = _GOOD + secrets.token_bytes(7) + b"\x01"  # never zero
         found = self.store.compare_set(key, b"", mine)
         if found != mine and self.job.incarnation == 0:  # a rank 0 that died right here has left a good one
-            _raise_if_error(found)
+            self._raise_if_failed(found)
             raise ConfigError(self._leftover())
 
     def _claim(self, key: str, value: bytes) -> None:
         """Writes a key that only this process may write; another rank's error may be there already."""
         found = self.store.compare_set(key, b"", value)
         if found != value:
-            _raise_if_error(found)
+            self._raise_if_failed(found)
             raise ConfigError(self._leftover())
 
     def _leftover(self) -> str:
@@ -289,6 +289,7 @@ class _Start:
         )
         value = _as_value(error)
         if self.store.compare_set(self._key("ready", 0, job.rank), b"", value) == value:
+            job.emit("start-failed")
             raise error  # which tells the others
 
     def _announce_newest(self) -> None:
@@ -331,7 +332,7 @@ class _Start:
             raise ConfigError(
                 f"The store has lost {key!r}: it was restarted or cleaned during the start. Start the job again."
             )
-        _raise_if_error(value)
+        self._raise_if_failed(value)
         return value[1:]
 
     def _gather(self, phase: str, what: str) -> dict[int, bytes]:
@@ -371,8 +372,19 @@ class _Start:
             code = C.ft_job_start(self.job.handle, pointers, lengths, boot, int(joining), self._left())
             if code == FT_INTERRUPTED and not joining:
                 # Whom this one waits for may have died on another host, which nobody sees before there are links.
-                _raise_if_error(self._said_by_others())
+                self._raise_if_failed(self._said_by_others())
         check(code)
+
+    def _raise_if_failed(self, value: bytes) -> None:
+        """For another rank, or a process before this one, as it has written: nobody comes through this start any more."""
+        if not value.startswith(_ERROR):
+            return
+        from ftcomm import errors
+
+        detail = json.loads(value[1:])
+        kind = getattr(errors, str(detail.pop("type")), Error)
+        self.job.emit("start-failed")  # to ftrun
+        raise kind(detail.pop("message"), **detail)
 
     def _tell_others(self, error: Error) -> None:
         if not self.job.joining:
@@ -408,15 +420,6 @@ def _as_value(error: Error, rank: int | None = None) -> bytes:
 
 def _key(job: str, phase: str, incarnation: int, rank: int) -> str:
     return f"{job}/rdv/{phase}/{incarnation}/{rank}"
-
-
-def _raise_if_error(value: bytes) -> None:
-    if value.startswith(_ERROR):
-        from ftcomm import errors
-
-        detail = json.loads(value[1:])
-        kind = getattr(errors, str(detail.pop("type")), Error)
-        raise kind(detail.pop("message"), **detail)
 
 
 def _failpoint(name: str) -> None:

@@ -13,6 +13,7 @@ class Members:
     def __init__(self) -> None:
         self.admitted: set[Who] = set()  # replacements that came in
         self.refused: set[Who] = set()  # replacements to whom the policy gave no place
+        self.start_failed: set[Who] = set()  # who could not start a job, as another one couldn't
         self._misconfigured: set[Who] = set()  # who could not start a job as they were told to
         self._started: set[int] = set()  # ranks of those who could
         self._renumbered: set[str] = set()  # jobs, made by scripts, in which workers have other numbers than here
@@ -29,6 +30,8 @@ class Members:
             self.admitted.add((slot, incarnation))
         if event["event"] == "refused":
             self.refused.add((event["rank"], event["incarnation"]))
+        if event["event"] == "start-failed":
+            self.start_failed.add((event["rank"], event["incarnation"]))
         if event["event"] == "misconfigured":
             self._misconfigured.add((event["rank"], event["incarnation"]))
         return True
@@ -46,5 +49,6 @@ class Members:
             return
         rank, incarnation = event.get("worker") or (event["rank"], event.get("process"))
         self._started.add(rank)
+        self.start_failed.discard((rank, incarnation))  # its script has tried again
         if event.get("joining") is False and event.get("world_size", 1) > 1 and isinstance(incarnation, int):
             self.admitted.add((rank, incarnation))

@@ -153,17 +153,23 @@ class ReplayAgent(FtAgent):
         assert ended.failure is not None
         self._replaced[slot.rank] = ended.failure
         if not self._ends_with_group(ended):
-            slot.failures += 1
-            restarts = self._worker_group.spec.max_restarts
             if self._is_misconfigured(ended):
                 self._end_job(ended, MISCONFIGURED)
                 return
+            if self._start_has_failed(ended):
+                return  # so has everybody's: it starts with the next generation
+            slot.failures += 1
+            restarts = self._worker_group.spec.max_restarts
             if slot.failures > restarts:
                 failed = f"it failed {restarts + 1} times (--max-restarts {restarts})"
                 self._end_job(ended, failed if restarts else "--max-restarts is 0")
                 return
             self._take_group_along(slot)
         self._start_again(slot)
+
+    def _start_has_failed(self, ended: Exit) -> bool:
+        """Another one's failure, of a start in which nobody can become a member."""
+        return ended.code > 0 and (ended.slot.rank, ended.incarnation) in self._members.start_failed
 
     def _on_exit(self, ended: Exit) -> None:
         if not self._is_ours(ended):

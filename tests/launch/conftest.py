@@ -24,7 +24,7 @@ from ftcomm.launch import retries, worker
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     """start(script_text, *flags) -> Ftrun; whatever still runs at the end of the test is killed."""
     started: list[Ftrun] = []
-    workers = request.node.get_closest_marker("forks_workers") is not None
+    workers = request.node.get_closest_marker("execs_workers") is None
 
     def begin(script: str, *flags: str, stderr: int = subprocess.PIPE, **extra_env: str) -> Ftrun:
         path = tmp_path / f"script{len(started)}.py"

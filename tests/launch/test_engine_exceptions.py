@@ -6,8 +6,6 @@ import pytest
 from launch.running import Start
 from launch.test_preemption import script, steps_of
 
-pytestmark = pytest.mark.forks_workers
-
 FLAGS = ("--nproc-per-node", "2", "--policy", "lossy")
 
 

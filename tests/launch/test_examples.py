@@ -10,8 +10,6 @@ from launch.running import Start
 pytest.importorskip("ftcomm.torch")
 pytest.importorskip("sklearn")
 
-pytestmark = pytest.mark.forks_workers
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

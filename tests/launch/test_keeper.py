@@ -21,7 +21,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from ftcomm.launch import entrance, keeper, nodes, places
 from ftcomm.launch.parent import die_with_launcher
 
-pytestmark = pytest.mark.forks_workers
 QUICK = ",keep_alive_interval=1,keep_alive_max_attempt=2"  # torch's own time to see that a node is gone
 
 

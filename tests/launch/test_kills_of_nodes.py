@@ -19,7 +19,7 @@ from launch.running import Kept, Start, start_nodes
 
 from ftcomm.launch.folder import read_events
 
-pytestmark = [pytest.mark.forks_workers, pytest.mark.table]
+pytestmark = pytest.mark.table
 
 WORK = """
 import hashlib, os, time

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from launch.running import Start
 
-pytestmark = pytest.mark.forks_workers
-
 WHY = "its job can't be made with these options"
 ENDS = "import ftcomm; ftcomm.init()"
 OF_OTHERS = """

@@ -51,7 +51,7 @@ def test_one_node(script: str) -> None:
     assert ends_well(ftrun(script, "--nproc-per-node", "1")) == ["1"]
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static"])
+@pytest.mark.parametrize("backend", ["c10d", pytest.param("static", marks=pytest.mark.table)])
 def test_two_nodes(script: str, backend: str) -> None:
     port = str(free_port())
     meet = {

@@ -16,8 +16,6 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from ftcomm.launch import entrance, nodes, places
 
-pytestmark = pytest.mark.forks_workers
-
 # Until a worker of each rank of node 1 has come in that is not the first one.
 LOSSY = """
 import os

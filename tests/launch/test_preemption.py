@@ -19,8 +19,6 @@ import ftcomm.recovery
 from ftcomm.launch import preempt
 from ftcomm.recovery.engine.stopping import Stopping
 
-pytestmark = pytest.mark.forks_workers
-
 SCRIPT = """
 import hashlib, os, signal
 import torch

@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 from launch.running import Ftrun, Start
 
-pytestmark = pytest.mark.forks_workers
-
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SCRIPT = """
 import os, runpy, signal, sys, torch

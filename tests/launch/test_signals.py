@@ -14,6 +14,8 @@ from launch.running import Start, clean_environment, wait_gone
 
 from ftcomm.launch import preempt, supervisor, worker, workers
 
+pytestmark = pytest.mark.execs_workers
+
 NOTICED = """
 import os, signal
 from ftcomm.launch import preempt

@@ -14,6 +14,8 @@ import pytest
 from launch.running import Ftrun, Start, clean_environment, wait_gone
 from tables import most
 
+pytestmark = pytest.mark.execs_workers
+
 TABLE = pytest.mark.table
 
 HELLO = """

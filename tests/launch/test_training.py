@@ -11,8 +11,6 @@ from launch.running import Start
 
 pytest.importorskip("ftcomm.torch")
 
-pytestmark = pytest.mark.forks_workers
-
 # Ends when UNTIL holds at a join point: step and alive are the same on all ranks there.
 SCRIPT = """
 import hashlib, os, torch, torch.distributed as dist

@@ -11,8 +11,6 @@ import pytest
 pytest.importorskip("sklearn")
 from launch.running import Start
 
-pytestmark = pytest.mark.forks_workers
-
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()
 PLAIN, ENGINE = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from launch.running import Start, start_nodes
 
 WORK = """
@@ -20,7 +19,6 @@ print("done", comm.rank, flush=True)
 """
 
 
-@pytest.mark.forks_workers
 def test_a_replacement_beside_another_ftrun(start: Start) -> None:
     ends = [node.finish() for node in start_nodes(start, WORK, 2, 2, "--policy", "replay")]
     assert [code for code, _, _ in ends] == [0, 0], ends

@@ -7,7 +7,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from collective_values import every_collective, whole
+from collective_values import every_collective, expect, whole
 from harness import Context, Group, Ranks
 from tables import most
 
@@ -38,7 +38,7 @@ def test_an_all_gather_out_of_its_own_result(ranks: Ranks, at: str) -> None:
             out = np.full(n * part, -1, np.float32)
             out[start : start + part] = whole(me + turn, part, np.float32)
             comm.all_gather(out, out[start : start + part])
-            np.testing.assert_array_equal(out, np.concatenate([whole(r + turn, part, np.float32) for r in range(n)]))
+            expect(out, np.concatenate([whole(r + turn, part, np.float32) for r in range(n)]))
 
     for result in ranks.start(3, run).results():
         assert result.ok, result.text()
@@ -66,24 +66,24 @@ def exchange(comm: Comm, operation: str) -> None:
     data, out = whole(me, count, np.float32), np.zeros(n * count, np.float32)
     if operation == "all_reduce":
         comm.all_reduce(data)
-        np.testing.assert_array_equal(data, total)
+        expect(data, total)
     elif operation == "broadcast":
         comm.broadcast(data, 0)
-        np.testing.assert_array_equal(data, mine[0])
+        expect(data, mine[0])
     elif operation == "all_gather":
         comm.all_gather(out, data)
-        np.testing.assert_array_equal(out, np.concatenate(mine))
+        expect(out, np.concatenate(mine))
     elif operation == "reduce_scatter":
         comm.reduce_scatter(data, np.concatenate(mine))
-        np.testing.assert_array_equal(data, mine[me] * n)
+        expect(data, mine[me] * n)
     elif operation == "all_to_all":
         comm.all_to_all(out, np.concatenate(mine))
-        np.testing.assert_array_equal(out, np.tile(mine[me], n))
+        expect(out, np.tile(mine[me], n))
     else:
         assert operation == "gather"
         comm.gather(data, out if me == 1 else None, 1)
         if me == 1:
-            np.testing.assert_array_equal(out, np.concatenate(mine))
+            expect(out, np.concatenate(mine))
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_killed_after_the_kernel_has_refused(ranks: Ranks, victim: int, point: s
             data = whole(comm.rank, 100_000, np.float32)
             for offset, count, who in comm.all_reduce(data).chunks:
                 total = sum(whole(r, 100_000, np.float32) for r in who)
-                np.testing.assert_array_equal(data[offset : offset + count], total[offset : offset + count])
+                expect(data[offset : offset + count], total[offset : offset + count])
 
     faults = f"rank=1,at=shm.read:2,do=corrupt;rank={victim},at={point},do=kill"
     ranks(3, run, faults=faults, policy="lossy", dies=[victim])
@@ -198,7 +198,7 @@ def test_parts_of_every_size(ranks: Ranks) -> None:
             got = np.full(sum(counts[s][me] for s in range(n)), -1, np.float32)
             comm.all_to_all(got, sent, out_counts=[counts[s][me] for s in range(n)], in_counts=counts[me])
             want = np.concatenate([whole(s * n + me, counts[s][me], np.float32) for s in range(n)])
-            np.testing.assert_array_equal(got, want)
+            expect(got, want)
 
     for result in ranks.start(4, run).results():
         assert result.ok, result.text()
@@ -233,7 +233,7 @@ def test_a_death_in_it(ranks: Ranks, point: str, victim: int) -> None:
         comm = comm.shrink()
         got = np.zeros(PARTS // 3 * 2, np.float32)
         comm.all_to_all(got, np.full(PARTS // 3 * 2, comm.rank + 1, np.float32))
-        np.testing.assert_array_equal(got, np.repeat(np.float32([1, 2]), PARTS // 3))
+        expect(got, np.repeat(np.float32([1, 2]), PARTS // 3))
         return text
 
     results = ranks.start(3, run, faults=f"rank={victim},at={point},do=kill").results()

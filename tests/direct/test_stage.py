@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import ml_dtypes
 import numpy as np
 import pytest
-from collective_values import every_collective, those_left_have_the_same_sum, whole
+from collective_values import every_collective, expect, those_left_have_the_same_sum, whole
 from harness import Context, Ranks
 from kill_table import points
 from processors import on_one_processor
@@ -44,7 +44,7 @@ def test_averages_of_narrow_numbers_are_rounded_once(ranks: Ranks) -> None:
         total = np.zeros(data.size, np.float32)
         for one in inputs:
             total = total + one.astype(np.float32)
-        np.testing.assert_array_equal(data, (total / np.float32(comm.size)).astype(ml_dtypes.bfloat16))
+        expect(data, (total / np.float32(comm.size)).astype(ml_dtypes.bfloat16))
 
     ranks(5, run)
 
@@ -60,8 +60,8 @@ def test_two_at_once_have_windows_of_their_own(ranks: Ranks) -> None:
             second = (other if (comm.rank + turn) % 2 else comm).iall_reduce(b if (comm.rank + turn) % 2 else a)
             first.wait()
             second.wait()
-            np.testing.assert_array_equal(a, sum(whole(r, 150_000, np.float64) for r in range(comm.size)))
-            np.testing.assert_array_equal(b, sum(whole(r + 1, 150_000, np.float64) for r in range(comm.size)))
+            expect(a, sum(whole(r, 150_000, np.float64) for r in range(comm.size)))
+            expect(b, sum(whole(r + 1, 150_000, np.float64) for r in range(comm.size)))
 
     ranks(4, run)
 
@@ -132,7 +132,7 @@ def test_a_death_in_a_broadcast(ranks: Ranks, point: str, victim: int) -> None:
         except ftcomm.PeerFailure as error:
             assert error.ranks == (victim,) == (0,)
             return False
-        np.testing.assert_array_equal(data, whole(0, 300_000, np.float32))
+        expect(data, whole(0, 300_000, np.float32))
         return True
 
     point = point.replace("stage.final", "stage.input") if victim == 0 else point
@@ -153,7 +153,7 @@ def test_a_death_in_an_all_gather(ranks: Ranks, point: str, victim: int) -> None
             assert error.ranks == (victim,)
             return ()
         for rank in there:
-            np.testing.assert_array_equal(out[rank], whole(rank, 100_000, np.float32))
+            expect(out[rank], whole(rank, 100_000, np.float32))
         assert not out[[rank for rank in range(comm.size) if rank not in there]].any()
         return there
 
@@ -171,9 +171,9 @@ def test_reduce_scatter_in_place(ranks: Ranks, op: str) -> None:
         data, mine = inputs[comm.rank].copy(), slice(comm.rank * 50_001, (comm.rank + 1) * 50_001)
         comm.reduce_scatter(data[mine], data, op)
         total = np.max(inputs, axis=0) if op == "max" else sum(inputs) / (comm.size if op == "avg" else 1)
-        np.testing.assert_array_equal(data[mine], total[mine])
+        expect(data[mine], total[mine])
         data[mine] = inputs[comm.rank][mine]
-        np.testing.assert_array_equal(data, inputs[comm.rank])
+        expect(data, inputs[comm.rank])
 
     ranks(4, run)
 
@@ -187,7 +187,7 @@ def test_a_death_in_a_reduce_scatter(ranks: Ranks, point: str) -> None:
         part, parts = np.arange(70_000.0) + 70_000 * comm.rank, comm.reduce_scatter(out, data).chunks
         for at, n, who in parts:
             assert set(who) >= {0, 2, 3}
-            np.testing.assert_array_equal(out[at : at + n], part[at : at + n] * sum(rank + 1 for rank in who))
+            expect(out[at : at + n], part[at : at + n] * sum(rank + 1 for rank in who))
         return sum(n for _at, n, _who in parts)
 
     results = ranks(4, run, policy="lossy", dies=[1], faults=f"rank=1,at={point},do=kill")
@@ -207,9 +207,9 @@ def test_a_death_in_a_reduce(ranks: Ranks, point: str, victim: int) -> None:
             assert error.ranks == (victim,) == (2,)
             return False
         for at, n, who in parts if comm.rank == 2 else ():
-            np.testing.assert_array_equal(data[at : at + n], np.arange(at, at + n) * float(sum(r + 1 for r in who)))
+            expect(data[at : at + n], np.arange(at, at + n) * float(sum(r + 1 for r in who)))
         if comm.rank != 2:
-            np.testing.assert_array_equal(data, np.arange(100_000.0) * (comm.rank + 1))
+            expect(data, np.arange(100_000.0) * (comm.rank + 1))
         return True
 
     point = "stage.reduce" if point == "stage.input:2" and victim == 2 else point  # the root puts nothing there
@@ -237,7 +237,7 @@ def test_a_death_in_an_all_to_all(ranks: Ranks, point: str) -> None:
         expected = np.stack([whole(10 * r + comm.rank, count, np.float32) for r in range(comm.size)])
         if without:
             expected[1] = 0
-        np.testing.assert_array_equal(out, expected)
+        expect(out, expected)
         return "without" if without else "done"
 
     results = ranks(4, run, policy="lossy", dies=[1], faults=f"rank=1,at={point},do=kill")
@@ -255,7 +255,7 @@ def test_some_give_counts(ranks: Ranks) -> None:
             out = np.zeros_like(data)
             counts = [count] * comm.size if (comm.rank + turn) % 3 == 0 else None
             comm.all_to_all(out, data, in_counts=counts, out_counts=counts)
-            np.testing.assert_array_equal(out, [whole(10 * r + comm.rank, count, np.float32) for r in range(comm.size)])
+            expect(out, [whole(10 * r + comm.rank, count, np.float32) for r in range(comm.size)])
 
     ranks(4, run)
 
@@ -267,10 +267,10 @@ def test_without_room_for_a_window_it_is_done_without(ranks: Ranks, reduces_firs
             data = whole(comm.rank, 300_000, np.float32)
             if turn % 2 == reduces_first:
                 comm.broadcast(data, root=2)
-                np.testing.assert_array_equal(data, whole(2, 300_000, np.float32))
+                expect(data, whole(2, 300_000, np.float32))
             else:
                 comm.all_reduce(data)
-                np.testing.assert_array_equal(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
+                expect(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
         assert comm.stats()["lacks_windows"]
         assert not comm.stats()["reads_refused"]
 
@@ -303,6 +303,6 @@ def test_memory_that_may_not_be_read_is_not_needed(ranks: Ranks, monkeypatch: py
     def run(comm: Comm) -> None:
         data = whole(comm.rank, 300_000, np.float32)
         comm.all_reduce(data)
-        np.testing.assert_array_equal(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
+        expect(data, sum(whole(r, 300_000, np.float32) for r in range(comm.size)))
 
     ranks(4, run)

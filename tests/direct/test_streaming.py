@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from collective_values import every_collective, those_left_have_the_same_sum, whole
+from collective_values import different, every_collective, expect, those_left_have_the_same_sum, whole
 from harness import Ranks
 
 import ftcomm
@@ -44,7 +44,7 @@ def test_an_average_of_large_halves_is_finite(ranks: Ranks, size: int, count: in
         whole_one, part = np.full(count, 60_000, np.float16), np.empty(count // size, np.float16)
         comm.all_reduce(whole_one, "avg")
         comm.reduce_scatter(part, np.full(count, 60_000, np.float16), "avg")
-        return [sorted({float(x) for x in found}) for found in (whole_one, part)]
+        return [different(found) for found in (whole_one, part)]
 
     assert ranks(size, run) == [[[60_000.0], [60_000.0]]] * size
 
@@ -58,7 +58,7 @@ def test_messages_of_every_size(ranks: Ranks, transport: str) -> None:
             sending = comm.isend(mine, 1 - comm.rank)
             comm.recv(got, 1 - comm.rank)
             sending.wait()
-            np.testing.assert_array_equal(got, theirs)
+            expect(got, theirs)
 
     ranks(2, run, transport=transport)
 
@@ -91,7 +91,7 @@ def test_a_death_in_what_two_ranks_push(ranks: Ranks, point: str, monkeypatch: p
                 continue
             for at, n, who in parts:
                 if who:
-                    found.append(sorted({float(x) - at // count for x in all_of_it[at : at + n]}))
+                    found.append(different(all_of_it[at : at + n] - at // count))
         return found
 
     results = ranks(2, run, policy="lossy", dies=[1], faults=f"rank=1,at={point},do=kill")

@@ -15,8 +15,6 @@ from typing import IO
 from launch import forked
 from ports import free_port
 
-from ftcomm.launch.parent import die_with_launcher
-
 PATIENCE = 120.0  # only a hang takes that long
 STORE = [sys.executable, "-m", "ftcomm.cli", "store", "--port"]
 
@@ -90,8 +88,9 @@ class Kept:
     """A running ``ftcomm store``."""
 
     def __init__(self) -> None:
-        dies = die_with_launcher()
-        self.process = subprocess.Popen([*STORE, "0"], stderr=subprocess.PIPE, text=True, preexec_fn=dies)  # noqa: PLW1509
+        self.process = forked.popen(
+            ["store", "--port", "0"], dict(os.environ), launcher="ftcomm.cli", stderr=subprocess.PIPE
+        )
         found = re.search(r"HOST:(\d+)", self.next_line())
         assert found
         self.port = int(found[1])

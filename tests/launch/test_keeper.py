@@ -203,7 +203,7 @@ def test_a_spare_that_came_just_before_the_end(
     test_a_spare_that_was_not_needed(start, kept, tmp_path)
 
 
-@pytest.mark.parametrize("when", ["while they meet", "when they have met"])
+@pytest.mark.parametrize("when", ["while they meet", pytest.param("when they have met", marks=pytest.mark.table)])
 def test_the_other_spare_is_gone(
     start: Start, kept: Kept, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, when: str
 ) -> None:

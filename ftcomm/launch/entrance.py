@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import queue
-import threading
 import time
 from collections.abc import Callable
 
@@ -25,6 +23,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous.api import RendezvousStoreInfo
 
 from ftcomm.launch.keeper import ask_for_store, close_store, is_kept
+from ftcomm.launch.meeting import Meeting
 from ftcomm.launch.places import SILENT, End, Place, Places, Watch
 from ftcomm.launch.secret import check_secret
 from ftcomm.launch.store import is_served, serves_store
@@ -33,10 +32,6 @@ LOOK = 2.0  # seconds between two looks of who waits for a place
 STAYS = 70.0  # seconds for which a spare that has the store stays behind: longer than a node waits for one that is gone
 
 Enter = Callable[[Store, Place, int], None]  # with the store, the place, and how many nodes there are
-
-
-class _PlaceTaken(Exception):
-    """Ends the thread that waits in torch's rendezvous."""
 
 
 class Entrance:
@@ -157,12 +152,11 @@ class Entrance:
 
     def _meet_or_take(self) -> RendezvousInfo:
         """Torch lets nobody in who comes later, but has it wait for another round."""
-        met: queue.SimpleQueue[RendezvousInfo | BaseException] = queue.SimpleQueue()
-        meeting = self._begin_meeting(met)
+        meeting = Meeting(self._handler, self._meet)
         watch = Watch(self._workers)
         another: RendezvousInfo | None = None  # a round that is not the run's first
         while True:
-            found = _take_from(met, LOOK)
+            found = meeting.wait(LOOK)
             if isinstance(found, RendezvousInfo):
                 another = found
                 if self._rendezvous_is_kept:
@@ -172,7 +166,7 @@ class Entrance:
             waits_on = isinstance(found, RendezvousTimeoutError) and not over  # a spare, for as long as it takes
             # Whom torch has as the first node of the round may have gone before it has written what the others wait for.
             if waits_on or (isinstance(found, DistError) and is_served(self._handler._store)):
-                meeting = self._begin_meeting(met)
+                meeting.begin()
             elif isinstance(found, BaseException):
                 self._stay_behind(run)
                 raise found
@@ -180,9 +174,11 @@ class Entrance:
                 try:
                     return self._founded(another)
                 except DistError:  # who should have founded it with this one has gone; or the store, and torch says so
-                    another, meeting = None, self._begin_meeting(met)
+                    another = None
+                    meeting.begin()
             if run is not None and not over and (place := self._take_any(run, watch)) is not None:
-                return self._taken(run, place, meeting)
+                meeting.end()
+                return self._taken(run, place)
 
     def _begins_anew(self, run: Places, watch: Watch) -> bool:
         """Nobody goes on with that run. What was silent for long may live after all, and must not beside the next one."""
@@ -230,8 +226,7 @@ class Entrance:
             return self._run_before(self._round() + (not before_this_round))
         return None
 
-    def _taken(self, run: Places, place: Place, meeting: threading.Thread) -> RendezvousInfo:
-        self._end_meeting(meeting)
+    def _taken(self, run: Places, place: Place) -> RendezvousInfo:
         nodes = len(self._nodes_of(run))
         self._enter(run.store, place, nodes)
         return RendezvousInfo(run.store, place.node, nodes, self._store_of_run(run))
@@ -240,30 +235,6 @@ class Entrance:
         if text not in self._said:
             self._said.add(text)
             self._say(text)
-
-    def _begin_meeting(self, met: queue.SimpleQueue[RendezvousInfo | BaseException]) -> threading.Thread:
-        def meet() -> None:
-            try:
-                met.put(self._meet())
-            except _PlaceTaken:
-                return
-            except BaseException as error:  # noqa: BLE001 - for the other thread
-                met.put(error)
-
-        thread = threading.Thread(target=meet, name="ftrun-rendezvous", daemon=True)
-        thread.start()
-        return thread
-
-    def _end_meeting(self, meeting: threading.Thread) -> None:
-        """Else it went on, and would be a node of another round, should there be one."""
-
-        def sync() -> bool | None:
-            raise _PlaceTaken
-
-        holder = self._handler._state_holder
-        before, holder.sync = holder.sync, sync
-        meeting.join(5.0)
-        holder.sync = before
 
     def _take_any(self, run: Places, watch: Watch) -> Place | None:
         with contextlib.suppress(DistError):
@@ -303,12 +274,3 @@ class Entrance:
                 if all(run.read(f"knows/{node}/{run.number(node)}") is not None for node in self._nodes_of(run)):
                     return
                 time.sleep(0.2)
-
-
-def _take_from(
-    met: queue.SimpleQueue[RendezvousInfo | BaseException], seconds: float
-) -> RendezvousInfo | BaseException | None:
-    try:
-        return met.get(timeout=seconds)
-    except queue.Empty:
-        return None

@@ -116,10 +116,6 @@ def _run(body: Callable[[], int], env: dict[str, str]) -> NoReturn:
 def _forget_the_parent(env: dict[str, str]) -> None:
     gc.freeze()  # harness.after_fork says why
     faulthandler.disable()
-    for fd in os.listdir("/proc/self/fd"):
-        if int(fd) > 2:
-            with contextlib.suppress(OSError):  # the list's own
-                os.close(int(fd))
     atexit._clear()
     for module, function in _AT_EXIT:
         if module in sys.modules:
@@ -132,6 +128,11 @@ def _forget_the_parent(env: dict[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    # Last: the parent's Popen returns with that, as it does with an exec, and from then on may send signals.
+    for fd in os.listdir("/proc/self/fd"):
+        if int(fd) > 2:
+            with contextlib.suppress(OSError):  # the list's own
+                os.close(int(fd))
     sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     os.environ.clear()

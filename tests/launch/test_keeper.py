@@ -19,6 +19,7 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from ftcomm.launch import entrance, keeper, nodes, places
+from ftcomm.launch.meeting import Meeting
 from ftcomm.launch.parent import die_with_launcher
 
 QUICK = ",keep_alive_interval=1,keep_alive_max_attempt=2"  # torch's own time to see that a node is gone
@@ -209,14 +210,14 @@ def test_the_other_spare_is_gone(
 ) -> None:
     """Torch has the two as the nodes of the next round; the one that is left begins it with another one."""
     meet, serve = DynamicRendezvousHandler.next_rendezvous, DynamicRendezvousHandler._create_tcp_store_server
-    look = entrance._take_from
+    wait = Meeting.wait
 
     def hold(*args: Any) -> Any:
         if (tmp_path / "hold").exists():
             os.write(2, b"is held\n")
         while (tmp_path / "hold").exists():
             time.sleep(0.01)
-        return look(*args)
+        return wait(*args)
 
     def tell(self: DynamicRendezvousHandler) -> Any:
         met = meet(self)
@@ -228,7 +229,7 @@ def test_the_other_spare_is_gone(
             os.kill(os.getpid(), signal.SIGKILL)
         return serve(self, *args)
 
-    monkeypatch.setattr(entrance, "_take_from", hold)
+    monkeypatch.setattr(Meeting, "wait", hold)
     monkeypatch.setattr(DynamicRendezvousHandler, "next_rendezvous", tell)
     monkeypatch.setattr(DynamicRendezvousHandler, "_create_tcp_store_server", die)
     flags = kept.flags("--policy", "lossy", conf=f"{QUICK},read_timeout=5")

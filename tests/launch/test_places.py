@@ -6,7 +6,6 @@ import os
 import select
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 from launch.running import Ftrun, Start, dynamic, start_nodes, wait_gone
@@ -15,6 +14,7 @@ from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
 from ftcomm.launch import entrance, nodes, places
+from ftcomm.launch.meeting import Meeting
 
 # Until a worker of each rank of node 1 has come in that is not the first one.
 LOSSY = """
@@ -378,18 +378,18 @@ def test_one_that_waits_for_others_at_the_start_keeps_its_place(monkeypatch: pyt
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> None:
     """ftrun says what it has written on the board, and when it meets the others in torch's rendezvous."""
-    write, begin = places.Places.write, entrance.Entrance._begin_meeting
+    write, begin = places.Places.write, Meeting.begin
 
     def tell(board: places.Places, key: str, value: str) -> None:
         write(board, key, value)
         os.write(2, f"wrote {key}\n".encode())
 
-    def meet(self: entrance.Entrance, met: Any) -> Any:
+    def meet(self: Meeting) -> None:
         os.write(2, b"meets\n")
-        return begin(self, met)
+        begin(self)
 
     monkeypatch.setattr(places.Places, "write", tell)
-    monkeypatch.setattr(entrance.Entrance, "_begin_meeting", meet)
+    monkeypatch.setattr(Meeting, "begin", meet)
 
 
 @pytest.mark.usefixtures("told")

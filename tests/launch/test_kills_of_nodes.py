@@ -46,7 +46,7 @@ for step in range(first, int(os.environ["STEPS"])):
     if saves and step % saves == saves - 1:
         np.save(path(step + 1), mine)
         comm.commit_checkpoint(step + 1)
-os.write(1, f"rank {comm.rank} {hashlib.sha256(mine.tobytes()).hexdigest()[:16]}\n".encode())  # others write there, too
+os.write(1, f"rank {comm.rank} {hashlib.sha256(mine.tobytes()).hexdigest()[:16]}\\n".encode())  # others write there, too
 if os.environ["LEAVES"] == "1":
     comm.leave()
 """

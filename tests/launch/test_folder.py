@@ -63,6 +63,18 @@ def test_a_worker_that_writes_wakes_the_reader(tmp_path: Path) -> None:
     assert tmp_path.exists()
 
 
+def test_a_look_whether_events_are_lost_is_no_event(tmp_path: Path) -> None:
+    """It wakes nobody: ftrun looks each time it is woken. What a worker writes does."""
+    folder = RunFolder(str(tmp_path))
+    folder.begin([0], 0, 1)
+    folder.new_events()
+    assert not folder.loses_events()
+    assert not select.select([folder.fd], [], [], 0)[0]
+    (tmp_path / "events-0-0.jsonl").write_text('{"time": 1.0, "event": "step", "rank": 0, "incarnation": 0}\n')
+    assert select.select([folder.fd], [], [], 0)[0]
+    folder.close()
+
+
 def test_what_cannot_be_read_is_read_later(tmp_path: Path) -> None:
     """No descriptor is left for it. What is no file is never read."""
     folder = RunFolder(str(tmp_path))

@@ -215,8 +215,7 @@ def test_the_other_spare_is_gone(
     def hold(*args: Any) -> Any:
         if (tmp_path / "hold").exists():
             os.write(2, b"is held\n")
-        while (tmp_path / "hold").exists():
-            time.sleep(0.01)
+            (tmp_path / "hold").read_text()
         return wait(*args)
 
     def tell(self: DynamicRendezvousHandler) -> Any:
@@ -249,12 +248,13 @@ def test_the_other_spare_is_gone(
             spare.hear("has met")
         kill(spares[0])
     # Else it may see that one has ended, when the other one has not yet, and takes its place.
-    (tmp_path / "hold").touch()
+    os.mkfifo(tmp_path / "hold")
     spares[1].hear("is held")
     for one in takers:
         one.send(signal.SIGINT)
     assert {one.finish()[0] for one in takers} == {130}
-    (tmp_path / "hold").unlink()
+    with open(tmp_path / "hold", "w"):
+        (tmp_path / "hold").unlink()
     all_well(spares[1], start(LOSSY, *flags, COMES_LATER="0"))
 
 

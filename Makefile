@@ -18,6 +18,8 @@ PYTEST := $(BIN)/pytest
 # Tests wait for other processes as well as compute: one more than processors keeps these busy.
 SIDE_BY_SIDE := -n $(shell expr $(JOBS) + 1) --maxprocesses 4 --dist worksteal
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Hundreds of Pythons start here.
+unexport PYTHONDONTWRITEBYTECODE
 # One processor installs packages while the other compiles.
 MAKEFLAGS += -j2
 
@@ -47,11 +49,12 @@ $(STAMPS)/package-$(TORCH): $(STAMPS)/torch-$(TORCH) pyproject.toml CMakeLists.t
 	    -C cmake.define.CMAKE_UNITY_BUILD=$(UNITY) -C cmake.define.FTCOMM_LTO=$(UNITY) --editable .
 	@touch $@
 
-# Two without what they depend on: torchvision has to match torch, and of timm the tests read Lamb and Lars only, of torchdata its loader.
+# Of some ten thousand files the tests import a tenth, and Python compiles these then: half a minute of a processor less. Two without
+# what they depend on: torchvision has to match torch, and of timm the tests read Lamb and Lars only, of torchdata its loader.
 $(STAMPS)/extras: $(STAMPS)/torch-$(TORCH) pyproject.toml scripts/requirements.py
 	$(BIN)/python scripts/requirements.py test plot mpi store progress > $(STAMPS)/requirements.txt
-	$(BIN)/python -m pip install --quiet --requirement $(STAMPS)/requirements.txt
-	$(BIN)/python -m pip install --quiet --no-deps "timm>=1.0.31" "torchdata>=0.11"
+	$(BIN)/python -m pip install --quiet --no-compile --requirement $(STAMPS)/requirements.txt
+	$(BIN)/python -m pip install --quiet --no-compile --no-deps "timm>=1.0.31" "torchdata>=0.11"
 	@touch $@
 
 test: setup native-test

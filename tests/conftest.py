@@ -11,6 +11,7 @@ import forked_parent
 import harness
 import kill_table
 import pytest
+import tables
 from processors import on_one_processor
 
 # torch's store asks the name server who connects, by the reverse of 127.0.0.1. One that loses queries costs 5 s each time else.
@@ -92,6 +93,11 @@ def pytest_report_header() -> str:
     return "CUDA: " + (
         "tests of tensors run on the CPU and on it" if devices.has_cuda() else "none; tests run on the CPU only"
     )
+
+
+@pytest.hookimpl(tryfirst=True)  # before those with the marker table are left out
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tables.leave_samples(items)
 
 
 def pytest_collection_finish() -> None:

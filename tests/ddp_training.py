@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pytest
 import torch
 import torch.distributed as dist
 from kept import digest
-from sklearn import datasets
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -18,8 +20,12 @@ import ftcomm
 import ftcomm.recovery
 from ftcomm.torch import groups
 
-DATA = datasets.load_digits()  # here, and not in each child anew
-IMAGES, LABELS = torch.tensor(DATA.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(DATA.target)
+# What sklearn.datasets.load_digits() reads, without two seconds of imports in each of pytest's workers.
+SKLEARN = importlib.util.find_spec("sklearn")
+if SKLEARN is None or SKLEARN.origin is None:
+    pytest.skip("needs scikit-learn", allow_module_level=True)
+ROWS = torch.from_numpy(np.loadtxt(Path(SKLEARN.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=","))
+IMAGES, LABELS = ROWS[:, :-1].float().reshape(-1, 1, 8, 8) / 16, ROWS[:, -1].long()
 STEPS = 12  # of an epoch
 AT = 5  # the step in which the victim dies
 BUCKETS = 4

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import timm_optimizers
 import torch
+from tables import most
 
 GROUPS = 20
 INTS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -17,6 +18,7 @@ PLAIN = ["SGD", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "Adagrad", "Lamb",
 ALL = [*PLAIN, "Adamax"]
 FUSED = ["SGD", "Adam", "AdamW", "Adagrad"]
 TIMM = ("Lamb", "Lars")
+NUMBERS = most([10], [50])  # of batches: a thousand cases of each optimizer in the long tables
 
 
 def variants(names: list[str]) -> list[tuple[str, dict[str, bool]]]:
@@ -145,11 +147,6 @@ def make(
         for size in sizes
     ]
     return cls(name)(groups, **more)
-
-
-def enough(variant: dict[str, bool], thorough: bool) -> int:
-    """How many batches: a thousand cases of each optimizer; of its other kernels, and of what is said to be less, fewer."""
-    return 50 if thorough and variant == {"foreach": False} else 10
 
 
 def batches(name: str, seed: int, number: int = 50, **more: Any) -> Iterator[tuple[int, Any]]:

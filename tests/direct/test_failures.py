@@ -45,6 +45,7 @@ def test_a_fault_that_never_came_is_told(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("count", [10, 300_000])
+@pytest.mark.sample(4)
 def test_killed_rank_raises_on_all_then_shrink(ranks: Ranks, transport: str, victim: int, count: int) -> None:
     def run(comm: Comm, context: Context) -> Any:
         for step in range(100):

@@ -60,6 +60,7 @@ def test_bits_are_equal_and_repeat(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1, 3])
 @pytest.mark.parametrize("point", ["group.sum:3", "group.owner:2", "group.final:2", "group.fetch:3"])
+@pytest.mark.sample(4)
 def test_killed_in_it(ranks: Ranks, point: str, victim: int) -> None:
     """A delegate, an owner, and who only reads, between two of their segments; the very operation is repaired."""
 

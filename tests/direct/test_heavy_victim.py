@@ -150,6 +150,7 @@ def run_heavy(
 
 
 @pytest.mark.parametrize("transport", list(ON))
+@pytest.mark.sample(3)
 def test_heavy_victim(ranks: Ranks, children: Children, tmp_path: Path, transport: str) -> None:
     run_heavy(ranks, children, tmp_path / "events", "lossy", transport, 2, "ring.rs.hop:3")
 

@@ -17,6 +17,7 @@ LARGE = 200_000  # elements
 
 @pytest.mark.parametrize("limit", ["0", "24", "4096", "16384"])
 @pytest.mark.parametrize("size", [2, 4, 7])
+@pytest.mark.sample(4)
 def test_in_turn_with_what_is_sent(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, size: int, limit: str) -> None:
     monkeypatch.setenv("FTCOMM_POST_LIMIT", limit)
     everyone = np.arange(size)

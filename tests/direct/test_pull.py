@@ -92,6 +92,7 @@ def exchange(comm: Comm, operation: str) -> None:
 @pytest.mark.parametrize(
     "operation", ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "gather"]
 )
+@pytest.mark.sample(6)
 def test_the_kernel_refuses(ranks: Ranks, operation: str, nth: int, policy: str) -> None:
     """What was being read comes in frames, and so does all that follows."""
 
@@ -129,6 +130,7 @@ def test_the_kernel_refuses_those_that_can_be_replayed(ranks: Ranks) -> None:
     [(0, "vote.plan"), (0, "decide.after")]
     + [(victim, point) for victim in range(3) for point in ("decide.apply", "repair.start", "repair.done")],
 )
+@pytest.mark.sample(4)
 def test_killed_after_the_kernel_has_refused(ranks: Ranks, victim: int, point: str) -> None:
     """Whoever is left has the sum over those that the outcome names."""
 
@@ -221,6 +223,7 @@ def test_counts_that_differ_are_an_error(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("point", ["direct.enter", "direct.show", "direct.read", "direct.read:2"])
+@pytest.mark.sample(4)
 def test_a_death_in_it(ranks: Ranks, point: str, victim: int) -> None:
     """The parts of the dead can't be had: an error for all, and the next one is whole among those who live."""
 

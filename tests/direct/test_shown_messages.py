@@ -152,6 +152,7 @@ def test_one_rank_does_not_take_part(ranks: Ranks) -> None:
 @pytest.mark.parametrize(
     ("victim", "point"), [(0, "p2p.rts"), (1, "p2p.cts"), (1, "p2p.read"), (1, "p2p.read:2"), (1, "p2p.received")]
 )
+@pytest.mark.sample(2)
 def test_a_death_in_it(ranks: Ranks, victim: int, point: str, from_any: bool) -> None:
     """The other side is told, unless all of it had been read; between others messages go on."""
 

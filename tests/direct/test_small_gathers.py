@@ -60,6 +60,7 @@ SHOWN = [
 @pytest.mark.parametrize("victim", [0, 1, 2])
 @pytest.mark.parametrize(("point", "limit"), [*((point, 0) for point in SENT), *((point, 4096) for point in SHOWN)])
 @pytest.mark.parametrize("policy", ["raise", "lossy"])
+@pytest.mark.sample(26)
 def test_kill(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, policy: str, point: str, limit: int, victim: int) -> None:
     """Three ranks: two sends, or one post, two receives and one end for each operation; the first operation is ftcomm.init's
     or ours, and always sent."""
@@ -78,6 +79,7 @@ def test_kill(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, policy: str, point:
 
 @pytest.mark.parametrize("size", [2, 3, 8, 9])
 @pytest.mark.parametrize("count", [0, 1, 1000, 40_000])
+@pytest.mark.sample(8)
 def test_result(ranks: Ranks, size: int, count: int) -> None:
     """Without data, small, beyond what the small-message algorithm takes, with more ranks than it takes."""
 

@@ -28,6 +28,7 @@ def windows(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("stream", ["0", str(1 << 40)])
 @pytest.mark.parametrize("size", [3, 4, 7])
+@pytest.mark.sample(3)
 def test_every_collective(ranks: Ranks, size: int, stream: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Written past the caches where that is faster, and not; with chunks of one piece, of several, and the rest of one."""
     monkeypatch.setenv("FTCOMM_STREAM_LIMIT", stream)
@@ -68,6 +69,7 @@ def test_two_at_once_have_windows_of_their_own(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("point", [*STAGE, "stage.step:2", "stage.final:7", "fence.before"])
+@pytest.mark.sample(6)
 def test_a_death(ranks: Ranks, point: str, victim: int) -> None:
     those_left_have_the_same_sum(ranks, 5, 700_000, victim, point)
 
@@ -122,6 +124,7 @@ def test_a_late_rank_takes_nothing_of_what_comes_after(ranks: Ranks, point: str)
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("point", ["stage.enter", "stage.final", "stage.final:3", "stage.step:2", "fence.before"])
+@pytest.mark.sample(4)
 def test_a_death_in_a_broadcast(ranks: Ranks, point: str, victim: int) -> None:
     """Of who is told, and of a root that shows the second chunk while others copy the first one."""
 
@@ -144,6 +147,7 @@ def test_a_death_in_a_broadcast(ranks: Ranks, point: str, victim: int) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("point", ["stage.enter", "stage.input:2", "stage.final:6", "stage.step:2", "fence.before"])
+@pytest.mark.sample(4)
 def test_a_death_in_an_all_gather(ranks: Ranks, point: str, victim: int) -> None:
     def run(comm: Comm) -> tuple[int, ...]:
         mine, out = whole(comm.rank, 100_000, np.float32), np.zeros((comm.size, 100_000), np.float32)
@@ -196,6 +200,7 @@ def test_a_death_in_a_reduce_scatter(ranks: Ranks, point: str) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("point", ["stage.enter", "stage.input:2", "stage.reduce", "stage.step:2", "fence.before"])
+@pytest.mark.sample(4)
 def test_a_death_in_a_reduce(ranks: Ranks, point: str, victim: int) -> None:
     """Of a rank that the root adds, and of the root, without which it fails on all others."""
 

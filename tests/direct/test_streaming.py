@@ -18,6 +18,7 @@ def limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.sample(3)
 def test_every_collective(ranks: Ranks, size: int) -> None:
     def run(comm: Comm) -> bool:
         every_collective(comm, (1_023, 4_099, 20_001, 300_007))
@@ -27,6 +28,7 @@ def test_every_collective(ranks: Ranks, size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.sample(2)
 def test_every_collective_as_by_default(ranks: Ranks, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the caches or not, as each rank measures while it runs (on AMD's processors)."""
     monkeypatch.setenv("FTCOMM_STREAM_LIMIT", "0")
@@ -39,6 +41,7 @@ def test_every_collective_as_by_default(ranks: Ranks, size: int, monkeypatch: py
 
 
 @pytest.mark.parametrize(("size", "count"), [(2, 120_000), (2, 4_200_000), (3, 4_200_000)])
+@pytest.mark.sample(2)
 def test_an_average_of_large_halves_is_finite(ranks: Ranks, size: int, count: int) -> None:
     def run(comm: Comm) -> list[list[float]]:
         whole_one, part = np.full(count, 60_000, np.float16), np.empty(count // size, np.float16)
@@ -67,6 +70,7 @@ def test_messages_of_every_size(ranks: Ranks, transport: str) -> None:
     "point", ["ring.rs.first:5", "ring.rs.owner:9", "ring.ag.hop:7", "ring.ag.final", "ring.rs.hop:3"]
 )
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.sample(8)
 def test_a_death_in_a_large_sum(ranks: Ranks, point: str, size: int) -> None:
     if size == 2 and ".hop" in point:
         pytest.skip("two ranks have no rank in between")

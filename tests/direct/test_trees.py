@@ -42,6 +42,7 @@ def survivors_agree(comm: Comm) -> list[Any]:
         (4, "agree.vote:3"),  # the last one
     ],
 )
+@pytest.mark.sample(4)
 def test_those_on_the_way_of_an_agree_die(ranks: Ranks, transport: str, victim: int, point: str) -> None:
     faults = f"rank={victim},at={point},do=kill"
     values = ranks(SIZE, survivors_agree, transport=transport, policy="lossy", faults=faults, dies={victim})
@@ -101,6 +102,7 @@ def test_one_that_is_stopped_on_the_way_is_gone_round(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2, SIZE - 1])
 @pytest.mark.parametrize("point", ["flat.send:9", "flat.receive:8", "flat.reduce:6", "flat.done:7"])
+@pytest.mark.sample(8)
 def test_those_on_the_way_of_a_small_operation_die(ranks: Ranks, transport: str, victim: int, point: str) -> None:
     """Sums, gathers and barriers, which have no fence: whoever has returned from one keeps its result for the others."""
 

@@ -220,6 +220,7 @@ def test_revoke_shrink_barrier_a_hundred_times(ranks: Ranks, transport: str) -> 
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.sample(2)
 def test_random_kills_down_to_one(ranks: Ranks, transport: str, seed: int) -> None:
     """Each rank dies after a random number of operations, several maybe at once; the survivor ends alone."""
     size = 6
@@ -280,6 +281,7 @@ def test_acknowledge_the_first(ranks: Ranks, transport: str) -> None:
     assert Ranks.values(group, {1, 3})[::2] == [((3,), (3, 1), (1,))] * 2
 
 
+@pytest.mark.sample(1)
 def test_silence_is_no_failure(ranks: Ranks, transport: str) -> None:
     """Nobody communicates for many heartbeats; one keeps its interpreter busy."""
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 
 import pytest
 from launch.running import Start
 
 pytest.importorskip("ftcomm.torch")
-pytest.importorskip("sklearn")
+if importlib.util.find_spec("sklearn") is None:  # to import it takes two seconds
+    pytest.skip("needs scikit-learn", allow_module_level=True)
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

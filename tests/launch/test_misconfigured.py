@@ -14,6 +14,7 @@ ftcomm.init(options=ftcomm.Options(heartbeat=1.0 + int(os.environ["RANK"])))
 
 
 @pytest.mark.parametrize("policy", ["raise", "lossy", "replay"])
+@pytest.mark.sample(1)
 def test_is_not_started_again(start: Start, policy: str) -> None:
     run = start(ENDS, "--nproc-per-node", "2", "--policy", policy, FTCOMM_INTERFACE="none0")
     code, _, err = run.finish()
@@ -24,6 +25,7 @@ def test_is_not_started_again(start: Start, policy: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["lossy", "replay"])
+@pytest.mark.sample(1)
 def test_with_other_options_than_the_others(start: Start, policy: str) -> None:
     code, _, err = start(OF_OTHERS, "--nproc-per-node", "2", "--policy", policy).finish()
     assert code == 1

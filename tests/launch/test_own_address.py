@@ -47,6 +47,7 @@ def ends_well(*runs: subprocess.Popen[str]) -> list[str]:
     return [out.split()[0] for out, _ in said]
 
 
+@pytest.mark.table
 def test_one_node(script: str) -> None:
     assert ends_well(ftrun(script, "--nproc-per-node", "1")) == ["1"]
 

@@ -392,6 +392,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Meeting, "begin", meet)
 
 
+@pytest.mark.table
 @pytest.mark.usefixtures("told")
 def test_a_spare_waits_for_as_long_as_it_takes(start: Start) -> None:
     """Torch gives it join_timeout once a node is lost, and closes the rendezvous for all when somebody ends."""

@@ -32,7 +32,7 @@ torch.set_num_threads(1)
 dist.init_process_group("ftcomm")
 rank, again = dist.get_rank(), os.environ["FTCOMM_INCARNATION"] != "0"
 torch.manual_seed(0)
-data = TensorDataset(torch.randn(1200, 8), torch.randn(1200, 1))
+data = TensorDataset(torch.randn(400, 8), torch.randn(400, 1))
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 1)))
 optimizer = torch.optim.AdamW(model.parameters())
 folder = os.environ["FOLDER"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sklearn")
+if importlib.util.find_spec("sklearn") is None:  # to import it takes two seconds
+    pytest.skip("needs scikit-learn", allow_module_level=True)
 from launch.running import Start
 
 TEXT = (Path(__file__).parents[2] / "docs" / "tutorial.md").read_text()

@@ -18,9 +18,9 @@ one_thread = cases.one_thread  # a fixture of every test here
 
 @pytest.mark.parametrize("history", [0, 3])
 @pytest.mark.parametrize(("name", "variant"), cases.variants(cases.ALL), ids=cases.case_id)
-def test_each_bit_is_as_before(place: Any, name: str, variant: dict[str, Any], history: int) -> None:
+@pytest.mark.parametrize("number", cases.NUMBERS)
+def test_each_bit_is_as_before(place: Any, name: str, variant: dict[str, Any], history: int, number: int) -> None:
     def run(device: str) -> None:
-        number = cases.enough(variant, thorough=history > 0 and device == "cpu")
         for seed, optimizer in cases.batches(name, history + 1, number, device=device, **variant):
             undo = Undo(optimizer)
             # torch's fused SGD takes all momentum buffers of a group or none: its first step makes all of them.
@@ -82,6 +82,7 @@ def test_a_step_that_is_captured_is_refused(on_gpu: Any) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", cases.ALL)
+@pytest.mark.sample(12)
 def test_each_type_of_number(place: Any, name: str, dtype: Any) -> None:
     def run(device: str) -> None:
         optimizer = cases.make(name, 100, seed=3, dtype=dtype, device=device)

@@ -64,6 +64,7 @@ def stop_everywhere(optimizer: Any, undo: Any) -> set[int]:
 
 @pytest.mark.parametrize("history", most([2], [0]))
 @pytest.mark.parametrize(("name", "variant"), cases.variants(cases.ALL), ids=cases.case_id)
+@pytest.mark.sample(8)
 def test_a_step_that_ends_anywhere(name: str, variant: dict[str, Any], history: int) -> None:
     """foreach and fused code updates a group at once, single-tensor code one parameter after the other."""
     optimizer = cases.make(name, SIZES, seed=8, dtype=torch.float64, plain=True, **variant)
@@ -75,6 +76,7 @@ def test_a_step_that_ends_anywhere(name: str, variant: dict[str, Any], history: 
 
 
 @pytest.mark.parametrize(("name", "variant", "exact"), cases.exact_and_plain(), ids=cases.case_id)
+@pytest.mark.sample(16)
 def test_an_optimizer_for_each_parameter(name: str, variant: dict[str, Any], exact: bool) -> None:
     """With state from complete updates before: those after a prefix have not stepped in this one."""
     for reached in range(6):

@@ -45,13 +45,13 @@ def far(before: Any, after: Any, now: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize(("name", "variant"), cases.variants(cases.PLAIN), ids=cases.case_id)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_the_error_is_of_rounding_only(place: Any, name: str, variant: dict[str, Any], dtype: Any) -> None:
+@pytest.mark.parametrize("number", cases.NUMBERS)
+def test_the_error_is_of_rounding_only(place: Any, name: str, variant: dict[str, Any], dtype: Any, number: int) -> None:
     cases.check(name, variant, place.device)
-    place(lambda device: rounded(name, variant, dtype, device))
+    place(lambda device: rounded(name, variant, dtype, device, number))
 
 
-def rounded(name: str, variant: dict[str, Any], dtype: Any, device: str) -> None:
-    number = cases.enough(variant, thorough=dtype == torch.float32 and device == "cpu")
+def rounded(name: str, variant: dict[str, Any], dtype: Any, device: str, number: int) -> None:
     for seed, optimizer in cases.batches(name, 21, number, dtype=dtype, plain=True, device=device, **variant):
         undo = Undo(optimizer, exact=False)
         cases.steps(optimizer, 2, seed=seed, plain=True, missing=0)
@@ -79,6 +79,7 @@ FACTORS = {0.0: "zero", 1e-39: "subnormal", 1e10: "large", 1e37: "huge"}
 
 @pytest.mark.parametrize("factor", most([1e-39, 1e37], FACTORS), ids=FACTORS.get)
 @pytest.mark.parametrize("name", cases.PLAIN)
+@pytest.mark.sample(9)
 def test_gradients_that_are_not_ordinary(name: str, factor: float) -> None:
     """Off by roundings of the larger of before and after, of which nothing need be left of before; or refused."""
     # Squares of huge ones are not finite; SGD has no squares, and those of Lars and Lamb make all of their steps zero.

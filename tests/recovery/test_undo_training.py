@@ -91,12 +91,14 @@ def train(name: str, variant: dict[str, Any], clipped: bool, undone: bool, exact
 
 @pytest.mark.parametrize("clipped", [False, True])
 @pytest.mark.parametrize(("name", "variant", "exact"), cases.exact_and_plain(), ids=cases.case_id)
+@pytest.mark.sample(30)
 def test_scaled_steps_and_skipped_ones(name: str, variant: dict[str, Any], exact: bool, clipped: bool) -> None:
     with_undo = train(name, variant, clipped, True, exact)
     near(with_undo, train(name, variant, clipped, False, exact), exact)
 
 
 @pytest.mark.parametrize(("name", "variant", "exact"), cases.exact_and_plain(), ids=cases.case_id)
+@pytest.mark.sample(16)
 def test_a_learning_rate_is_the_schedulers(name: str, variant: dict[str, Any], exact: bool) -> None:
     """The step is undone with its own rate, and the scheduler's stays."""
     optimizer = cases.make(name, 6, seed=11, dtype=torch.float64, plain=True, **variant)

@@ -1,15 +1,11 @@
-"""One rank of a model that FSDP2 has sharded: its steps are undone, at last when the other rank is gone.
-
-    python undo_shards.py RANK STORE
-
-Writes a line when the other rank may be killed, reads one when it is dead.
-"""
+"""One rank of a model that FSDP2 has sharded: its steps are undone, at last when the other rank is gone."""
 
 from __future__ import annotations
 
-import sys
+from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -45,7 +41,7 @@ def gradients(made: Any) -> None:
     made(torch.randn(4, 5) * 10).pow(2).sum().backward()
 
 
-def check(made: Any, optimizer: Any, last: bool) -> None:
+def check(context: harness.Context, made: Any, optimizer: Any, last: bool) -> None:
     try:
         Undo(optimizer, exact=False)
         raise AssertionError("plain undo of shards")
@@ -58,8 +54,8 @@ def check(made: Any, optimizer: Any, last: bool) -> None:
         optimizer.step()
         assert not same(before, picture(optimizer))
         if last and number == 1:
-            print("stepped", flush=True)
-            sys.stdin.readline()
+            context.mark("stepped")
+            context.hold()  # until the other rank is dead
         size = sum(shard.numel() for shard, _ in before)
         assert undo.memory() >= 4 * size
         assert len(undo.updated) == 4
@@ -71,10 +67,9 @@ def check(made: Any, optimizer: Any, last: bool) -> None:
     undo.close()
 
 
-def main() -> None:
-    rank, store = sys.argv[1:]
+def run(context: harness.Context, store: Path) -> str:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=context.rank, world_size=2)
     plain, hybrid = (
         init_device_mesh("cpu", (2,)),
         init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")),
@@ -87,9 +82,5 @@ def main() -> None:
         (plain, torch.optim.RMSprop, {"foreach": True, "centered": True}),
     ):
         made = model(mesh)
-        check(made, kind(made.parameters(), lr=0.1, **more), last="centered" in more)
-    print("undone", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        check(context, made, kind(made.parameters(), lr=0.1, **more), last="centered" in more)
+    return "undone"

@@ -130,6 +130,7 @@ def test_damaged_checkpoint_the_one_before_is_used(keep: Keep, wanted: Any, tmp_
 @pytest.mark.parametrize("point", ["checkpoint.resume", "checkpoint.mark.before", "checkpoint.mark.after", "checkpoint.collect",
                                    "log.collect.before", "log.collect.after", "log.ack"])  # fmt: skip
 @pytest.mark.parametrize("nth", [pytest.param(1, marks=pytest.mark.table), 3])
+@pytest.mark.sample(3)
 def test_kill_in_a_checkpoint(keep: Keep, wanted: Any, tmp_path: Path, point: str, nth: int) -> None:
     nth = 1 if point == "checkpoint.resume" else nth  # it is passed once
     job = keep(3, saving(tmp_path), transport="shm", faults=f"rank=1,at={point}:{nth},do=kill", heartbeat=2.0)

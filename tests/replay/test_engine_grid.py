@@ -185,6 +185,7 @@ def test_undisturbed(keep: Keep, wanted: list[Any], tmp_path: Path) -> None:
         ),
     ],
 )
+@pytest.mark.sample(2)
 def test_whoever_dies_goes_on_from_its_replicas_state(
     keep: Keep, wanted: list[Any], tmp_path: Path, victims: tuple[int, ...], phases: tuple[str, ...]
 ) -> None:
@@ -245,6 +246,7 @@ SHORT = {
     ("point", "nth"),
     [pytest.param(*one, marks=() if one in SHORT else TABLE, id="{}:{}".format(*one)) for one in MARKS],
 )
+@pytest.mark.sample(1)
 def test_killed_between_the_groups_marks(
     keep: Keep, wanted: list[Any], tmp_path: Path, point: str, nth: int, victim: int
 ) -> None:

@@ -203,6 +203,7 @@ def freezes(layers: Any) -> None:
         pytest.param(hooks, 2, "has hooks", marks=TABLE),
     ],
 )
+@pytest.mark.sample(1)
 def test_what_the_script_changes_at_last(keep: Keep, does: Any, victim: int, why: str) -> None:
     """The first step has shown nothing of it."""
 
@@ -249,6 +250,7 @@ def test_detection_of_anomalies(keep: Keep, wanted: Any) -> None:
         pytest.param(Talking, "communicates", marks=TABLE),
     ],
 )
+@pytest.mark.sample(2)
 def test_stages_that_are_not_shared(keep: Keep, make: Any, why: str) -> None:
     undisturbed = keep(training(None, make=make)).values()
     job = keep(training(None, (1,), make=make))

@@ -238,6 +238,7 @@ KILLS = [
 
 
 @pytest.mark.parametrize(("victims", "phases"), KILLS)
+@pytest.mark.sample(2)
 def test_killed_stages_go_on_from_their_checkpoint(
     keep: Keep, wanted: list[Any], tmp_path: Path, victims: tuple[int, ...], phases: tuple[str, ...]
 ) -> None:

@@ -299,6 +299,7 @@ def _goes_on(context: harness.Context, script: Script) -> None:
         (_goes_on, "its state changed while it was copied"),
     ],
 )
+@pytest.mark.sample(2)
 def test_then_there_is_the_checkpoint(keep: Keep, tmp_path: Path, spoil: Any, reason: str) -> None:
     check(keep, tmp_path, (0,), 6, reason, spoil=spoil)
 

@@ -60,6 +60,7 @@ def test_a_host_dies(keep: Keep, undisturbed: Any, point: str) -> None:
         product(["join.make", "join.mapped", "join.request"], [{0}, {1, 2}, {0, 1, 2}]),
     ),
 )
+@pytest.mark.sample(2)
 def test_replacements_of_a_host_die(keep: Keep, undisturbed: Any, point: str, victims: set[int]) -> None:
     """Who makes the segment, who has just got it, who has it: the others find its place free, or the segment where it was."""
     spec = f"{faults({0, 1, 2}, 'group.sum:2')};{faults(victims, point, 1)}"

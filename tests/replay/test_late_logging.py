@@ -41,6 +41,7 @@ def check(keep: Keep, undisturbed: Any, size: int, victims: set[int], point: str
 
 
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.sample(2)
 def test_sender_dies_with_messages_that_are_not_logged(keep: Keep, undisturbed: Any, point: str) -> None:
     check(keep, undisturbed, 3, {1}, f"{point}:3", "tcp")
 

@@ -38,6 +38,7 @@ def test_its_sender_dies_before_it_is_logged(keep: Keep, point: str) -> None:
 
 @pytest.mark.parametrize("victims", [{0}, {1}, {0, 1}])
 @pytest.mark.parametrize("nth", [3, 30, 60])
+@pytest.mark.sample(3)
 def test_either_side_dies_on_its_way(keep: Keep, victims: set[int], nth: int) -> None:
     def run(comm: Any, context: Context) -> int:
         x, total = np.zeros(BYTES, np.uint8), 0

@@ -89,6 +89,7 @@ def are_refused(ranks: Ranks, counts: list[int]) -> None:
     ("odd", "others"),
     [(10, 1000), (20_000, 10_000), (10, 10_000), (10_000, 10), (4096, 16_384), (16_384, 4096), (0, 10), (10, 0)],
 )
+@pytest.mark.sample(8)
 def test_unequal_sizes(ranks: Ranks, odd: int, others: int, place: int) -> None:
     are_refused(ranks, [odd if rank == place else others for rank in range(4)])
 

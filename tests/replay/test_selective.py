@@ -37,6 +37,7 @@ def check(job: Keeper, wanted: list[Any], victims: set[int]) -> None:
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 @pytest.mark.parametrize("victims", [{0}, {3}, {2, 3}, {1, 2}])
+@pytest.mark.sample(3)
 def test_group_starts_again_and_the_others_stay(
     keep: Keep, undisturbed: Any, transport: str, victims: set[int]
 ) -> None:
@@ -50,6 +51,7 @@ def test_group_starts_again_and_the_others_stay(
 
 
 @pytest.mark.parametrize("point", POINTS)
+@pytest.mark.sample(2)
 def test_kill_inside_a_message(keep: Keep, undisturbed: Any, point: str) -> None:
     """Rank 0 sends to rank 1 and 2 to 3; who passes the point dies there."""
     wanted = undisturbed(4, programs.everything, "shm")
@@ -144,6 +146,7 @@ def test_anybody_may_be_of_the_group_or_not(keep: Keep) -> None:
 @pytest.mark.parametrize(
     "point", ["checkpoint.mark.before", "checkpoint.mark.after", "unlogged.resume", "checkpoint.collect"]
 )
+@pytest.mark.sample(2)
 def test_group_goes_on_from_one_checkpoint(keep: Keep, tmp_path: Path, point: str) -> None:
     """Rank 1 dies around a commit that rank 0 may have seen the end of, or where its group tells each other what it has."""
     wanted = [digest for digest, _ in keep(4, saving(tmp_path / "wanted"), transport="shm").values()]

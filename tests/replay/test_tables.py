@@ -40,16 +40,19 @@ def in_an_operation(
 
 
 @pytest.mark.parametrize(("point", "transport"), [cell for cell in cells(*LOGGED) if cell[1] == "shm"])
+@pytest.mark.sample(6)
 def test_kill_at_the_log(keep: Keep, undisturbed: Any, point: str, transport: str) -> None:
     in_an_operation(keep, undisturbed, 3, {1}, f"{point}:3", transport)
 
 
 @pytest.mark.parametrize("point", ["channel.piece", "channel.arrived", "result.before", "fence.after", "direct.send"])
+@pytest.mark.sample(2)
 def test_kill_over_tcp(keep: Keep, undisturbed: Any, point: str) -> None:
     in_an_operation(keep, undisturbed, 3, {1}, f"{point}:2", "tcp")
 
 
 @pytest.mark.parametrize("point", ["replay.serve:5", "replay.live", "vote.send"])
+@pytest.mark.sample(1)
 def test_the_same_rank_twice(keep: Keep, undisturbed: Any, point: str) -> None:
     wanted = undisturbed(3, programs.everything, "shm")
     spec = f"{faults({1}, 'flat.reduce:7')};{faults({1}, point, incarnation=1)}"
@@ -62,6 +65,7 @@ def test_the_same_rank_twice(keep: Keep, undisturbed: Any, point: str) -> None:
 @pytest.mark.parametrize(
     "point", ["view.before", "join.before", "vote.plan", "decide.before", "repair.start", "replay.serve"]
 )
+@pytest.mark.sample(2)
 def test_a_second_rank_in_the_recovery(keep: Keep, undisturbed: Any, point: str) -> None:
     """Rank 2 dies, and rank 0, which leads, in what follows; or rank 2's replacement when rank 1 dies during its replay."""
     wanted = undisturbed(3, programs.everything, "shm")

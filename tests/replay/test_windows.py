@@ -33,6 +33,7 @@ def test_nobody_dies(keep: Keep, wanted: list[Any]) -> None:
 @pytest.mark.parametrize(
     "point", [*(f"{point}:{nth}" for point in points("stage.") for nth in (1, 23)), "share.put:7", "result.after:9"]
 )
+@pytest.mark.sample(4)
 def test_a_death(keep: Keep, wanted: list[Any], point: str) -> None:
     job = keep(4, programs.everything, transport="shm", faults=faults({1}, point), heartbeat=2.0)
     assert job.values() == wanted
@@ -41,6 +42,7 @@ def test_a_death(keep: Keep, wanted: list[Any], point: str) -> None:
 
 @pytest.mark.parametrize("wanted", ["0", "1"], indirect=True)
 @pytest.mark.parametrize("victims", [{0, 1}, {0, 1, 2, 3}])
+@pytest.mark.sample(2)
 def test_deaths(keep: Keep, wanted: list[Any], victims: set[int]) -> None:
     """A pair; and all, whose next generation begins with the logs."""
     job = keep(4, programs.everything, transport="shm", faults=faults(victims, "stage.final:12"), heartbeat=2.0)
@@ -50,6 +52,7 @@ def test_deaths(keep: Keep, wanted: list[Any], victims: set[int]) -> None:
 
 @pytest.mark.parametrize("wanted", ["0", "1"], indirect=True)
 @pytest.mark.parametrize(("windowless", "victim"), [({2}, 1), ({0, 1, 2, 3}, 0)])
+@pytest.mark.sample(2)
 def test_no_room_for_windows(keep: Keep, wanted: list[Any], windowless: set[int], victim: int) -> None:
     """One vote, and what runs in their place gives the same. A replacement does not know of it, and hears, or finds it out.
     (The first one made is a board, without which small inputs are sent.)"""

@@ -118,6 +118,7 @@ def test_every_missing_rule_is_caught() -> None:
 
 
 @pytest.mark.parametrize("rule", RARE)
+@pytest.mark.sample(3)
 def test_a_rule_that_few_schedules_need(rule: str) -> None:
     """If the protocol has changed: ``ftcomm-sim --mutations`` tells the first seeds."""
     seeds = ("--first", str(RARE[rule]), "--seeds", "100", "--jobs", "2")

@@ -45,6 +45,7 @@ def wanted(world: Any) -> Run:
 
 @pytest.mark.parametrize("victim", most([2], [0]))
 @pytest.mark.parametrize("phase", most(["forward", "backward-50", "before-update", "update", "end"], PHASES))
+@pytest.mark.sample(2)
 def test_replication_is_exact(world: Any, wanted: Run, phase: str, victim: int) -> None:
     run = Run(world, phase, victim, strategy="replication")
     assert len(run.values) == 4

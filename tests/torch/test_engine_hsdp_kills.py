@@ -54,6 +54,7 @@ PHASES = ["between", "forward", "backward", "before-update", "update", "end"]
 
 
 @pytest.mark.parametrize(("phase", "victim"), most([("forward", 2), ("update", 3)], product(PHASES, range(4))))
+@pytest.mark.sample(1)
 def test_a_kill_is_not_seen_in_the_result(world: Any, wanted: Any, phase: str, victim: int) -> None:
     values, job = ended(world, lambda context: train(context, phase, (victim,)))
     assert [value["full"] == wanted for value in values] == [True] * 4

@@ -129,6 +129,7 @@ def test_over_tcp(world):
     ],
     ids=["static-graph", "many-buckets", "bucket-view", "find-unused", "no-sync", "large", "subgroups"],
 )
+@pytest.mark.sample(3)
 def test_settings(world, settings):
     run(world, 3, settings=settings)
 

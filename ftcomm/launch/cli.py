@@ -25,6 +25,7 @@ from ftcomm.errors import ConfigError
 from ftcomm.launch.agent import FtAgent
 from ftcomm.launch.background import BackgroundWriter
 from ftcomm.launch.folder import RunFolder
+from ftcomm.launch.meeting import name_methods_quickly
 from ftcomm.launch.narrator import Narrator
 from ftcomm.launch.nodes import FAILURES, WHY
 from ftcomm.launch.own_address import own_address
@@ -202,6 +203,7 @@ def _run(args: argparse.Namespace, setting: Setting, cut_short: Callable[[signal
     agent = FtAgent if setting.pair_log is None else ReplayAgent
     try:
         try:
+            name_methods_quickly()
             setting.signals.interrupt(cut_short)
             with replaced(launcher, "LocalElasticAgent", functools.partial(agent, setting=setting)):
                 torchrun.run(args)

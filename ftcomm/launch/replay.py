@@ -304,6 +304,7 @@ class ReplayAgent(FtAgent):
             everybody = range(self._worker_group.workers[0].world_size)
             again = [slot for slot in self._failed_slots() if slot.rank in ranks]  # and not who has failed since
             self._next_generation(again, [rank for rank in everybody if rank not in ranks])
+            self._look_for_members()  # what this node has of the new one: it may have nothing, and there is no event to say so
 
     def _is_over(self) -> bool:
         """Ends what is left of the present generation, but for those that have left it. True: they are dead and reaped (M9)."""

@@ -209,7 +209,8 @@ def test_the_last_worker_is_killed_when_the_others_have_finished(two: Two) -> No
     assert [code for code, _, _ in ended] == [0, 0], ended
 
 
-def test_who_has_left_runs_on_and_fails_is_started_with_the_generation_after(two: Two, tmp_path: Path) -> None:
+def one_that_has_left_fails(two: Two, tmp_path: Path) -> list[Ftrun]:
+    """While the other node's worker runs, in the next generation; and then that one ends."""
     for name in ("die", "end"):
         os.mkfifo(tmp_path / name)
     worker = """
@@ -228,6 +229,33 @@ if rank == 1: wait("end")
     (tmp_path / "die").write_text("")
     runs[0].hear("rank 0 died (exit code 3)")
     (tmp_path / "end").write_text("")
+    return runs
+
+
+def test_who_has_left_runs_on_and_fails_is_started_with_the_generation_after(two: Two, tmp_path: Path) -> None:
+    runs = one_that_has_left_fails(two, tmp_path)
+    assert spoken(runs[0], 2)[4] == "1"
+    ended = [run.finish() for run in runs]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+
+
+def test_who_has_left_fails_before_its_node_has_begun_the_next_generation(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other node has finished with it by then, and so says nothing more."""
+    take_next, look_at = Generations.take_next, nodes.Nodes._look_at
+    finished: list[int] = []
+
+    def look_and_tell(self: nodes.Nodes, other: int) -> None:
+        look_at(self, other)
+        finished.extend(self._ends)
+
+    def take_late(self: Generations) -> list[int] | None:
+        return None if (self._node, self._generation, finished) == (0, 0, []) else take_next(self)
+
+    monkeypatch.setattr(nodes.Nodes, "_look_at", look_and_tell)  # the ftruns are forked from here
+    monkeypatch.setattr(Generations, "take_next", take_late)
+    runs = one_that_has_left_fails(two, tmp_path)
     assert spoken(runs[0], 2)[4] == "1"
     ended = [run.finish() for run in runs]
     assert [code for code, _, _ in ended] == [0, 0], ended

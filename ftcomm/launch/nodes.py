@@ -77,10 +77,13 @@ class Nodes:
         """For whoever takes this node's place. The next one is taken for in use, too: all may die before it is told of."""
         self.write(f"incarnation/{self._node}/{self._place.number}", str(highest + 1))
 
-    def ended(self) -> list[tuple[int, End]]:
-        """The nodes that have ended without success since it was last asked, or are back; none once this node has ended."""
+    def hear(self) -> None:
+        """The agent is about to look at all that there is. What comes after this wakes it again, though it may see it already."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.fd)
+
+    def ended(self) -> list[tuple[int, End]]:
+        """The nodes that have ended without success since it was last asked, or are back; none once this node has ended."""
         return [self._news.get() for _ in range(self._news.qsize())]
 
     def missing(self) -> tuple[int, End] | None:

@@ -214,6 +214,8 @@ class Supervisor(local_elastic_agent.LocalElasticAgent):  # type: ignore[misc]
                 selector.register(self._nodes.fd, selectors.EVENT_READ)
             rendezvous_is_gone = False
             while True:
+                if self._nodes is not None:
+                    self._nodes.hear()  # first: later, it would take away the news of what was looked at before that
                 for sig in self._setting.signals.take():
                     self._on_signal(sig)
                 self._read_events()

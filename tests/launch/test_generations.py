@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from launch.running import Ftrun, Start, start_two
+from launch.running import PATIENCE, Ftrun, Start, start_two
 from launch.speaking import WORKER
 from torch.distributed import HashStore
 
 from ftcomm.launch import nodes
 from ftcomm.launch.board import Board
 from ftcomm.launch.generations import Generations, Has
+from ftcomm.launch.replay import ReplayAgent
 
 RING = Path(__file__).parents[2] / "examples" / "ring_replay.py"
 Two = Callable[..., list[Ftrun]]
@@ -255,6 +257,35 @@ def test_who_has_left_fails_before_its_node_has_begun_the_next_generation(
 
     monkeypatch.setattr(nodes.Nodes, "_look_at", look_and_tell)  # the ftruns are forked from here
     monkeypatch.setattr(Generations, "take_next", take_late)
+    runs = one_that_has_left_fails(two, tmp_path)
+    assert spoken(runs[0], 2)[4] == "1"
+    ended = [run.finish() for run in runs]
+    assert [code for code, _, _ in ended] == [0, 0], ended
+
+
+def test_what_a_node_hears_while_it_is_about_to_sleep(
+    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That nobody has members any more, when it has looked for that, and before it has heard of nodes that have ended."""
+    look, look_for_members = nodes.Nodes._look, ReplayAgent._look_for_members
+    known = threading.Event()
+
+    def look_and_tell(self: nodes.Nodes) -> None:
+        before, generations = self._seen, self.generations
+        look(self)
+        nothing_new = self._seen == before and not self._poked and self._ends
+        if generations is not None and generations.must_stop and generations._generation == 1 and nothing_new:
+            known.set()
+
+    def look_and_wait(self: ReplayAgent) -> None:
+        look_for_members(self)
+        generations = self._nodes.generations
+        if generations.lacks_members and (generations._node, generations._generation) == (0, 1):
+            assert known.wait(PATIENCE)
+            self._read_events()  # else what it has just written itself wakes it
+
+    monkeypatch.setattr(nodes.Nodes, "_look", look_and_tell)  # the ftruns are forked from here
+    monkeypatch.setattr(ReplayAgent, "_look_for_members", look_and_wait)
     runs = one_that_has_left_fails(two, tmp_path)
     assert spoken(runs[0], 2)[4] == "1"
     ended = [run.finish() for run in runs]

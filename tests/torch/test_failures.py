@@ -107,6 +107,27 @@ def killed_under_raise(context):
     return dist.get_rank()
 
 
+def ddp_on_the_shrunk(context, sub):
+    before = dist.new_group([0, 1, 2]) if sub else None
+    if context.rank == 1:
+        context.die()
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(4), group=before)
+    group = dist.shrink_group([1], group=before)
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1, bias=False), process_group=group)
+    model(torch.full((1, 3), context.rank + 1.0)).sum().backward()
+    return group.name(), model.module.weight.grad.tolist()
+
+
+@pytest.mark.parametrize("sub", [False, True])
+def test_a_new_ddp_on_a_shrunk_group(world, sub):
+    """Torch takes its backend for gloo's, and DDP reads the name of such a one from its memory."""
+    values = world(3, lambda context: ddp_on_the_shrunk(context, sub), dies=(1,), policy="raise")
+    assert values[0] == values[2] == ("custom", [[2.0] * 3])
+
+
+
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_raise_and_shrink(world, device, transport):
     values = world(4, killed_under_raise, dies=(1,), transport=transport, device=device)

@@ -18,8 +18,8 @@ def serve_all_devices(backend_class: type, adopt: Callable[[Any], None]) -> None
     """From now on a shrunk group's backend serves the tensors of each device, as that of the group before it did.
 
     torch registers it for one device only: that which the group was bound to, or the CPU. On the others the first operation after
-    the recovery would fail. And it takes it for NCCL's, or gloo's: a DistributedDataParallel that is made then reads it as one, and
-    crashes. ``adopt`` is told of it, too.
+    the recovery would fail. And it takes it for NCCL's, or gloo's: a DistributedDataParallel that is made then reads it as one,
+    and crashes. ``adopt`` is told of it, too.
     """
     made = getattr(distributed_c10d, "_create_shrunk_process_group", None)
     if made is None or hasattr(made, "_ftcomm"):

@@ -127,7 +127,6 @@ def test_a_new_ddp_on_a_shrunk_group(world, sub):
     assert values[0] == values[2] == ("custom", [[2.0] * 3])
 
 
-
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_raise_and_shrink(world, device, transport):
     values = world(4, killed_under_raise, dies=(1,), transport=transport, device=device)

@@ -12,6 +12,7 @@ from ftcomm.recovery.checkpoint_files import CheckpointFolder
 from ftcomm.recovery.engine.agreed import check_same
 from ftcomm.recovery.engine.between_steps import BetweenSteps
 from ftcomm.recovery.engine.gathered import Gathered
+from ftcomm.recovery.engine.modes import Modes
 from ftcomm.recovery.engine.progress import Progress
 from ftcomm.torch import join, reducer
 from ftcomm.torch.modules import unwrapped
@@ -30,6 +31,7 @@ class RunState:
     Attributes:
         progress: of the run.
         gradients: which parameters have one.
+        modes: of the model.
         gathered: of a sharded model: all ranks have to save() together; None: one of them does.
         source: of the batches, when there is one.
         extra: the script's own dictionary, with what it has put there, or what came from the survivors or a checkpoint.
@@ -48,12 +50,18 @@ class RunState:
             self.gathered = Gathered(model, optimizer, point.shards, point.job.rank, point.group)
         self.progress = Progress()
         self.gradients = BetweenSteps(self._module, optimizer)
+        self.modes = Modes(model, self._module)
         self.source: Any = None
         self.extra: dict[str, Any] = {} if extra is None else extra
 
     def named(self) -> dict[str, Any]:
         """All but model and optimizer: objects with ``state_dict`` and ``load_state_dict``, and plain values."""
-        state: dict[str, Any] = {"engine": self.progress, "data": self.source, "gradients": self.gradients}
+        state: dict[str, Any] = {
+            "engine": self.progress,
+            "data": self.source,
+            "gradients": self.gradients,
+            "modes": self.modes,
+        }
         state.update({f"scheduler {n}": scheduler for n, scheduler in enumerate(self._schedulers)})
         if self._scaler is not None:
             state["scaler"] = self._scaler
@@ -136,7 +144,11 @@ class RunState:
     def load(self, saved: dict[str, Any], folder: CheckpointFolder) -> None:
         """Takes what :meth:`save` has written. ``folder``: where it is from."""
         named = self.named()
-        state = {"gradients": {"with": []}, **saved["state"]}  # files of before this was kept
+        state = {
+            "gradients": {"with": []},
+            "modes": self.modes.state_dict(),
+            **saved["state"],
+        }  # files of before these were kept
         # What the script has put into extra during the run comes back; an object has to be there, to load its own.
         named.update({name: None for name in state.pop(_PLAIN, ()) if name not in named})
         if {*state} != {*named}:

@@ -13,8 +13,10 @@ from tables import most
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 import ftcomm
@@ -35,7 +37,7 @@ def train(folder: Path | None = None, end_at: int = -1, epochs: int = 2, **more:
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.Linear(16, 1))
     optimizer = torch.optim.Adam(net.parameters())
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
+    scheduler = more.pop("schedule", CosineAnnealingLR)(optimizer, 40)
     data = TensorDataset(torch.arange(STEPS * 4 * 8.0).reshape(-1, 8).sin())
     extra = more.pop("extra", {"note": 7})
     engine = Engine(
@@ -91,6 +93,30 @@ def test_checkpoints_of_another_script_are_refused(tmp_path: Path) -> None:
     train(tmp_path)
     with pytest.raises(ftcomm.ConfigError, match="extra other"):
         train(tmp_path, extra={"note": 7, "other": 8})
+
+
+@pytest.mark.parametrize("value", [{1, 2}, np.zeros(3)], ids=["set", "array"])
+def test_extra_that_no_checkpoint_can_hold_is_refused_before_the_first_step(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(ftcomm.ConfigError, match=r"can't be saved: state\['extra history'\] is a"):
+        train(tmp_path, extra={"history": value}, end_at=0)
+
+
+def test_what_is_put_into_extra_during_the_run_and_no_checkpoint_can_hold(tmp_path: Path) -> None:
+    """Training goes on without the checkpoints, but the run does not end as if it had one."""
+    extra: dict[str, Any] = {}
+
+    class Later(CosineAnnealingLR):
+        def step(self, *args: Any) -> None:  # first when it is made
+            if self.last_epoch == 1:
+                extra["history"] = {1, 2}
+            super().step(*args)
+
+    with (
+        pytest.warns(RuntimeWarning, match="goes on without this checkpoint: The state can't be saved"),
+        pytest.raises(ftcomm.ConfigError, match="extra history"),
+    ):
+        train(tmp_path, extra=extra, schedule=Later)
+    assert not [*tmp_path.glob("*.pt")]
 
 
 def test_what_is_put_into_extra_during_the_run_comes_back(tmp_path: Path) -> None:

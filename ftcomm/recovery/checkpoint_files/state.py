@@ -14,7 +14,7 @@ import torch
 
 from ftcomm.errors import ConfigError
 
-__all__ = ["copied"]
+__all__ = ["check_state", "copied"]
 
 _DEEPEST = 100  # containers in containers: pickle goes down by recursion, and so does this
 _LONGEST_INT = 254 * 8  # bits; with more pickle takes an opcode that weights_only does not know
@@ -36,6 +36,15 @@ def copied(state: Any, tensor: Callable[[Any, str], Any]) -> dict[Any, Any]:
         raise ConfigError(f"The state to save is a {_name(type(state))}; give a dict.")
     made: dict[Any, Any] = _Walk(tensor).copy(state, "", 0)
     return made
+
+
+def check_state(state: Any) -> None:
+    """Before there is anything to save.
+
+    Raises:
+        ConfigError: as :func:`copied`.
+    """
+    copied(state, lambda tensor, _path: tensor)
 
 
 class _Walk:

@@ -9,6 +9,7 @@ import torch
 
 from ftcomm.errors import ConfigError, PeerFailure, SystemFailure
 from ftcomm.recovery.checkpoint_files import CheckpointFolder
+from ftcomm.recovery.checkpoint_files.state import check_state
 from ftcomm.recovery.engine.agreed import check_same
 from ftcomm.recovery.engine.between_steps import BetweenSteps
 from ftcomm.recovery.engine.gathered import Gathered
@@ -77,8 +78,8 @@ class RunState:
         """``{"model": state_dict, "optimizer": state_dict, "state": {name: state_dict or value}, "buckets": DDP's}``
 
         Raises:
-            SystemFailure, PeerFailure: it could not be written, or gathered, with ``wait``. Else that is a warning: training goes
-                on, and so do the older checkpoints.
+            ConfigError, SystemFailure, PeerFailure: it could not be written, or gathered, with ``wait``. Else that is a
+                warning: training goes on, and so do the older checkpoints.
         """
         try:
             parts = self._parts(alive)
@@ -99,7 +100,7 @@ class RunState:
             )
         try:
             folder.save(self.progress.step, state, wait, prune=prune)
-        except SystemFailure as error:
+        except (ConfigError, SystemFailure) as error:  # the first: of what the script has put into extra since
             if wait:
                 raise
             warnings.warn(f"Training goes on without this checkpoint: {error}", RuntimeWarning, stacklevel=2)
@@ -121,8 +122,13 @@ class RunState:
         """Collective: from the newest checkpoint that a rank can read; the others get it from those. False: there is none.
 
         Raises:
+            ConfigError: no checkpoint could hold this state.
             Mismatch: on all ranks; some have read another one than others, of the same step.
         """
+        if folder is not None:
+            check_state(
+                {"state": self.small()}
+            )  # now, on all ranks, and not when the first one is due, on who writes it
         found = folder.newest() if folder is not None else None
         step = newest = -1 if found is None else found[0]
         if not self._alone:
